@@ -1,0 +1,1 @@
+"""Find how a tensor-parallel model should overlap its communication with its GEMMs on this machine."""

@@ -1,0 +1,9 @@
+"""The exceptions that carry a sentence for the user."""
+
+
+class UserError(Exception):
+    """What was wrong and how to mend it, in one line. Entry points print it without a traceback."""
+
+
+class Refused(Exception):
+    """The point makes no sense here, and why: it is recorded as `skipped`, and the sweep goes on."""

@@ -1,0 +1,107 @@
+"""The contract between launching and analysing: what lies in a point's run directory.
+
+Launching writes one `result.json` per point, whole or not at all; analysis reads nothing but these directories.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+
+SCHEMA = 1
+RESULT_FILE = "result.json"
+SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
+LOG_FILE = "worker.log"
+
+Status = Literal["ok", "failed", "timeout", "skipped"]
+
+
+class Timing(msgspec.Struct):
+    """One variant's times of one pass, in microseconds: for each repeat the slowest rank, then order statistics."""
+
+    median_us: float
+    q1_us: float
+    q3_us: float
+    samples_us: list[float]
+
+
+class PassTimes(msgspec.Struct):
+    """One pass (`fwd` or `bwd`) of the point and of what it is compared with, measured side by side."""
+
+    point: Timing
+    none: Timing
+    """The same operator, communication not overlapped."""
+    floor: Timing
+    """The same local GEMMs with no communication at all."""
+    tp1: Timing | None = None
+    """The whole, unsharded operator on one rank: the baseline of TP scaling."""
+
+
+class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
+    """The content of result.json."""
+
+    schema: int = SCHEMA
+    name: str
+    point: dict[str, Any]
+    """The resolved configuration (SweepConfig)."""
+    status: Status
+    error: str | None = None
+    """Why the point is not ok: for `skipped` the reason, else the exception and the log's tail."""
+    settings: dict[str, dict[str, Any]] = {}
+    """Per overlapped slot the method and knobs that the backend was given."""
+    times: dict[str, PassTimes] = {}
+    """By pass: `fwd`, `bwd`, and `all` for both together."""
+    objective_us: float | None = None
+    """What a sweeper minimises: the median time of the passes that the point is about."""
+    relative_error: dict[str, float] = {}
+    """Largest difference from the operator without overlap over the largest magnitude there: output, gradients."""
+    launch_bound: bool = False
+    """The host could not enqueue as fast as the GPU ran: the times say nothing about the GPU."""
+    environment: dict[str, Any] = {}
+    conditions: dict[str, Any] = {}
+    """What changes from moment to moment: clocks, temperatures, load, before and after."""
+    traces: list[str] = []
+    """File names in the run directory, one per rank."""
+    started: str | None = None
+    """UTC, ISO 8601."""
+    wall_s: float | None = None
+
+
+def write_result(directory: Path, result: Result) -> Path:
+    """Write result.json so that it is whole or absent, also after power loss."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    return write_atomically(directory / RESULT_FILE, text + b"\n")
+
+
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Write to a temporary name beside `path`, flush to disk, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return path
+
+
+def read_result(path: Path) -> Result:
+    """Read one result.json. UserError when it is no whole result of this or an earlier schema."""
+    try:
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); remove it and measure the point again.") from None
+    if result.schema > SCHEMA:
+        raise UserError(f"{path} has schema {result.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
+    return result
+
+
+def find_points(directory: Path) -> list[Path]:
+    """Run directories at or below `directory`, sorted: those with a result, and those that died before one."""
+    found = {path.parent for path in directory.rglob(RESULT_FILE)}
+    found |= {path.parent.parent for path in directory.rglob(".hydra/config.yaml")}
+    return sorted(found)

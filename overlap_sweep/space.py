@@ -1,0 +1,144 @@
+"""The search space: slots, methods and knobs, what is valid together, and what a point is called.
+
+Vocabulary and rules are Transformer Engine 2.x's: a slot is an operator and a phase (`fc1_dgrad`), and the
+communication that the slot carries decides which methods it takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
+"""The linear operators of a transformer layer and the dimension of the weight that tensor parallelism cuts."""
+
+PHASES = ("fprop", "dgrad", "wgrad")
+PASSES = ("fwd", "bwd")
+PASS_OF_PHASE = {"fprop": "fwd", "dgrad": "bwd", "wgrad": "bwd"}
+"""The pass whose time a phase's setting changes: dgrad and wgrad can only be timed together."""
+
+METHODS = ("none", "bulk", "ring_exchange", "pipeline")
+
+KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
+
+_GATHER = ("ring_exchange",)
+_SCATTER = ("ring_exchange", "pipeline")
+_METHODS_OF_PHASE = {
+    ("column", "fprop"): _GATHER,
+    ("column", "dgrad"): ("bulk", *_SCATTER),
+    ("column", "wgrad"): ("bulk",),
+    ("row", "fprop"): _SCATTER,
+    ("row", "dgrad"): _GATHER,
+    ("row", "wgrad"): (),
+}
+
+_KNOBS_OF_METHOD = {
+    "none": (),
+    "bulk": ("num_sm", "cga_size", "set_sm_margin"),
+    "ring_exchange": ("num_sm", "aggregate", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
+    "pipeline": ("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
+}
+
+Setting = dict[str, Any]
+"""What one slot is given: `method` and the knobs that apply to it. A slot without overlap has none at all."""
+
+
+def slot(operator: str, phase: str) -> str:
+    return f"{operator}_{phase}"
+
+
+def methods_of(operator: str, phase: str) -> tuple[str, ...]:
+    """Overlapping methods that the slot takes; `none` is valid everywhere and not listed."""
+    return _METHODS_OF_PHASE[OPERATORS[operator], phase]
+
+
+def gathers(operator: str, phase: str, method: str) -> bool:
+    """Whether the slot overlaps an all-gather under this method (otherwise a reduce-scatter)."""
+    if phase == "dgrad" and OPERATORS[operator] == "column":
+        return method == "bulk"
+    return (OPERATORS[operator], phase) in {("column", "fprop"), ("row", "dgrad")}
+
+
+def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
+    """Knobs that change anything in this slot under this method."""
+    knobs = _KNOBS_OF_METHOD[method]
+    if not gathers(operator, phase, method):
+        knobs = tuple(knob for knob in knobs if knob != "aggregate")
+    return knobs
+
+
+def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
+    """The slots that the point overlaps and what each is given; empty for `none` and for senseless points.
+
+    With `phase=all` every phase of the operator that takes the method gets it. This is also the content of
+    tp_comm_overlap_cfg.yaml.
+    """
+    operator, method = point["operator"], point["method"]
+    phases = PHASES if point["phase"] == "all" else (point["phase"],)
+    given = {}
+    for phase in phases:
+        if method in methods_of(operator, phase):
+            knobs = {k: point[k] for k in knobs_of(operator, phase, method) if point.get(k) is not None}
+            given[slot(operator, phase)] = {"method": method, **knobs}
+    return given
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    """Why the point makes no sense on any backend, or None."""
+    operator, phase, method = point["operator"], point["phase"], point["method"]
+    if method == "none":
+        return None
+    if point["tp_size"] == 1:
+        return "tp_size=1 communicates nothing that could overlap; its only method is none"
+    given = settings(point)
+    if not given:
+        return f"{method} does not fit {operator}{'' if phase == 'all' else '_' + phase}: {describe_methods(operator)}"
+    if point.get("aggregate") and not any("aggregate" in setting for setting in given.values()):
+        return f"aggregate joins the chunks of an all-gather, and {method} on {', '.join(given)} has none"
+    return None
+
+
+def describe_methods(operator: str) -> str:
+    """One line that says which methods each slot of the operator takes."""
+    slots = (f"{slot(operator, phase)} takes {', '.join(('none', *methods_of(operator, phase)))}" for phase in PHASES)
+    return "; ".join(slots)
+
+
+def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
+    """The passes whose time the point is about, and whose sum is its objective."""
+    touched = {PASS_OF_PHASE[name.rsplit("_", 1)[1]] for name in settings(point)}
+    if not touched:
+        touched = set(PASSES) if point["phase"] == "all" else {PASS_OF_PHASE[point["phase"]]}
+    return tuple(p for p in PASSES if p in touched)
+
+
+def setting_name(setting: Mapping[str, Any] | None) -> str:
+    """A slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
+    if not setting or setting["method"] == "none":
+        return "none"
+    parts = [setting["method"].removesuffix("_exchange")]
+    shown = {"aggregate": "agg", "num_sm": "sm", "num_splits": "split", "cga_size": "cga", "set_sm_margin": "margin"}
+    shown |= {"use_ce": "ce", "atomic_gemm": "atomic", "fp8_buf": "fp8buf"}
+    parts += [f"{short}{int(setting[knob])}" for knob, short in shown.items() if setting.get(knob) is not None]
+    return "_".join(parts)
+
+
+_NAMED = {"model", "model.name", "tp_size", "operator", "phase", "method", *KNOBS}
+
+
+def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
+    """The name of a point's run directory: short, stable, and different for every point of a sweep.
+
+    `overrides` are the command line's; those that the fixed part of the name does not show are appended.
+    """
+    model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    setting = {"method": point["method"], **{k: point[k] for k in KNOBS if point.get(k) is not None}}
+    parts = [model, f"tp{point['tp_size']}", point["operator"]]
+    parts += [point["phase"]] if point["phase"] != "all" else []
+    parts += ["none" if point["method"] == "none" else setting_name(setting)]
+    if point["method"] == "none":
+        parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
+    others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in _NAMED)
+    parts += [o for o in others if not o.startswith(("hydra", "experiment="))]
+    return re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", "_".join(parts)).removesuffix(".json")

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from overlap_sweep import models
+from overlap_sweep.errors import UserError
+
+CONF = Path(__file__).parent.parent / "conf" / "model"
+
+
+def conf(name: str) -> dict[str, Any]:
+    return {"source": "sizes", **dict.fromkeys(models.SIZES), **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
+
+
+# (in, out) of the unsharded operators, from the published configurations.
+SHAPES = {
+    "qwen3_0_6b": {"qkv": (1024, 4096), "proj": (2048, 1024), "fc1": (1024, 6144), "fc2": (3072, 1024)},
+    "llama3_8b": {"qkv": (4096, 6144), "proj": (4096, 4096), "fc1": (4096, 28672), "fc2": (14336, 4096)},
+    "llama3_70b": {"qkv": (8192, 10240), "proj": (8192, 8192), "fc1": (8192, 57344), "fc2": (28672, 8192)},
+    "llama3_405b": {"qkv": (16384, 18432), "proj": (16384, 16384), "fc1": (16384, 106496), "fc2": (53248, 16384)},
+    "gpt3_175b": {"qkv": (12288, 36864), "proj": (12288, 12288), "fc1": (12288, 49152), "fc2": (49152, 12288)},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_operator_shapes(name: str) -> None:
+    model = models.resolve(conf(name))
+    for operator, (in_features, out_features) in SHAPES[name].items():
+        shape = models.linear_shape(model, operator, 8192, 1)
+        assert (shape.in_features, shape.out_features) == (in_features, out_features)
+
+
+def test_sharded_shapes() -> None:
+    column = models.LinearShape("column", 64, 12, 20, 4)
+    assert (column.input_shape, column.weight_shape, column.output_shape) == ((16, 12), (5, 12), (64, 5))
+    assert (column.local().input_shape, column.local().output_shape) == ((64, 12), (64, 5))
+    row = models.LinearShape("row", 64, 12, 20, 4)
+    assert (row.input_shape, row.weight_shape, row.output_shape) == ((64, 3), (20, 3), (16, 20))
+    assert (row.local().input_shape, row.local().output_shape) == ((64, 3), (64, 20))
+
+
+@pytest.mark.parametrize(
+    ("operator", "tokens", "tp_size", "says"),
+    [
+        ("fc1", 8192, 5, "6144 outputs do not divide by tp_size=5"),
+        ("fc2", 100, 8, "100 tokens"),
+        ("qkv", 8190, 6, "heads"),
+        ("proj", 8192, 3, "heads"),
+    ],
+)
+def test_sizes_that_do_not_divide(operator: str, tokens: int, tp_size: int, says: str) -> None:
+    reason = models.refusal(models.resolve(conf("qwen3_0_6b")), operator, tokens, tp_size)
+    assert reason is not None
+    assert says in reason
+
+
+def write_config(path: Path, **fields: Any) -> Path:
+    path.write_text(json.dumps(fields))
+    return path
+
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+}
+
+
+def hf(name: str | Path, **sizes: Any) -> dict[str, Any]:
+    return {"name": str(name), "source": "hf", **dict.fromkeys(models.SIZES), **sizes}
+
+
+def test_hf_config_file_and_folder(tmp_path: Path) -> None:
+    expected = {k: v for k, v in models.resolve(conf("qwen3_0_6b")).items() if k in models.SIZES}
+    for source in (write_config(tmp_path / "config.json", **QWEN3), tmp_path):
+        read = models.resolve(hf(source))
+        assert {k: read[k] for k in models.SIZES} == expected
+
+
+def test_hf_config_of_an_older_kind(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config.json", model_type="gpt2", n_embd=768, n_head=12, n_inner=None)
+    read = models.read_hf_sizes(str(config))
+    assert read == {
+        "hidden_size": 768,
+        "ffn_hidden_size": 3072,
+        "num_attention_heads": 12,
+        "num_kv_heads": 12,
+        "head_dim": 64,
+        "gated_mlp": False,
+    }
+
+
+def test_a_size_that_is_given_wins(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config.json", **QWEN3)
+    assert models.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_no_network_is_told_within_a_second(monkeypatch: pytest.MonkeyPatch, offline: str) -> None:
+    # Nothing answers on the discard port of this machine, whether or not it has a network.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    monkeypatch.delenv("https_proxy", raising=False)
+    import huggingface_hub  # noqa: F401
+
+    start = time.monotonic()
+    with pytest.raises(UserError, match="local folder"):
+        models.resolve(hf("nobody/no-such-model"))
+    assert time.monotonic() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("./nowhere", "does not exist"), ("nowhere/config.json", "does not exist"), ("a/b/c/d", "no Hugging Face name")],
+)
+def test_names_that_cannot_be(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        models.resolve(hf(name))
+
+
+def test_a_config_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="no config"):
+        models.resolve(hf(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"without a config\.json"):
+        models.resolve(hf(tmp_path / "empty"))
+
+
+def test_a_model_without_sizes() -> None:
+    with pytest.raises(UserError, match="hidden_size"):
+        models.resolve({"name": "x", "source": "sizes", **dict.fromkeys(models.SIZES)})
