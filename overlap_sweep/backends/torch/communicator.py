@@ -1,0 +1,146 @@
+"""Collectives that may use only a share of the machine, and run beside computation until waited for.
+
+A communicator has three operations, each returning a `Pending` result. `num_sm` is its share: the CTAs of an NCCL
+communicator; on gloo the number of chunks that move at once, each on a worker thread of its own. None is the
+library's own choice on the group that the worker began with, which is what does-not-overlap is measured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlap_sweep.ranks import Ranks
+
+# torch 2.13 renames these and warns about the old names; 2.11 has only the old ones.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Waitable(Protocol):
+    def wait(self) -> Any: ...
+
+
+class Pending:
+    """A tensor that is complete once every part of its communication has been waited for."""
+
+    def __init__(self, result: Tensor, works: Sequence[Waitable], sources: Sequence[Tensor] = ()) -> None:
+        self._result, self._works = result, works
+        # Kept so that nothing is written over memory that is still being sent.
+        self._sources = sources
+
+    def wait(self) -> Tensor:
+        for work in self._works:
+            work.wait()
+        return self._result
+
+
+class Communicator(Protocol):
+    def all_gather(self, shard: Tensor) -> Pending:
+        """[rows, columns] of every rank -> [world_size * rows, columns], by rank."""
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        """[world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum."""
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
+        """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
+
+
+@cache
+def communicator(ranks: Ranks, num_sm: int | None = None, cga_size: int | None = None) -> Communicator:
+    """The communicator with this share, made once per worker: a collective call, alike on every rank."""
+    if ranks.device.type == "cuda":
+        return _Nccl(ranks, num_sm, cga_size)
+    return _Gloo(ranks, num_sm)
+
+
+class _Nccl:
+    def __init__(self, ranks: Ranks, num_sm: int | None, cga_size: int | None) -> None:
+        self._world_size = ranks.world_size
+        self._group: Any = None
+        if num_sm is not None:
+            options = dist.ProcessGroupNCCL.Options()
+            options.config.min_ctas = options.config.max_ctas = num_sm
+            if cga_size is not None:
+                options.config.cga_cluster_size = cga_size
+            self._group = dist.new_group(backend="nccl", pg_options=options)
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        full = shard.new_empty(self._world_size * shard.shape[0], *shard.shape[1:])
+        return Pending(full, [_all_gather(full, shard, group=self._group, async_op=True)], [shard])
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
+        return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True)], [full])
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
+        send = dist.P2POp(dist.isend, outgoing, to, self._group)
+        receive = dist.P2POp(dist.irecv, incoming, source, self._group)
+        return Pending(incoming, dist.batch_isend_irecv([send, receive]), [outgoing])
+
+
+class _Waited:
+    """A thread's task, waited for as a collective's work is."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+class _Gloo:
+    def __init__(self, ranks: Ranks, num_sm: int | None) -> None:
+        self._world_size, self._chunks = ranks.world_size, num_sm or 1
+        self._group: Any = None
+        if num_sm is not None:
+            # torch keeps these options private; they are the only way to a group's number of threads.
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._threads = num_sm
+            options._timeout = timedelta(minutes=30)
+            options._devices = [dist.ProcessGroupGloo.create_default_device()]
+            self._group = dist.new_group(backend="gloo", pg_options=options)
+        # gloo's isend ends when it is waited for, so only a blocking call in a thread overlaps (and shows when
+        # the transfer ended).
+        self._threads = ThreadPoolExecutor(self._chunks, thread_name_prefix="exchange")
+
+    def _spans(self, rows: int) -> list[slice]:
+        cuts = torch.arange(rows).tensor_split(min(self._chunks, rows))
+        return [slice(int(part[0]), int(part[-1]) + 1) for part in cuts]
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        full = shard.new_empty(self._world_size * shard.shape[0], *shard.shape[1:])
+        by_rank = full.view(self._world_size, *shard.shape)
+        works = [
+            dist.all_gather([part[span] for part in by_rank], shard[span], group=self._group, async_op=True)
+            for span in self._spans(shard.shape[0])
+        ]
+        return Pending(full, works, [shard])
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
+        by_rank = full.view(self._world_size, *shard.shape)
+        works, parts = [], []
+        for span in self._spans(shard.shape[0]):
+            part = by_rank[:, span].flatten(0, 1)
+            works.append(_reduce_scatter(shard[span], part, group=self._group, async_op=True))
+            parts.append(part)
+        return Pending(shard, works, parts)
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
+        def exchange_part(span: slice, tag: int) -> None:
+            sent = dist.isend(outgoing[span], to, group=self._group, tag=tag)
+            dist.recv(incoming[span], source, group=self._group, tag=tag)
+            assert sent is not None
+            sent.wait()
+
+        spans = self._spans(outgoing.shape[0])
+        works = [_Waited(self._threads.submit(exchange_part, span, tag)) for tag, span in enumerate(spans)]
+        return Pending(incoming, works, [outgoing])

@@ -1,0 +1,117 @@
+"""The overlapped halves of a parallel linear: an all-gather with the GEMM after it, a GEMM with the
+reduce-scatter after it.
+
+The GEMM comes in as a function of row chunks, so that the same code serves forward and backward. Rows are cut
+by rank: chunk `c` is the rows that rank `c` holds when sequence parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overlap_sweep.backends.torch.communicator import Communicator, Pending
+from overlap_sweep.ranks import Ranks
+
+Multiply = Callable[[Tensor, Tensor], Any]
+"""Multiply the rows of the first tensor by the weight and write the product into the second."""
+
+
+def gather_multiply(
+    shard: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, ranks: Ranks, setting: dict[str, Any]
+) -> Tensor:
+    """Gather `shard` [rows, k] over the ranks and multiply all of it into `product` [world * rows, n].
+
+    Returns the gathered [world * rows, k].
+    """
+    if setting.get("method") == "ring_exchange" and setting.get("aggregate"):
+        return _ring_gather_pairs(shard, product, multiply, comm, ranks)
+    if setting.get("method") == "ring_exchange":
+        return _ring_gather(shard, product, multiply, comm, ranks)
+    full = comm.all_gather(shard).wait()
+    multiply(full, product)
+    return full
+
+
+def _ring_gather(shard: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, ranks: Ranks) -> Tensor:
+    rank, world = ranks.rank, ranks.world_size
+    full = shard.new_empty(world * shard.shape[0], *shard.shape[1:])
+    chunks, products = full.chunk(world), product.chunk(world)
+    chunks[rank].copy_(shard)
+    for step in range(world):
+        here = (rank - step) % world
+        moving = None
+        if step < world - 1:
+            moving = comm.exchange(chunks[here], chunks[here - 1], (rank + 1) % world, (rank - 1) % world)
+        multiply(chunks[here], products[here])
+        if moving:
+            moving.wait()
+    return full
+
+
+def _ring_gather_pairs(shard: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, ranks: Ranks) -> Tensor:
+    """Neighbours swap chunks first; then pairs of chunks move around the ring of pairs."""
+    rank, world = ranks.rank, ranks.world_size
+    full = shard.new_empty(world * shard.shape[0], *shard.shape[1:])
+    chunks = full.chunk(world)
+    pairs, products = full.chunk(world // 2), product.chunk(world // 2)
+    chunks[rank].copy_(shard)
+    comm.exchange(chunks[rank], chunks[rank ^ 1], rank ^ 1, rank ^ 1).wait()
+    for step in range(world // 2):
+        here = (rank // 2 - step) % (world // 2)
+        moving = None
+        if step < world // 2 - 1:
+            moving = comm.exchange(pairs[here], pairs[here - 1], (rank + 2) % world, (rank - 2) % world)
+        multiply(pairs[here], products[here])
+        if moving:
+            moving.wait()
+    return full
+
+
+def multiply_scatter(
+    rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks, setting: dict[str, Any]
+) -> Tensor:
+    """Multiply `rows` [world * m, k] into [world * m, columns] and sum over the ranks.
+
+    Returns this rank's [m, columns] of the sum.
+    """
+    if setting.get("method") == "ring_exchange":
+        return _ring_scatter(rows, columns, multiply, comm, ranks)
+    if setting.get("method") == "pipeline":
+        return _pipelined_scatter(rows, columns, multiply, comm, ranks, setting.get("num_splits", 4))
+    product = rows.new_empty(rows.shape[0], columns)
+    multiply(rows, product)
+    return comm.reduce_scatter(product).wait()
+
+
+def _ring_scatter(rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks) -> Tensor:
+    """A partial sum for each rank travels the ring towards it; every rank adds its part while it holds it."""
+    rank, world = ranks.rank, ranks.world_size
+    chunks = rows.chunk(world)
+    moving: Pending | None = None
+    for step in range(world):
+        partial = rows.new_empty(chunks[0].shape[0], columns)
+        multiply(chunks[(rank - step - 1) % world], partial)
+        if moving:
+            partial += moving.wait()
+        if step < world - 1:
+            moving = comm.exchange(partial, partial.new_empty(partial.shape), (rank + 1) % world, (rank - 1) % world)
+    return partial
+
+
+def _pipelined_scatter(
+    rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks, num_splits: int
+) -> Tensor:
+    """Each split holds some rows of every rank's chunk, so that its reduce-scatter fills some rows of every rank."""
+    by_rank = rows.view(ranks.world_size, -1, rows.shape[1])
+    moving = []
+    for split in by_rank.tensor_split(min(num_splits, by_rank.shape[1]), dim=1):
+        # The copy that makes a split contiguous costs less than a batched GEMM of its thin slices would.
+        part = split.reshape(-1, rows.shape[1])
+        product = rows.new_empty(part.shape[0], columns)
+        multiply(part, product)
+        moving.append(comm.reduce_scatter(product))
+    return torch.cat([pending.wait() for pending in moving])
