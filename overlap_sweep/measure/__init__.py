@@ -1,0 +1,1 @@
+"""What makes the numbers worth anything: GPU-bound timing, profiler capture, the environment's record."""
