@@ -1,0 +1,31 @@
+"""Measure one point, or with -m a sweep of points. See `python launch.py --help`."""
+
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.point import run_point
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(config: DictConfig) -> float:
+    """Returns the point's objective: the median time in microseconds, which Hydra's sweepers minimise."""
+    try:
+        return run_point(config, Path(HydraConfig.get().runtime.output_dir))
+    except UserError as error:
+        # Not an exception that Hydra would wrap in its own lines.
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(outcomes.conclude())

@@ -1,0 +1,32 @@
+"""Let an integer choose from a config group: `tp_size=4`, `num_sm=37`.
+
+Hydra parses the 4 as an integer and refuses it for a group, whose options are strings. Here an integer selects the
+option of that name where there is one, and otherwise sets the value that the group's options set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra._internal import defaults_list
+from hydra.core.override_parser.types import Override
+
+
+class _Overrides(defaults_list.Overrides):
+    def __init__(self, repo: Any, overrides_list: list[Override]) -> None:
+        values = []
+        for override in overrides_list:
+            # bool is an int to Python, but no number.
+            if override.is_sweep_override() or type(override.value()) is not int:
+                continue
+            if repo.config_exists(f"{override.key_or_group}/{override.value()}"):
+                override._value = str(override.value())
+            else:
+                values.append(override)
+        super().__init__(repo, [override for override in overrides_list if override not in values])
+        self.config_overrides += values
+
+
+def accept_numeric_options() -> None:
+    """Replace the class by which Hydra tells overrides of groups from overrides of values."""
+    defaults_list.Overrides = _Overrides  # type: ignore[misc]

@@ -1,0 +1,55 @@
+"""The process that hosts one torchrun group: torch's elastic launch around `worker.main`.
+
+Started by `group.WorkerGroup` in a session of its own. Its standard input is a pipe that the launcher holds open:
+when the launcher is gone, however it went, the whole session is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import threading
+import uuid
+from multiprocessing import forkserver
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--timeout-s", type=float, required=True)
+    arguments = parser.parse_args()
+    threading.Thread(target=_die_with_launcher, daemon=True).start()
+
+    # Importing torch costs seconds: the fork server does it once for all workers, while this process does it too.
+    multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker"])
+    forkserver.ensure_running()
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from overlap_sweep.runtime import worker
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=arguments.world_size,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="forkserver",
+    )
+    elastic_launch(config, worker.main)(arguments.address, arguments.device, arguments.timeout_s)
+
+
+def _die_with_launcher() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""One torchrun group, seen from the launcher: started once, fed point after point, killed when it must be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import overlap_sweep
+from overlap_sweep.runtime.channel import Channel
+
+SETTLE_S = 5.0
+"""After one rank has failed, how long the others have to answer before the group counts as broken."""
+
+NO_MULTICAST = {
+    "UB_SKIPMC": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+class GroupError(Exception):
+    """The group could not start, died, or stopped answering; it is dead now. `timed_out` tells the last case."""
+
+    def __init__(self, message: str, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """What a group is started with; points that agree in it can share one."""
+
+    world_size: int
+    device: str
+    threads_per_rank: int
+    multicast: bool
+    start_timeout_s: float
+    timeout_s: float
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any]) -> GroupConfig:
+        runtime = point["runtime"]
+        names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
+        return cls(point["tp_size"], *(runtime[name] for name in names))
+
+
+def worker_environment(config: GroupConfig) -> dict[str, str]:
+    """The environment that every process of the group inherits."""
+    environment = dict(os.environ)
+    if not config.multicast:
+        environment |= NO_MULTICAST
+    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    environment["OMP_NUM_THREADS"] = str(config.threads_per_rank)
+    environment["PYTHONUNBUFFERED"] = "1"
+    package = str(Path(overlap_sweep.__file__).parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+    return environment
+
+
+class WorkerGroup:
+    """`with WorkerGroup(config, log) as group: group.run(...)`: no process outlives the block."""
+
+    def __init__(self, config: GroupConfig, log: Path) -> None:
+        """`log` gets what the processes print outside of any point."""
+        self.config = config
+        self._log_path = log
+        self._channels: list[Channel] = []
+
+    def __enter__(self) -> WorkerGroup:
+        # A short path of its own: Unix socket addresses end at 107 bytes, and nobody else may connect.
+        self._directory = Path(tempfile.mkdtemp(prefix="overlap_sweep_"))
+        self._log: IO[bytes] = self._log_path.open("ab")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        address = str(self._directory / "workers")
+        listener.bind(address)
+        listener.listen(self.config.world_size)
+        command = [sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
+        command += ["--world-size", str(self.config.world_size), "--device", self.config.device]
+        # The collectives' own limit comes after the launcher's, which can say more about the point.
+        command += ["--timeout-s", str(self.config.timeout_s + 60)]
+        self._agent = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env=worker_environment(self.config),
+            start_new_session=True,
+        )
+        try:
+            self._channels = self._accept(listener)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            listener.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self, listener: socket.socket) -> list[Channel]:
+        deadline = time.monotonic() + self.config.start_timeout_s
+        by_rank: dict[int, Channel] = {}
+        while len(by_rank) < self.config.world_size:
+            if self._agent.poll() is not None:
+                raise GroupError(f"the group of {self.config.world_size} ended while starting:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
+                raise GroupError(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
+            if select.select([listener], [], [], 0.2)[0]:
+                channel = Channel(listener.accept()[0])
+                hello = channel.receive(self.config.start_timeout_s)
+                if hello:
+                    by_rank[hello["rank"]] = channel
+        return [by_rank[rank] for rank in range(self.config.world_size)]
+
+    def run(self, point: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+        """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
+
+        GroupError when the group died or did not answer in `timeout_s`: it is killed, no process is left.
+        """
+        try:
+            for channel in self._channels:
+                channel.send({"point": point, "directory": str(directory.resolve())})
+            replies = self._collect(point["runtime"]["timeout_s"])
+        except (BrokenPipeError, ConnectionResetError):
+            self.kill()
+            raise GroupError(f"the group is gone:\n{self._log_tail()}") from None
+        except GroupError:
+            self.kill()
+            raise
+        wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
+        if wrong and len(replies) < len(self._channels):
+            # The silent ranks wait in a collective that the failed one will never join.
+            self.kill()
+        return wrong[0] if wrong else replies[0]
+
+    @property
+    def alive(self) -> bool:
+        return self._agent.poll() is None
+
+    def _collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
+        deadline = time.monotonic() + timeout_s
+        replies: dict[int, dict[str, Any]] = {}
+        failing = False
+        while len(replies) < len(self._channels):
+            waiting = {ch: rank for rank, ch in enumerate(self._channels) if rank not in replies}
+            ready = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready and failing:
+                return replies
+            if not ready:
+                raise GroupError(f"no answer from ranks {list(waiting.values())} in {timeout_s:g} s", timed_out=True)
+            for channel in ready:
+                reply = channel.receive()
+                if reply is None:
+                    raise GroupError(f"rank {waiting[channel]} died ({self._cause_of_death()})")
+                replies[waiting[channel]] = reply
+                if reply["status"] == "failed" and not failing:
+                    failing, deadline = True, min(deadline, time.monotonic() + SETTLE_S)
+        return replies
+
+    def _cause_of_death(self) -> str:
+        """The agent's own account, once it has noticed."""
+        try:
+            self._agent.wait(SETTLE_S)
+        except subprocess.TimeoutExpired:
+            return "its agent has not noticed"
+        causes = [line for line in self._log_tail(200).splitlines() if "exitcode" in line or "Signal" in line]
+        return causes[0].strip() if causes else f"the agent ended with {self._agent.returncode}"
+
+    def _log_tail(self, lines: int = 20) -> str:
+        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def close(self) -> None:
+        """Let the workers end by themselves, as those whose connection closes do; then see to it that they have."""
+        self._disconnect()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._agent.wait(SETTLE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process of the group now."""
+        self._disconnect()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._agent.pid, signal.SIGKILL)
+        self._agent.wait()
+        assert self._agent.stdin is not None
+        self._agent.stdin.close()
+        self._log.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _disconnect(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._channels = []

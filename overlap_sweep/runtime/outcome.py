@@ -1,0 +1,87 @@
+"""How the points of this process went: for the progress display, the last lines and the exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlap_sweep import space
+from overlap_sweep.run_directory import Result, Status
+
+
+@dataclass(frozen=True)
+class Outcome:
+    directory: Path
+    status: Status
+    reason: str | None
+    objective_us: float | None
+    speedup: float | None
+    """Over the same operator without overlap, in the passes that the point is about."""
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @classmethod
+    def of(cls, result: Result, directory: Path) -> Outcome:
+        speedup = None
+        if result.objective_us:
+            none_us = sum(result.times[name].none.median_us for name in space.passes(result.point))
+            speedup = none_us / result.objective_us
+        return cls(directory, result.status, result.error, result.objective_us, speedup)
+
+    def __str__(self) -> str:
+        if self.objective_us is not None:
+            return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms  {self.speedup:.3f}x none"
+        return f"{self.status:<8}{self.name}  {(self.reason or '').splitlines()[0]}"
+
+
+@dataclass
+class Outcomes:
+    """All of them, in the order in which they came; `listener` hears of each."""
+
+    all: list[Outcome] = field(default_factory=list)
+    listener: Callable[[Outcome], None] | None = None
+
+    def add(self, outcome: Outcome) -> None:
+        self.all.append(outcome)
+        if self.listener:
+            self.listener(outcome)
+
+    def best(self) -> Outcome | None:
+        """The largest speedup: times of different operators or TP sizes cannot be compared."""
+        return max((o for o in self.all if o.speedup is not None), key=lambda o: o.speedup or 0.0, default=None)
+
+    def counts(self) -> Counter[str]:
+        return Counter(outcome.status for outcome in self.all)
+
+    def counts_line(self) -> str:
+        counts = self.counts()
+        shown = [f"{counts[s]} {s}" for s in ("ok", "failed", "timeout", "skipped") if counts[s] or s == "ok"]
+        return ", ".join(shown)
+
+    def conclude(self) -> int:
+        """Print the last lines of a run; the exit status: 0 when all that makes sense was measured."""
+        counts = self.counts()
+        if not self.all:
+            return 0
+        if counts["skipped"] == len(self.all):
+            reasons = dict.fromkeys(outcome.reason for outcome in self.all)
+            print(f"error: no point makes sense: {'; '.join(map(str, reasons))}", file=sys.stderr)
+            return 1
+        print(f"{self.counts_line()}; analyse with: python analyze.py {self.directory()}")
+        return int(counts["failed"] + counts["timeout"] > 0)
+
+    def directory(self) -> Path:
+        """Where the results lie, as the user would type it."""
+        directories = {outcome.directory for outcome in self.all}
+        where = directories.pop() if len(directories) == 1 else Path(os.path.commonpath(directories))
+        return Path(os.path.relpath(where))
+
+
+outcomes = Outcomes()
+"""Of this process: Hydra calls the task from many places, and only the entry point knows when all is over."""

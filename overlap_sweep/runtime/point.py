@@ -1,0 +1,113 @@
+"""Run one point, whatever launcher asks for it: resolve, refuse or measure, and leave a result.json behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep import backends, models, space, workloads
+from overlap_sweep.config import WORKLOAD_SCHEMAS, SweepConfig, check
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import (
+    LOG_FILE,
+    RESULT_FILE,
+    SETTINGS_FILE,
+    Result,
+    Status,
+    read_result,
+    write_atomically,
+    write_result,
+)
+from overlap_sweep.runtime.devices import visible_gpus
+from overlap_sweep.runtime.group import GroupError
+from overlap_sweep.runtime.outcome import Outcome, outcomes
+from overlap_sweep.runtime.pool import pool_for_point
+
+LOG_TAIL_LINES = 20
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {"precision": "bf16", "workload": {"tokens": 8192, "repeats": 21}},
+    "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
+}
+"""What null stands for, by device."""
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The whole configuration as plain data, with what depends on model and machine filled in.
+
+    UserError when a value is out of range, unknown, or asks for more GPUs than there are.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
+    check(config, SweepConfig)
+    check(config.workload, WORKLOAD_SCHEMAS[config.workload.name], "workload.")
+    backends.load(config.backend)
+    point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    point["model"] = dict(_resolved_model(tuple(point["model"].items())))
+    runtime, workload = point["runtime"], point["workload"]
+    if runtime["device"] == "auto":
+        runtime["device"] = "cuda" if visible_gpus() else "cpu"
+    if runtime["device"] == "cuda" and point["tp_size"] > visible_gpus():
+        raise UserError(
+            f"tp_size={point['tp_size']} needs as many GPUs and {visible_gpus()} are visible; "
+            "use a smaller tp_size, or runtime.device=cpu."
+        )
+    defaults = DEFAULTS[runtime["device"]]
+    point["precision"] = point["precision"] or defaults["precision"]
+    workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
+    return point
+
+
+@cache
+def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    return tuple(models.resolve(dict(model)).items())
+
+
+def run_point(config: DictConfig, directory: Path) -> float:
+    """Measure the point into `directory`; returns its objective in microseconds, infinite if there is none."""
+    point = resolve(config)
+    result = _measure(point, directory)
+    outcomes.add(Outcome.of(result, directory))
+    return math.inf if result.objective_us is None else result.objective_us
+
+
+def _measure(point: dict[str, Any], directory: Path) -> Result:
+    status: Status
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    settings = space.settings(point)
+    reason = workloads.load(point["workload"]["name"]).refusal(point)
+    if reason:
+        status, error = "skipped", reason
+    else:
+        write_atomically(directory / SETTINGS_FILE, settings_yaml(settings))
+        with pool_for_point(directory) as pool:
+            try:
+                reply = pool.run(point, directory)
+                status, error = reply["status"], reply.get("error")
+            except GroupError as failure:
+                status, error = "timeout" if failure.timed_out else "failed", str(failure)
+    if status == "ok":
+        return read_result(directory / RESULT_FILE)
+    if status != "skipped":
+        error = "\n".join(filter(None, (error, _tail(directory / LOG_FILE))))
+    result = Result(name=directory.name, point=point, status=status, error=error, settings=settings, started=started)
+    write_result(directory, result)
+    return result
+
+
+def settings_yaml(settings: Mapping[str, space.Setting]) -> bytes:
+    """tp_comm_overlap_cfg.yaml: what the backend is given."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(settings))).encode() if settings else b"{}\n"
+
+
+def _tail(log: Path) -> str:
+    """The end of the point's log, empty if there is none."""
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

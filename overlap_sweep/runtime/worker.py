@@ -1,0 +1,101 @@
+"""One rank: join the group, connect to the launcher, work off points until told to stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap_sweep import run_directory, space, workloads
+from overlap_sweep.errors import Refused
+from overlap_sweep.measure.environment import conditions, environment
+from overlap_sweep.ranks import Ranks
+from overlap_sweep.run_directory import LOG_FILE, Result
+from overlap_sweep.runtime.channel import Channel
+
+
+def main(address: str, device: str, timeout_s: float) -> None:
+    """Runs in a process that torch's elastic launch started: RANK and the rest are in the environment."""
+    ranks = _join(device, timeout_s)
+    channel = Channel.connect(address)
+    channel.send({"rank": ranks.rank, "pid": os.getpid()})
+    while request := channel.receive():
+        channel.send(_work(request, ranks))
+    dist.destroy_process_group()
+
+
+def _join(device: str, timeout_s: float) -> Ranks:
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    timeout = timedelta(seconds=timeout_s)
+    if device == "cuda":
+        here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(here)
+        dist.init_process_group("nccl", timeout=timeout, device_id=here)
+    else:
+        here = torch.device("cpu")
+        dist.init_process_group("gloo", timeout=timeout)
+    return Ranks(dist.get_rank(), dist.get_world_size(), here)
+
+
+def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Run one point; rank 0 writes its result.json if it is `ok`. The reply says how it went on this rank."""
+    directory, point = Path(request["directory"]), request["point"]
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    with _output_to(directory / LOG_FILE):
+        try:
+            before = conditions(ranks.device)
+            measured = workloads.load(point["workload"]["name"]).run(point, directory, ranks)
+            after = conditions(ranks.device)
+        except Refused as reason:
+            return {"status": "skipped", "error": str(reason)}
+        except Exception as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            return {"status": "failed", "error": f"rank {ranks.rank}: {type(error).__name__}: {error}"}
+    if ranks.rank == 0:
+        result = Result(
+            name=directory.name,
+            point=point,
+            status="ok",
+            settings=space.settings(point),
+            environment=environment(ranks.device),
+            conditions={"before": before, "after": after},
+            started=started,
+            wall_s=time.perf_counter() - clock,
+            **measured,
+        )
+        run_directory.write_result(directory, result)
+    return {"status": "ok"}
+
+
+@contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Append what this process prints to the point's log, also what C++ libraries print."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    try:
+        with warnings.catch_warnings():
+            # torch 2.13 renames collectives that 2.11 has only under the old names.
+            warnings.filterwarnings("ignore", message=".*is deprecated. Please use", category=FutureWarning)
+            yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, old in zip((1, 2), kept, strict=True):
+            os.dup2(old, descriptor)
+            os.close(old)

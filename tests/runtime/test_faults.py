@@ -1,0 +1,73 @@
+"""What happens to one point stays with it, and no process outlives the sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.sweeps import SMALL, Launch, wait_for
+
+LONG = (*SMALL[:1], "workload.tokens=32", "workload.repeats=1000", "workload.profiled=0")
+
+
+def test_ctrl_c_keeps_results_and_leaves_no_process(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    process = launch.start("-m", "num_sm=1,2,3,4,5,6,7,8", *SMALL)
+    wait_for(lambda: list(tmp_path.glob("*/result.json")))
+    assert launch.workers()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "finished results are kept" in stderr
+    assert "Traceback" not in stderr
+    assert launch.processes() == {}
+    results = launch.results()
+    assert results
+    assert all(result.status == "ok" for result in results.values())
+
+
+@pytest.mark.parametrize("victim", ["launcher", "agent"])
+def test_a_killed_launcher_or_agent_leaves_no_process(tmp_path: Path, victim: str) -> None:
+    launch = Launch(tmp_path)
+    process = launch.start(*LONG)
+    wait_for(launch.workers)
+    if victim == "launcher":
+        process.kill()
+    else:
+        (agent,) = (pid for pid, command in launch.processes().items() if "runtime.agent" in command)
+        os.kill(agent, signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait_for(lambda: not launch.processes(), 20)
+    if victim == "agent":
+        (result,) = launch.results().values()
+        assert result.status == "failed"
+
+
+def test_a_killed_worker_fails_its_point_only(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    process = launch.start("-m", "num_sm=1,2", *LONG[:-2], "workload.repeats=60")
+    wait_for(lambda: list(tmp_path.glob("*_sm1*/worker.log")))
+    os.kill(launch.workers()[0], signal.SIGKILL)
+    stdout, _ = process.communicate(timeout=120)
+    results = {result.point["num_sm"]: result for result in launch.results().values()}
+    assert (results[1].status, results[2].status) == ("failed", "ok"), stdout
+    assert "died" in str(results[1].error)
+    assert process.returncode == 1
+    assert "1 ok, 1 failed" in stdout
+    assert launch.processes() == {}
+
+
+def test_a_hanging_point_times_out_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    process = launch.start("-m", "num_sm=1,2", "runtime.timeout_s=12", *LONG[:-2], "workload.repeats=60")
+    wait_for(lambda: list(tmp_path.glob("*_sm1*/worker.log")))
+    os.kill(launch.workers()[1], signal.SIGSTOP)
+    stdout, _ = process.communicate(timeout=120)
+    results = {result.point["num_sm"]: result for result in launch.results().values()}
+    assert (results[1].status, results[2].status) == ("timeout", "ok"), stdout
+    assert "in 12 s" in str(results[1].error)
+    assert process.returncode == 1
+    assert launch.processes() == {}

@@ -1,0 +1,201 @@
+"""launch.py end to end on the CPU: real processes, real collectives, real traces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from overlap_sweep.run_directory import Result
+from tests.sweeps import ROOT, SMALL, Launch
+
+
+def launch_py(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+def test_help_shows_groups_and_examples() -> None:
+    shown = launch_py("launch.py", "--help").stdout
+    assert "python launch.py -m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16" in shown
+    for group in ("backend", "experiment", "method", "model", "num_sm", "operator", "tp_size", "workload"):
+        assert f"\n{group}: " in shown
+    assert "_schema" not in shown
+
+
+def test_help_imports_no_torch() -> None:
+    imported = launch_py("-X", "importtime", "launch.py", "--help").stderr
+    assert "hydra" in imported
+    assert "torch" not in {line.rpartition("|")[2].strip().partition(".")[0] for line in imported.splitlines()}
+
+
+def test_cfg_job_shows_the_composed_configuration() -> None:
+    shown = yaml.safe_load(launch_py("launch.py", "--cfg", "job", "tp_size=8", "num_sm=37", "method=pipeline").stdout)
+    assert (shown["tp_size"], shown["num_sm"], shown["method"], shown["num_splits"]) == (8, 37, "pipeline", 4)
+    assert shown["model"]["hidden_size"] == 1024
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("num_sm=", "num_sm=16"), ("tp_size=", "tp_size=8"), ("mod", "model=")])
+def test_shell_completion(typed: str, offered: str) -> None:
+    answer = launch_py("launch.py", "-sc", "query=bash", COMP_LINE=f"python launch.py {typed}", COMP_POINT="99")
+    assert offered in answer.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("model=nobody",), "nobody"),
+        (("tp_size=9",), "tp_size=9 is out of range; give a value from 1 to 8"),
+        (("num_sm=0",), "num_sm=0 is out of range"),
+        (("-m", "num_sm=1,0"), "num_sm=0 is out of range"),
+        (("operator=fc3",), "fc3"),
+        (("phase=sideways",), "phase=sideways is not known; choose one of all, fprop, dgrad, wgrad"),
+        (("backend=magic",), "magic"),
+        (("workload.tokens=many",), "many"),
+        (("workload.repeats=1",), "workload.repeats=1 is out of range"),
+        (("model=hf",), "model.name"),
+        (("model=hf", "model.name=nobody/nothing"), "give a local folder, a config.json"),
+        (("model.hidden_size=null",), "model qwen3_0_6b has no hidden_size"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = Launch(tmp_path).run(*arguments, "runtime.device=cpu")
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_more_ranks_than_gpus_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = Launch(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"}).run("-m", "tp_size=1,2")
+    assert done.returncode == 1
+    assert "tp_size=2 needs as many GPUs and 1 are visible" in done.stderr
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Launch, subprocess.CompletedProcess[str]]:
+    """A grid with sensible and senseless points, at two world sizes."""
+    launch = Launch(tmp_path_factory.mktemp("sweep"))
+    return launch, launch.run("-m", "tp_size=4,2", "operator=fc1,fc2", "method=bulk,ring_exchange", *SMALL)
+
+
+def ok_results(launch: Launch) -> dict[str, Result]:
+    return {name: result for name, result in launch.results().items() if result.status == "ok"}
+
+
+def test_a_grid_measures_what_makes_sense(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
+    launch, done = swept
+    assert done.returncode == 0, done.stderr
+    results = launch.results()
+    assert len(results) == 8
+    skipped = {name: result for name, result in results.items() if result.status == "skipped"}
+    assert {result.point["operator"] for result in skipped.values()} == {"fc2"}
+    assert all("fc2_fprop takes none, ring_exchange, pipeline" in str(result.error) for result in skipped.values())
+    assert len(ok_results(launch)) == 6
+
+
+def test_the_progress_is_plain_lines_when_piped(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
+    lines = swept[1].stdout.splitlines()
+    assert [line[: len("[1/8]")] for line in lines[:8]] == [f"[{n}/8]" for n in range(1, 9)]
+    assert all("left" in line for line in lines[:8])
+    assert lines[-2].startswith("best ")
+    assert lines[-1].startswith("6 ok, 2 skipped; analyse with: python analyze.py ")
+    assert "\x1b" not in swept[1].stdout
+
+
+def test_points_of_one_world_size_follow_each_other(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
+    sizes = ["tp2" in line for line in swept[1].stdout.splitlines()[:8]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_run_directory_is_complete(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
+    launch, _ = swept
+    for name, result in ok_results(launch).items():
+        directory = launch.directory / name
+        assert (directory / ".hydra" / "config.yaml").exists()
+        assert yaml.safe_load((directory / "tp_comm_overlap_cfg.yaml").read_text()) == result.settings
+        assert result.traces == [f"trace_rank{rank}.json.gz" for rank in range(result.point["tp_size"])]
+        assert all((directory / trace).stat().st_size > 0 for trace in result.traces)
+        assert not [path for path in directory.iterdir() if "tmp" in path.name]
+
+
+def test_the_result_says_what_was_measured_on_what(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
+    for result in ok_results(swept[0]).values():
+        assert set(result.times) == {"fwd", "bwd", "all"}
+        for times in result.times.values():
+            for timing in (times.point, times.none, times.floor, times.tp1):
+                assert timing is not None
+                assert len(timing.samples_us) == 3
+                assert 0 < timing.q1_us <= timing.median_us <= timing.q3_us
+        assert result.point["precision"] == "fp32"
+        assert set(result.relative_error) == {"output", "input_grad", "weight_grad", "bias_grad"}
+        assert result.environment["packages"]["torch"]
+        assert result.environment["variables"]["UB_SKIPMC"] == "1"
+        assert result.environment["variables"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+        assert {"before", "after"} == set(result.conditions)
+
+
+def test_the_group_stays_alive_from_point_to_point(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
+    of_fc1 = [r for r in ok_results(swept[0]).values() if r.point["tp_size"] == 2 and r.point["operator"] == "fc1"]
+    assert len(of_fc1) == 2
+    # What depends on no knob is measured once per group.
+    first, second = (result.times["fwd"].tp1 for result in of_fc1)
+    assert first == second
+
+
+def test_isolated_points_share_nothing(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.run("-m", "num_sm=1,2", "runtime.isolate=true", *SMALL).returncode == 0
+    first, second = (result.times["fwd"].tp1 for result in launch.results().values())
+    assert first != second
+
+
+def test_a_grid_of_senseless_points_is_an_error(tmp_path: Path) -> None:
+    done = Launch(tmp_path).run("-m", "operator=fc2", "method=bulk", "num_sm=1,2", *SMALL)
+    assert done.returncode == 1
+    assert "fc2_dgrad takes none, ring_exchange" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sizes_that_do_not_divide_are_skipped(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    done = launch.run("-m", "tp_size=3,2", "method=none", *SMALL)
+    assert done.returncode == 0
+    statuses = {result.point["tp_size"]: (result.status, result.error) for result in launch.results().values()}
+    assert statuses == {2: ("ok", None), 3: ("skipped", "fc1: 512 outputs do not divide by tp_size=3")}
+
+
+def test_one_point_without_multirun_and_hydras_basic_launcher(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.run("method=ring_exchange", "operator=proj", *SMALL).returncode == 0
+    assert launch.run("-m", "hydra/launcher=basic", "method=none", "tp_size=1", *SMALL).returncode == 0
+    assert [result.status for result in launch.results().values()] == ["ok", "ok"]
+
+
+def test_the_same_point_twice_is_refused(tmp_path: Path) -> None:
+    done = Launch(tmp_path).run("-m", "num_sm=2,2", *SMALL)
+    assert done.returncode == 1
+    assert "are the same point" in done.stderr
+
+
+def test_optuna_minimises_the_objective_unchanged(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    done = launch.run(
+        "-m",
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=3",
+        "hydra.sweeper.n_jobs=3",
+        "hydra.sweeper.direction=minimize",
+        "method=choice(bulk,ring_exchange)",
+        "num_sm=range(1,40)",
+        *SMALL,
+    )
+    assert done.returncode == 0, done.stderr
+    found = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    assert found["best_value"] == min(result.objective_us or 1e9 for result in launch.results().values())
