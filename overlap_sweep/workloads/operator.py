@@ -43,7 +43,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     shape = models.linear_shape(point["model"], point["operator"], workload["tokens"], point["tp_size"])
     variants = _variants(point, shape, settings, ranks)
     error = _relative_error(variants["point"], variants["none"], ranks)
-    tolerance = workload["tolerance"] or TOLERANCE[point["precision"]]
+    tolerance = TOLERANCE[point["precision"]] if workload["tolerance"] is None else workload["tolerance"]
     if max(error.values()) > tolerance:
         raise ArithmeticError(f"wrong numbers: relative error {error} against no overlap, tolerance {tolerance}")
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])

@@ -60,6 +60,18 @@ def test_a_killed_worker_fails_its_point_only(tmp_path: Path) -> None:
     assert launch.processes() == {}
 
 
+def test_wrong_numbers_fail_the_point_whatever_its_speed(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    # A ring adds in another order than gloo does, and no tolerance forgives that.
+    strict = launch.run("-m", "tp_size=4", "operator=proj", "method=ring_exchange", "workload.tolerance=0", *SMALL)
+    (result,) = launch.results().values()
+    assert result.status == "failed"
+    assert "wrong numbers" in str(result.error)
+    assert result.times == {}
+    assert strict.returncode == 1
+    assert (tmp_path / result.name / "worker.log").exists()
+
+
 def test_a_hanging_point_times_out_and_the_sweep_goes_on(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     process = launch.start("-m", "num_sm=1,2", "runtime.timeout_s=12", *LONG[:-2], "workload.repeats=60")
