@@ -105,23 +105,18 @@ class _Gpu:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._spin_us = 2000.0
-        self._token = torch.zeros(1, device=ranks.device)
-
-    def _meet(self) -> None:
-        if self._ranks.world_size > 1:
-            dist.all_reduce(self._token)
 
     def time(self, variant: Variant, repeat: int) -> tuple[float, float, bool]:
         """(forward us, backward us, launch-bound) on this rank."""
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
         self._ranks.barrier()
-        torch.cuda._sleep(int(self._spin_us * _cycles_per_us(self._ranks.device)))
+        spin(self._ranks, self._spin_us)
         start = time.perf_counter_ns()
-        self._meet()
+        meet(self._ranks)
         marks[0].record()
         kept = variant.forward(repeat)
         marks[1].record()
-        self._meet()
+        meet(self._ranks)
         marks[2].record()
         variant.backward(repeat, kept)
         marks[3].record()
@@ -131,6 +126,22 @@ class _Gpu:
         # All ranks spin alike, or the first to wake waits for the last inside its collective.
         self._spin_us = max(self._spin_us, SPIN_MARGIN * self._ranks.slowest([enqueue_us])[0])
         return marks[0].elapsed_time(marks[1]) * 1e3, marks[2].elapsed_time(marks[3]) * 1e3, late
+
+
+def spin(ranks: Ranks, us: float) -> None:
+    """Keep the GPU's current stream busy, so that the host can enqueue meanwhile."""
+    torch.cuda._sleep(int(us * _cycles_per_us(ranks.device)))
+
+
+def meet(ranks: Ranks) -> None:
+    """Make the GPUs' streams wait for each other; the host goes on."""
+    if ranks.world_size > 1:
+        dist.all_reduce(_token(ranks.device))
+
+
+@cache
+def _token(device: torch.device) -> torch.Tensor:
+    return torch.zeros(1, device=device)
 
 
 @cache
