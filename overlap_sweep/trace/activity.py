@@ -1,0 +1,76 @@
+"""What ran: every event that is work, its kind, iteration and pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.trace.kernel_classes import Kind, classify
+from overlap_sweep.trace.kineto import Events, Trace
+from overlap_sweep.trace.phases import Assignment, assign_device, assign_host
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+GEMM, COMM, WAIT, COMPUTE, MEMORY, IGNORE = range(len(KINDS))
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Columns of equal length, one row per event that is work."""
+
+    events: Events
+    kind: NDArray[np.int8]
+    """Index into KINDS."""
+    assignment: Assignment
+
+
+def activity_of(trace: Trace) -> Activity:
+    """The work on the device; in a trace without a device, the work on the CPU."""
+    if len(trace.device):
+        return Activity(trace.device, _kinds(trace, trace.device), assign_device(trace))
+    events, kind = _outermost(trace.host, _kinds(trace, trace.host))
+    return Activity(events, kind, assign_host(trace, events))
+
+
+def _kinds(trace: Trace, events: Events) -> NDArray[np.int8]:
+    kinds = np.full(len(trace.labels), IGNORE, np.int8)
+    for label in np.unique(events.label):
+        kinds[label] = KINDS.index(classify(*trace.labels[label]).kind)
+    return kinds[events.label]
+
+
+def _outermost(host: Events, kind: NDArray[np.int8]) -> tuple[Events, NDArray[np.int8]]:
+    """The operators that stand for their time on the CPU, where operators call operators.
+
+    What runs inside a communication span or a GEMM is part of it. A GEMM that only calls another (aten::linear,
+    aten::matmul) is dropped for the one that it calls. Of other operators the outermost count.
+    """
+    order = np.lexsort((-host.end_ns, host.start_ns, host.lane))
+    kept = order[kind[order] != IGNORE]
+    kept = kept[~_within(host[kept], np.isin(kind[kept], (COMM, WAIT)))]
+    gemm = kept[kind[kept] == GEMM]
+    callers = gemm[_calls_next(host[gemm])]
+    kept = kept[~np.isin(kept, callers)]
+    kept = kept[~_within(host[kept], kind[kept] == GEMM)]
+    other = np.isin(kind[kept], (COMPUTE, MEMORY))
+    kept = kept[~(other & _within(host[kept], other))]
+    return host[kept], kind[kept]
+
+
+def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which events lie inside another one of `outer` on their thread. Events are sorted by thread, start, -end."""
+    within = np.zeros(len(events), bool)
+    for lane in np.unique(events.lane):
+        here = events.lane == lane
+        reach = np.maximum.accumulate(np.where(outer[here], events.end_ns[here], np.iinfo(np.int64).min))
+        within[np.flatnonzero(here)[1:]] = events.start_ns[here][1:] < reach[:-1]
+    return within
+
+
+def _calls_next(events: Events) -> NDArray[np.bool_]:
+    """Which events contain the start of the next one on their thread. Sorted as for `_within`."""
+    calls = np.zeros(len(events), bool)
+    calls[:-1] = (events.lane[1:] == events.lane[:-1]) & (events.start_ns[1:] < events.end_ns[:-1])
+    return calls

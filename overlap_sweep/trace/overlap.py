@@ -1,0 +1,128 @@
+"""How much of the communication was hidden behind computation, per iteration and pass of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median, median_low
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import asdict
+from numpy.typing import NDArray
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT, activity_of
+from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, subtract
+from overlap_sweep.trace.kineto import read_trace
+from overlap_sweep.trace.phases import BWD, FWD, NO_ITERATION
+
+
+class Overlap(msgspec.Struct, kw_only=True):
+    """Times are unions: two kernels side by side count once. Microseconds, exact to the nanosecond."""
+
+    span_us: float
+    """From the first start to the last end."""
+    gemm_busy_us: float
+    comm_busy_us: float
+    wait_us: float
+    """Waiting for other ranks without moving data."""
+    overlap_us: float
+    """GEMM and communication at once."""
+    exposed_comm_us: float
+    """Communication with no computation beside it; copies and waits are none."""
+    idle_us: float
+    """The part of the span in which nothing runs, neither waits nor copies."""
+    overlap_ratio: float | None
+    """overlap / min(GEMM, communication); None without GEMMs or without communication."""
+    num_gemm_events: int
+    num_comm_events: int
+    num_wait_events: int
+    num_compute_events: int
+    """Kernels, or outermost operators on the CPU, that compute something other than a GEMM."""
+
+
+class TraceRow(Overlap):
+    """One iteration and phase of one trace."""
+
+    file: str
+    rank: int | None
+    """None when the trace doesn't say."""
+    iteration: int
+    """N of the trace's ProfilerStep#N; counted from 0 in a trace without."""
+    phase: str
+    """`fwd`, `bwd`, or `all` for the whole iteration, optimizer included."""
+
+
+class PhaseSummary(Overlap):
+    """One phase of one trace: of every quantity the median over the iterations (of the counts the lower median)."""
+
+    file: str
+    rank: int | None
+    phase: str
+    iterations: int
+    """How many iterations have the phase."""
+
+
+def analyse_trace(path: Path | str) -> list[TraceRow]:
+    """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    trace = read_trace(path)
+    activity = activity_of(trace)
+    intervals, kind, assigned = activity.events.intervals, activity.kind, activity.assignment
+    rows = []
+    for iteration in np.unique(assigned.iteration[assigned.iteration != NO_ITERATION]):
+        inside = assigned.iteration == iteration
+        # A copy after the last backward pass (loss.item()) would count as one more iteration.
+        if not np.isin(kind[inside], (GEMM, COMM, COMPUTE)).any():
+            continue
+        members = {"fwd": inside & (assigned.pass_ == FWD), "bwd": inside & (assigned.pass_ == BWD), "all": inside}
+        for phase, chosen in members.items():
+            if chosen.any():
+                overlap = measure(intervals[chosen], kind[chosen])
+                rows.append(TraceRow(str(path), trace.rank, int(iteration), phase, **asdict(overlap)))
+    if not rows:
+        raise UserError(f"{path} holds no work inside its iterations; profile at least one forward and backward pass.")
+    return rows
+
+
+def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
+    """Medians over the iterations of one file's rows, one summary per phase."""
+    phases: dict[str, list[TraceRow]] = {}
+    for row in rows:
+        phases.setdefault(row.phase, []).append(row)
+    summaries = []
+    for phase, members in phases.items():
+        medians = {name: _median([getattr(row, name) for row in members]) for name in Overlap.__struct_fields__}
+        summaries.append(PhaseSummary(members[0].file, members[0].rank, phase, len(members), **medians))
+    return summaries
+
+
+def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
+    """Overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into KINDS."""
+    gemm, comm, wait = (merge(intervals[kind == k]) for k in (GEMM, COMM, WAIT))
+    computation = merge(intervals[(kind == GEMM) | (kind == COMPUTE)])
+    span_ns = int(intervals[:, 1].max() - intervals[:, 0].min())
+    overlap_ns = length(intersect(gemm, comm))
+    shorter_ns = min(length(gemm), length(comm))
+    return Overlap(
+        span_us=span_ns / 1000,
+        gemm_busy_us=length(gemm) / 1000,
+        comm_busy_us=length(comm) / 1000,
+        wait_us=length(wait) / 1000,
+        overlap_us=overlap_ns / 1000,
+        exposed_comm_us=length(subtract(comm, computation)) / 1000,
+        idle_us=(span_ns - length(merge(intervals))) / 1000,
+        overlap_ratio=overlap_ns / shorter_ns if shorter_ns else None,
+        num_gemm_events=int((kind == GEMM).sum()),
+        num_comm_events=int((kind == COMM).sum()),
+        num_wait_events=int((kind == WAIT).sum()),
+        num_compute_events=int((kind == COMPUTE).sum()),
+    )
+
+
+def _median(values: list[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return median_low(known) if isinstance(known[0], int) else median(known)

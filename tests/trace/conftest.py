@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRACES = Path(__file__).parent.parent / "data" / "traces"
+
+
+class HandMadeTrace:
+    """Builds a Kineto trace event by event. Times are microseconds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "ts": 0, "pid": 1, "args": {}}]
+
+    def add(self, cat: str, name: str, start: float, end: float, pid: Any, tid: Any, **args: Any) -> None:
+        event = {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": end - start, "pid": pid, "tid": tid}
+        self.events.append(event | ({"args": args} if args else {}))
+
+    def kernel(self, name: str, start: float, end: float, correlation: int | None = None, stream: int = 7) -> None:
+        args = {} if correlation is None else {"correlation": correlation}
+        self.add("kernel", name, start, end, 0, stream, **args)
+
+    def copy(self, name: str, start: float, end: float, correlation: int, stream: int = 7) -> None:
+        self.add("gpu_memcpy", name, start, end, 0, stream, correlation=correlation)
+
+    def launch(self, at: float, correlation: int, thread: int = 1, name: str = "cudaLaunchKernel") -> None:
+        self.add("cuda_runtime", name, at, at + 1, 100, thread, correlation=correlation)
+
+    def op(self, name: str, start: float, end: float, thread: int = 1) -> None:
+        self.add("cpu_op", name, start, end, 100, thread)
+
+    def annotation(self, name: str, start: float, end: float, thread: int = 1) -> None:
+        self.add("user_annotation", name, start, end, 100, thread)
+
+    def backward(self, start: float, end: float, thread: int = 2) -> None:
+        self.op("autograd::engine::evaluate_function: MmBackward0", start, end, thread)
+
+    def write(self, **document: Any) -> Path:
+        self.path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events, **document}))
+        return self.path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> HandMadeTrace:
+    return HandMadeTrace(tmp_path / "trace.json")
+
+
+@pytest.fixture(params=sorted(path.name for path in TRACES.glob("h200x4_*.json.gz")))
+def gpu_trace(request: pytest.FixtureRequest) -> Path:
+    return TRACES / request.param
+
+
+@pytest.fixture
+def cpu_trace() -> Path:
+    return TRACES / "cpu_gloo_tp2_rank0.json.gz"

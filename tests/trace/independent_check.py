@@ -1,0 +1,122 @@
+"""The overlap numbers of the four H200 traces, computed a second time, by other means.
+
+Shares no code and no method with overlap_sweep: timestamps are exact decimals, the classes of kernels are written out
+by hand for these four files, every question is answered by a plain loop, and times come from one sweep over the
+boundaries of all events instead of from interval algebra.
+
+    python independent_check.py TRACE.json.gz...    prints JSON: {file: {"iteration phase": {quantity: nanoseconds}}}
+"""
+
+import gzip
+import json
+import sys
+from decimal import Decimal
+from typing import Any
+
+GEMM = ("nvjet_",)
+COMMUNICATION = ("ncclDevKernel_", "void userbuffers_", "kuserbuffers_pushsend(", "Memcpy PtoP")
+WAIT = ("kuserbuffers_pushrecv(", "tiny_delay_kern(")
+MEMORY = ("Memcpy DtoD", "Memset")
+COMPUTE = ("void at::native::", "void (anonymous namespace)::", "void transformer_engine::", "void reduce_bf16_cuda<")
+
+
+def kind(name: str) -> str:
+    for label, starts in (
+        ("gemm", GEMM),
+        ("comm", COMMUNICATION),
+        ("wait", WAIT),
+        ("memory", MEMORY),
+        ("compute", COMPUTE),
+    ):
+        if name.startswith(starts):
+            return label
+    raise SystemExit(f"not in the hand-written lists: {name}")
+
+
+def nanoseconds(microseconds: Decimal | int) -> int:
+    exact = Decimal(microseconds) * 1000
+    assert exact == int(exact), microseconds
+    return int(exact)
+
+
+def load(path: str) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt") as file:
+        events = json.load(file, parse_float=Decimal)["traceEvents"]
+    events = [event for event in events if event.get("ph") == "X"]
+    for event in events:
+        event["start"] = nanoseconds(event["ts"])
+        event["end"] = event["start"] + nanoseconds(event["dur"])
+    return events
+
+
+def assign(events: list[dict[str, Any]]) -> list[tuple[int, str, str, int, int]]:
+    """[(iteration, pass, kind, start, end)] of every device event."""
+    backward = [event for event in events if event["name"].startswith("autograd::engine::evaluate_function")]
+    launches = {}
+    for event in events:
+        if event["cat"] in ("cuda_runtime", "cuda_driver"):
+            launches[event["args"]["correlation"]] = event
+    work = []
+    for event in events:
+        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            launch = launches[event["args"]["correlation"]]
+            inside = any(
+                outer["tid"] == launch["tid"] and outer["start"] <= launch["start"] < outer["end"] for outer in backward
+            )
+            work.append((launch["start"], "bwd" if inside else "fwd", event))
+    work.sort(key=lambda item: item[0])
+    assigned, iteration, before = [], 0, None
+    for _, which, event in work:
+        if before == "bwd" and which == "fwd":
+            iteration += 1
+        before = which
+        assigned.append((iteration, which, kind(event["name"]), event["start"], event["end"]))
+    return assigned
+
+
+def sweep(events: list[tuple[str, int, int]]) -> dict[str, int]:
+    """Quantities of some [(kind, start, end)], from the elementary segments between all boundaries."""
+    changes: dict[int, list[tuple[str, int]]] = {}
+    for label, start, end in events:
+        changes.setdefault(start, []).append((label, 1))
+        changes.setdefault(end, []).append((label, -1))
+    running = dict.fromkeys(("gemm", "comm", "wait", "memory", "compute"), 0)
+    result = dict.fromkeys(("span", "gemm", "comm", "wait", "overlap", "exposed", "idle"), 0)
+    previous = None
+    for moment in sorted(changes):
+        if previous is not None:
+            length = moment - previous
+            result["span"] += length
+            if running["gemm"]:
+                result["gemm"] += length
+            if running["comm"]:
+                result["comm"] += length
+            if running["wait"]:
+                result["wait"] += length
+            if running["gemm"] and running["comm"]:
+                result["overlap"] += length
+            if running["comm"] and not running["gemm"] and not running["compute"]:
+                result["exposed"] += length
+            if not any(running.values()):
+                result["idle"] += length
+        for label, step in changes[moment]:
+            running[label] += step
+        previous = moment
+    assert not any(running.values())
+    for label in ("gemm", "comm", "wait", "compute"):
+        result[f"num_{label}"] = sum(event[0] == label for event in events)
+    return result
+
+
+def check(path: str) -> dict[str, dict[str, int]]:
+    assigned = assign(load(path))
+    numbers = {}
+    for iteration in sorted({item[0] for item in assigned}):
+        for phase in ("fwd", "bwd", "all"):
+            chosen = [item[2:] for item in assigned if item[0] == iteration and phase in (item[1], "all")]
+            numbers[f"{iteration} {phase}"] = sweep(chosen)
+    return numbers
+
+
+if __name__ == "__main__":
+    print(json.dumps({path: check(path) for path in sys.argv[1:]}, indent=1))

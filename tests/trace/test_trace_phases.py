@@ -1,0 +1,187 @@
+"""Which iteration and pass events are given, on traces made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from overlap_sweep.trace.activity import activity_of
+from overlap_sweep.trace.kineto import read_trace
+from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.trace.phases import BWD, FWD, NEITHER, NO_ITERATION
+
+
+def assigned(trace: Any) -> dict[str, tuple[int, int]]:
+    """Event name -> (iteration, pass)."""
+    read = read_trace(trace.write())
+    activity = activity_of(read)
+    names = [read.labels[label][1] for label in activity.events.label]
+    columns = zip(activity.assignment.iteration.tolist(), activity.assignment.pass_.tolist(), strict=True)
+    return dict(zip(names, columns, strict=True))
+
+
+def test_a_launch_inside_autograd_on_its_own_thread_is_backward(trace: Any) -> None:
+    trace.backward(100, 200, thread=2)
+    for correlation, (at, thread) in enumerate([(50, 1), (150, 2), (160, 1), (199, 2)], start=1):
+        trace.launch(at, correlation, thread)
+        trace.kernel(f"k{correlation}", 1000 + 10 * correlation, 1005 + 10 * correlation, correlation)
+    passes = {name: pass_ for name, (_, pass_) in assigned(trace).items()}
+    assert passes == {"k1": FWD, "k2": BWD, "k3": FWD, "k4": BWD}
+
+
+def test_iterations_turn_from_backward_to_forward_in_launch_order(trace: Any) -> None:
+    correlation = 0
+    for start in (0, 1000, 2000):
+        trace.backward(start + 500, start + 600)
+        for at, thread in ((100, 1), (200, 1), (550, 2), (560, 2)):
+            correlation += 1
+            trace.launch(start + at, correlation, thread)
+            # The GPU lags behind and runs streams in any order: only the launches tell.
+            trace.kernel(f"k{start}-{at}", 9000 - correlation * 10, 9005 - correlation * 10, correlation)
+    assert assigned(trace) == {
+        f"k{start}-{at}": (iteration, pass_)
+        for iteration, start in enumerate((0, 1000, 2000))
+        for at, pass_ in ((100, FWD), (200, FWD), (550, BWD), (560, BWD))
+    }
+
+
+def test_a_trace_that_starts_in_a_backward_pass(trace: Any) -> None:
+    trace.backward(0, 100)
+    for correlation, (at, thread) in enumerate([(50, 2), (150, 1)], start=1):
+        trace.launch(at, correlation, thread)
+        trace.kernel(f"k{correlation}", at + 10, at + 20, correlation)
+    assert assigned(trace) == {"k1": (0, BWD), "k2": (1, FWD)}
+
+
+def test_profiler_steps_name_the_iterations(trace: Any) -> None:
+    trace.annotation("ProfilerStep#7", 100, 200)
+    trace.annotation("ProfilerStep#8", 200, 300)
+    # Two micro-batches in one step do not make two iterations.
+    for start, end in ((120, 130), (150, 160), (220, 230)):
+        trace.backward(start, end)
+    for at, thread in ((50, 1), (110, 1), (125, 2), (140, 1), (155, 2), (210, 1), (225, 2), (350, 1)):
+        trace.launch(at, at, thread)
+        trace.kernel(f"k{at}", at + 1000, at + 1005, correlation=at)
+    assert assigned(trace) == {
+        "k50": (NO_ITERATION, FWD),
+        "k110": (7, FWD),
+        "k125": (7, BWD),
+        "k140": (7, FWD),
+        "k155": (7, BWD),
+        "k210": (8, FWD),
+        "k225": (8, BWD),
+        "k350": (NO_ITERATION, FWD),
+    }
+    assert [(row.iteration, row.phase) for row in analyse_trace(trace.path)] == [
+        (iteration, phase) for iteration in (7, 8) for phase in ("fwd", "bwd", "all")
+    ]
+
+
+def test_kernels_of_a_cuda_graph_share_the_launch_of_the_graph(trace: Any) -> None:
+    trace.backward(100, 200)
+    trace.launch(50, 1, name="cudaGraphLaunch")
+    trace.launch(150, 2, thread=2, name="cudaGraphLaunch")
+    for graph in (1, 2):
+        for node in range(3):
+            start = 1000 * graph + 10 * node
+            trace.kernel(f"graph{graph}-node{node}", start, start + 5, correlation=graph, stream=7 + node)
+    found = assigned(trace)
+    assert {found[f"graph1-node{node}"] for node in range(3)} == {(0, FWD)}
+    assert {found[f"graph2-node{node}"] for node in range(3)} == {(0, BWD)}
+
+
+def test_an_event_without_launch_follows_the_one_before_it_on_its_stream(trace: Any) -> None:
+    trace.backward(100, 200)
+    for correlation, (at, thread) in enumerate([(50, 1), (150, 2), (250, 1)], start=1):
+        trace.launch(at, correlation, thread)
+    trace.kernel("first of its stream", 1005, 1006, correlation=None, stream=8)
+    trace.kernel("bwd elsewhere", 1020, 1030, correlation=2, stream=9)
+    trace.kernel("fwd", 1000, 1010, correlation=1)
+    trace.kernel("after fwd", 1040, 1050)
+    trace.kernel("next fwd", 1100, 1110, correlation=3)
+    trace.kernel("correlation of no launch", 1120, 1130, correlation=99)
+    trace.kernel("before everything", 900, 910, stream=8)
+    found = assigned(trace)
+    assert found["after fwd"] == found["fwd"] == (0, FWD)
+    assert found["correlation of no launch"] == found["next fwd"] == (1, FWD)
+    assert found["first of its stream"] == (0, FWD)
+    assert found["before everything"] == (0, FWD)
+    assert found["bwd elsewhere"] == (0, BWD)
+
+
+def test_without_any_launch_everything_is_one_forward_pass(trace: Any) -> None:
+    trace.kernel("nvjet_x", 0, 10)
+    trace.kernel("ncclDevKernel_AllGather", 20, 30, correlation=5)
+    assert set(assigned(trace).values()) == {(0, FWD)}
+
+
+def test_recomputation_inside_backward_counts_as_backward(trace: Any) -> None:
+    trace.op("CheckpointFunction", 10, 90)
+    trace.launch(20, 1)
+    trace.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 100, 300, thread=2)
+    trace.op("aten::mm", 110, 150, thread=2)
+    trace.launch(120, 2, thread=2)
+    trace.backward(200, 290, thread=2)
+    trace.launch(210, 3, thread=2)
+    for correlation in (1, 2, 3):
+        trace.kernel(f"nvjet_{correlation}", 1000 * correlation, 1000 * correlation + 10, correlation)
+    assert assigned(trace) == {"nvjet_1": (0, FWD), "nvjet_2": (0, BWD), "nvjet_3": (0, BWD)}
+
+
+def test_optimizer_and_barrier_are_in_neither_pass_and_start_no_iteration(trace: Any) -> None:
+    trace.backward(100, 200)
+    trace.annotation("Optimizer.step#AdamW.step", 300, 400)
+    trace.annotation("Optimizer.zero_grad#AdamW.zero_grad", 400, 410)
+    trace.op("c10d::barrier", 420, 430)
+    for at, thread in ((50, 1), (150, 2), (350, 1), (405, 1), (425, 1), (500, 1)):
+        trace.launch(at, at, thread)
+        trace.kernel(f"k{at}", at + 1000, at + 1005, correlation=at)
+    assert assigned(trace) == {
+        "k50": (0, FWD),
+        "k150": (0, BWD),
+        "k350": (0, NEITHER),
+        "k405": (0, NEITHER),
+        "k425": (0, NEITHER),
+        "k500": (1, FWD),
+    }
+
+
+def test_nothing_but_copies_after_the_last_pass_is_no_iteration(trace: Any) -> None:
+    trace.backward(100, 200)
+    for correlation, (at, thread) in enumerate([(50, 1), (150, 2), (250, 1)], start=1):
+        trace.launch(at, correlation, thread)
+    trace.kernel("nvjet_1", 1000, 1010, 1)
+    trace.kernel("nvjet_2", 1010, 1020, 2)
+    trace.copy("Memcpy DtoH (Device -> Pageable)", 1030, 1040, 3)
+    assert {row.iteration for row in analyse_trace(trace.write())} == {0}
+
+
+def test_annotations_of_the_gpu_are_no_activity(trace: Any) -> None:
+    trace.launch(0, 1)
+    trace.kernel("ncclDevKernel_AllGather_RING_LL", 10, 20, 1)
+    trace.add("gpu_user_annotation", "nccl:_all_gather_base", 10, 90, 0, 7, correlation=1)
+    (row, _) = analyse_trace(trace.write())
+    assert (row.num_comm_events, row.span_us) == (1, 10.0)
+
+
+def test_cpu_spans_of_other_threads_are_in_the_pass_that_autograd_is_in(trace: Any) -> None:
+    for start in (0, 1000):
+        trace.op("c10d::_allgather_base_", start + 10, start + 12)
+        trace.annotation(f"gloo:all_gather{start}", start + 15, start + 40, thread=5)
+        trace.op(f"aten::mm{start}", start + 50, start + 90)
+        # In the gap between two backward functions it is still backward: nothing runs forward.
+        trace.backward(start + 100, start + 150, thread=1)
+        trace.annotation(f"gloo:all_reduce{start}", start + 140, start + 300, thread=5)
+        trace.backward(start + 200, start + 220, thread=1)
+        trace.annotation(f"gloo:send{start}", start + 230, start + 240, thread=6)
+    found = assigned(trace)
+    for iteration, start in enumerate((0, 1000)):
+        assert found[f"gloo:all_gather{start}"] == (iteration, FWD)
+        assert found[f"gloo:all_reduce{start}"] == (iteration, BWD)
+        assert found[f"gloo:send{start}"] == (iteration, BWD)
+
+
+def test_cpu_trace_without_autograd_is_forward(trace: Any) -> None:
+    trace.annotation("ProfilerStep#3", 0, 100)
+    trace.op("aten::mm", 10, 20)
+    trace.annotation("gloo:all_gather", 15, 30, thread=5)
+    assert assigned(trace) == {"aten::mm": (3, FWD), "gloo:all_gather": (3, FWD)}
