@@ -1,0 +1,1 @@
+"""From run directories to answers: metrics, choice, switches, scaling. Needs neither torch nor a GPU."""

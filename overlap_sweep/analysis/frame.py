@@ -1,0 +1,149 @@
+"""The tidy table: one row per point and phase, every column always there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep import space
+from overlap_sweep.analysis.points import Point, Reading
+from overlap_sweep.analysis.traces import METRICS, TraceReading
+from overlap_sweep.run_directory import PassTimes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+
+_TEXT = (
+    *("point", "directory", "config_id", "model", "backend", "device", "precision"),
+    *("operator", "phase", "slot", "pass", "method", "status", "error", "note"),
+)
+_INTEGERS = ("tokens", "tp_size", "num_sm", "num_splits", "cga_size", "repeats", "num_gemm_events", "num_comm_events")
+_BOOLEANS = ("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound")
+_TYPES = {**dict.fromkeys(_TEXT, "string"), **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_BOOLEANS, "boolean")}
+
+COLUMNS = {
+    name: _TYPES.get(name, "float64")
+    for name in (
+        *("point", "directory", "config_id", "model", "backend", "device", "precision", "tokens"),
+        *("tp_size", "operator", "phase", "slot", "pass", "method", *space.KNOBS, "status", "error"),
+        *("time_us", "q1_us", "q3_us", "repeats", "none_us", "floor_us", "tp1_us"),
+        *("hidden_fraction", "speedup", "launch_bound", "relative_error"),
+        *METRICS,
+        "note",
+    )
+}
+"""Every column in its order, and its pandas type. Times are in microseconds, fractions and ratios plain numbers.
+
+time_us and its kin are those of the phase's pass, `fwd` or `bwd`: dgrad and wgrad can only be timed together.
+"""
+
+
+def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
+    """A row's name: `tp2_fc1_fprop_ring_agg0`. The ring's SMs are left out, since copy engines move its chunks."""
+    if setting and setting["method"] == "ring_exchange":
+        setting = {knob: value for knob, value in setting.items() if knob != "num_sm"}
+    return f"tp{tp_size}_{operator}_{phase}_{space.setting_name(setting)}"
+
+
+def hidden_fraction(time_us: float, none_us: float, floor_us: float) -> float:
+    """(none - t) / (none - floor): 1 hides all communication, 0 none of it, below 0 harms. NaN where none is free."""
+    return (none_us - time_us) / (none_us - floor_us) if none_us > floor_us else math.nan
+
+
+def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Row]:
+    """One dictionary per point and phase, with exactly the keys of COLUMNS; what does not apply is None."""
+    rows = []
+    for point in reading.points:
+        common = _common(point, reading.root)
+        if point.result and point.status == "ok":
+            common |= _seen_in_traces(traces[point.directory])
+            rows += [_measured(point, phase, common) for phase in _phases(point)]
+        else:
+            rows.append(_unmeasured(point, common))
+    return [{column: row.get(column) for column in COLUMNS} for row in rows]
+
+
+def to_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _phases(point: Point) -> list[str]:
+    """The phases that the point overlaps; of `none`, every phase that it was asked for."""
+    assert point.result
+    if point.result.settings:
+        return [phase for phase in space.PHASES if space.slot(point.config["operator"], phase) in point.result.settings]
+    return list(space.PHASES) if point.config["phase"] == "all" else [point.config["phase"]]
+
+
+def _common(point: Point, root: Path) -> Row:
+    config, result = point.config, point.result
+    return {
+        "point": point.name,
+        "directory": point.directory.relative_to(root).as_posix(),
+        **point.case._asdict(),
+        "tp_size": config["tp_size"],
+        "operator": config["operator"],
+        "status": point.status,
+        "error": result.error if result else "no result.json: the point was given up, or is still running",
+    }
+
+
+def _seen_in_traces(reading: TraceReading) -> Row:
+    notes = [f"{name} is missing" for name in reading.missing] + reading.problems
+    counts = {column: round(value) for column, value in reading.metrics.items() if column in _INTEGERS}
+    return {**reading.metrics, **counts, "note": "; ".join(notes) or None}
+
+
+def _measured(point: Point, phase: str, common: Row) -> Row:
+    assert point.result
+    operator, pass_name = point.config["operator"], space.PASS_OF_PHASE[phase]
+    slot = space.slot(operator, phase)
+    setting = point.result.settings.get(slot)
+    errors = point.result.relative_error.values()
+    return {
+        **common,
+        "config_id": config_id(point.config["tp_size"], operator, phase, setting),
+        "phase": phase,
+        "slot": slot,
+        "pass": pass_name,
+        "method": "none",
+        **(setting or {}),
+        **_times(point.result.times[pass_name]),
+        "launch_bound": point.result.launch_bound,
+        "relative_error": max(errors) if errors else None,
+    }
+
+
+def _times(times: PassTimes) -> Row:
+    point, none_us, floor_us = times.point, times.none.median_us, times.floor.median_us
+    return {
+        "time_us": point.median_us,
+        "q1_us": point.q1_us,
+        "q3_us": point.q3_us,
+        "repeats": len(point.samples_us),
+        "none_us": none_us,
+        "floor_us": floor_us,
+        "tp1_us": times.tp1.median_us if times.tp1 else None,
+        "hidden_fraction": hidden_fraction(point.median_us, none_us, floor_us),
+        "speedup": none_us / point.median_us,
+    }
+
+
+def _unmeasured(point: Point, common: Row) -> Row:
+    config, phase = point.config, point.config["phase"]
+    knobs = {knob: config[knob] for knob in space.KNOBS if config.get(knob) is not None}
+    asked = {"method": config["method"], **(knobs if config["method"] != "none" else {})}
+    return {
+        **common,
+        "config_id": config_id(config["tp_size"], config["operator"], phase, asked),
+        "phase": phase,
+        "slot": space.slot(config["operator"], phase) if phase != "all" else None,
+        "pass": space.PASS_OF_PHASE.get(phase, "all"),
+        **asked,
+    }

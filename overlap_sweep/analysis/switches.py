@@ -1,0 +1,194 @@
+"""Which of Megatron-Core's switches to set, so that what was chosen is what runs.
+
+A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. Only the switches
+turn an overlap off, and most of them hold for several slots at once, so the choices of all operators are settled
+together: every combination of switches is tried, and the one that loses least against the choices is taken.
+
+What a switch does was read in Megatron-Core 0.16.1 (core/extensions/transformer_engine.py) and Transformer Engine
+2.20 (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
+tp_comm_bulk_wgrad are interchanged; the code does what the names say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from overlap_sweep import space
+from overlap_sweep.analysis.choice import Candidate, PassChoice
+
+DEFAULTS = {
+    "tp_comm_overlap": True,
+    "tp_comm_overlap_ag": True,
+    "tp_comm_overlap_rs": True,
+    "tp_comm_overlap_rs_dgrad": False,
+    "tp_comm_bulk_dgrad": True,
+    "tp_comm_bulk_wgrad": True,
+    "tp_comm_overlap_disable_qkv": False,
+    "tp_comm_overlap_disable_fc1": False,
+}
+"""Megatron-Core's defaults, but for the first, without which no overlap happens at all and no YAML is read."""
+
+FLAGS = {
+    "tp_comm_overlap": "--tp-comm-overlap",
+    "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
+    "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
+    "tp_comm_overlap_rs_dgrad": "--tp-comm-overlap-rs-dgrad",
+    "tp_comm_bulk_dgrad": "--disable-tp-comm-bulk-dgrad",
+    "tp_comm_bulk_wgrad": "--disable-tp-comm-bulk-wgrad",
+}
+"""The command line options of Megatron-LM that change a switch from its default; the others have none."""
+
+Switches = Mapping[str, bool]
+
+_SCATTER = frozenset({"ring_exchange", "pipeline"})
+_GATHER = frozenset({"ring_exchange"})
+_BULK = frozenset({"bulk"})
+_OFF: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SwitchAdvice:
+    """A switch that must not keep its default, and why."""
+
+    name: str
+    value: bool
+    reason: str
+
+    @property
+    def flag(self) -> str | None:
+        """Megatron-LM's command line option for it; for tp_comm_overlap, the one to leave out."""
+        return FLAGS.get(self.name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to give Megatron-Core at one TP size."""
+
+    choices: list[PassChoice]
+    """As chosen one by one, except where no switch allows it: there, the next best that the switches allow."""
+    overruled: list[str]
+    """One sentence for each choice that the switches don't allow."""
+    switches: list[SwitchAdvice]
+
+
+def methods_allowed(switches: Switches) -> dict[str, frozenset[str]]:
+    """By slot the methods that its overlap may have under these switches; empty where it is off.
+
+    A slot whose overlap is on can take one of the methods only: none of it is not to be had.
+    """
+    gather = switches["tp_comm_overlap"] and switches["tp_comm_overlap_ag"]
+    scatter = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs"]
+    scatter_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]
+    bulk_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_dgrad"]
+    bulk_wgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_wgrad"]
+    allowed = {}
+    for operator in ("qkv", "fc1"):
+        # It turns off what is pipelined with the operator's own GEMMs; the bulk overlaps stay.
+        disabled = switches[f"tp_comm_overlap_disable_{operator}"]
+        own_scatter = scatter_dgrad and not disabled
+        allowed[f"{operator}_fprop"] = _GATHER if gather and not disabled else _OFF
+        allowed[f"{operator}_dgrad"] = _SCATTER if own_scatter else _BULK if bulk_dgrad else _OFF
+        allowed[f"{operator}_wgrad"] = _BULK if bulk_wgrad and not own_scatter else _OFF
+    for operator in ("proj", "fc2"):
+        allowed[f"{operator}_fprop"] = _SCATTER if scatter else _OFF
+        allowed[f"{operator}_dgrad"] = _GATHER if gather else _OFF
+    return allowed
+
+
+def plan(choices: Sequence[PassChoice]) -> Plan:
+    """Settle the choices of one case and TP size under the switches that lose least.
+
+    Ties go to the combination that overrules fewest choices, touches fewest operators of which nothing is known,
+    and changes fewest switches.
+    """
+    best = min(_settled(choices), key=lambda settled: settled.rank)
+    final_choices, overruled = [], []
+    for choice, final in zip(choices, best.finals, strict=True):
+        if final is not choice.chosen:
+            sentence = _why_overruled(choice, final, best, choices)
+            overruled.append(sentence)
+            choice = replace(choice, chosen=final, reason=sentence)
+        final_choices.append(choice)
+    return Plan(final_choices, overruled, _advice(best, choices))
+
+
+@dataclass(frozen=True)
+class _Settled:
+    switches: Switches
+    finals: list[Candidate]
+    loss_us: float
+    rank: tuple[float, int, int, int, int]
+
+
+def _combinations() -> Iterator[Switches]:
+    names = [name for name in DEFAULTS if name != "tp_comm_overlap"]
+    for values in product((False, True), repeat=len(names)):
+        changed = {name: DEFAULTS[name] ^ value for name, value in zip(names, values, strict=True)}
+        yield {**DEFAULTS, **changed}
+    yield {**DEFAULTS, "tp_comm_overlap": False}
+
+
+def _settled(choices: Sequence[PassChoice]) -> Iterator[_Settled]:
+    """Every combination of switches that leaves each choice a measured candidate."""
+    tried = frozenset[str]().union(*(choice.tried_slots for choice in choices))
+    default = methods_allowed(DEFAULTS)
+    for switches in _combinations():
+        allowed = methods_allowed(switches)
+        finals = [_best_allowed(choice, allowed) for choice in choices]
+        if any(final is None for final in finals):
+            continue
+        found = [final for final in finals if final]
+        losses = [max(0.0, f.time_us - c.chosen.time_us) for f, c in zip(found, choices, strict=True)]
+        overruled = sum(final is not choice.chosen for final, choice in zip(found, choices, strict=True))
+        touched = [slot for slot in allowed if slot not in tried and allowed[slot] != default[slot]]
+        operators = {slot.partition("_")[0] for slot in touched}
+        changed = sum(switches[name] != DEFAULTS[name] for name in DEFAULTS)
+        rank = sum(losses), overruled, len(operators), changed, len(touched)
+        yield _Settled(switches, found, sum(losses), rank)
+
+
+def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> Candidate | None:
+    def fits(candidate: Candidate) -> bool:
+        for slot in choice.tried_slots:
+            setting = candidate.settings.get(slot)
+            if setting["method"] not in allowed[slot] if setting else allowed[slot]:
+                return False
+        return True
+
+    if fits(choice.chosen):
+        return choice.chosen
+    return min(filter(fits, choice.candidates), key=lambda candidate: candidate.time_us, default=None)
+
+
+def _why_overruled(choice: PassChoice, final: Candidate, best: _Settled, choices: Sequence[PassChoice]) -> str:
+    at = choices.index(choice)
+    granted = [settled for settled in _settled(choices) if settled.finals[at] is choice.chosen]
+    more_us = min((settled.loss_us for settled in granted), default=None)
+    sentence = (
+        f"TP={choice.tp_size} {choice.label}: {final.name} instead of {choice.chosen.name} "
+        f"({final.time_us - choice.chosen.time_us:+.1f} us): the switches hold for several slots at once, "
+    )
+    if more_us is None:
+        return sentence + "and none of their combinations allows it."
+    return sentence + f"and a combination that allows it costs {more_us - best.loss_us:.1f} us more in sum."
+
+
+def _advice(best: _Settled, choices: Sequence[PassChoice]) -> list[SwitchAdvice]:
+    final = {slot: f for choice, f in zip(choices, best.finals, strict=True) for slot in choice.tried_slots}
+    now = methods_allowed(best.switches)
+    advice = []
+    for name, value in best.switches.items():
+        if value == DEFAULTS[name]:
+            continue
+        without = methods_allowed({**best.switches, name: DEFAULTS[name]})
+        moved = [slot for slot in now if now[slot] != without[slot]]
+        off = [slot for slot in moved if slot in final and not final[slot].settings.get(slot)]
+        on = [slot for slot in moved if slot in final and final[slot].settings.get(slot)]
+        untried = [slot for slot in moved if slot not in final]
+        reasons = [f"no overlap for {', '.join(off)}"] if off else []
+        reasons += [f"{space.setting_name(final[slot].settings[slot])} for {slot}" for slot in on]
+        reasons += [f"{', '.join(untried)} not measured, but changed by it too"] if untried else []
+        advice.append(SwitchAdvice(name, value, "; ".join(reasons)))
+    return advice

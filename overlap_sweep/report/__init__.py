@@ -1,0 +1,1 @@
+"""What `analyze.py` writes and prints: YAML for Megatron-LM, JSON, text, tables."""

@@ -1,0 +1,94 @@
+"""The YAML that Megatron-LM reads as tp_comm_overlap_cfg and hands to Transformer Engine as ub_cfgs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from overlap_sweep import space
+from overlap_sweep.analysis.sweep import CaseAnalysis, SlotAnswer
+
+FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
+USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the head of the file says about where its settings come from."""
+
+    machine: str
+    measured: str
+    commands: Sequence[str]
+
+
+def file_name(tp_size: int) -> str:
+    return FILE_NAME.replace(".yaml", f"_tp{tp_size}.yaml")
+
+
+def overlap_yaml(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> str:
+    """The file's text: only slots that are to be overlapped, under a head of comments with everything else.
+
+    Loads with yaml.safe_load into `{slot: {method, num_sm, ...}}`.
+    """
+    slots = case.slots(tp_size)
+    head = [*_origin(case, tp_size, provenance), "", *_switches(case, tp_size), "", *_left_out(slots), ""]
+    body = [_entry(answer) for answer in slots if answer.setting]
+    return "".join(f"# {line}".rstrip() + "\n" for line in head) + ("".join(body) or "{}\n")
+
+
+def _origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str]:
+    lines = [
+        f"Communication overlap for TP={tp_size}: Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs.",
+        f"{case.case}",
+        f"Measured {provenance.measured} on {provenance.machine}",
+        *(f"  {command}" for command in provenance.commands),
+    ]
+    if case.case.backend not in USERBUFFER_BACKENDS:
+        lines.append(transfer_warning(case.case.backend))
+    return lines
+
+
+def transfer_warning(backend: str) -> str:
+    return (
+        f"Measured with backend={backend}, not with Transformer Engine's userbuffers: a hint where to look, "
+        "not a measurement of what Megatron-LM will do."
+    )
+
+
+def _switches(case: CaseAnalysis, tp_size: int) -> list[str]:
+    lines = ["Set in Megatron-Core's configuration (on Megatron-LM's command line):"]
+    advised = case.plans[tp_size].switches
+    if not any(advice.name == "tp_comm_overlap" for advice in advised):
+        lines.append("  tp_comm_overlap: true  (--tp-comm-overlap)")
+    for advice in advised:
+        flag = f"  ({advice.flag})" if advice.flag and advice.name != "tp_comm_overlap" else ""
+        lines.append(f"  {advice.name}: {str(advice.value).lower()}{flag}  {advice.reason}")
+    return lines + list(case.plans[tp_size].overruled)
+
+
+def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
+    lines = [
+        "A slot that is not in this file is not 'none': it gets Transformer Engine's default overlap,",
+        "unless a switch above turns it off.",
+    ]
+    lines += [f"  {a.slot}: none wins; {a.choice.reason}" for a in slots if a.tried and not a.setting]
+    known = {answer.slot for answer in slots if answer.tried}
+    configurable = [
+        space.slot(operator, phase)
+        for operator in space.OPERATORS
+        for phase in space.PHASES
+        if space.methods_of(operator, phase)
+    ]
+    missing = [slot for slot in configurable if slot not in known]
+    return lines + ([f"  not measured: {', '.join(missing)}"] if missing else [])
+
+
+def _entry(answer: SlotAnswer) -> str:
+    choice = answer.choice
+    compared = f"{choice.chosen.time_us:.1f} us, without overlap {choice.none.time_us:.1f}"
+    together = " together" if len(choice.chosen.settings) > 1 else ""
+    predicted = "" if choice.chosen.measured else ", predicted from its slots alone: measure them together"
+    comment = f"# {choice.label}{together}: {compared}{predicted}\n"
+    return comment + yaml.safe_dump({answer.slot: dict(answer.setting or {})}, sort_keys=False)

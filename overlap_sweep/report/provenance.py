@@ -1,0 +1,71 @@
+"""Where numbers come from: machine, versions, date, and the commands that make them again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from overlap_sweep.analysis.points import Point
+
+SWEEP_CONFIG = "multirun.yaml"
+POINT_OVERRIDES = ".hydra/overrides.yaml"
+
+
+def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """The different environments of the points, the most frequent first."""
+    found: list[tuple[dict[str, Any], int]] = []
+    for point in points:
+        environment = point.result.environment if point.result else {}
+        at = next((i for i, (known, _) in enumerate(found) if known == environment), None)
+        if at is None:
+            found.append((environment, 1))
+        else:
+            found[at] = (environment, found[at][1] + 1)
+    return [environment for environment, _ in sorted(found, key=lambda pair: -pair[1])]
+
+
+def describe_machine(environment: dict[str, Any]) -> str:
+    """Host, device, and the versions that matter, in one line."""
+    gpu, count = environment.get("gpu"), environment.get("gpu_count")
+    device = f"{count} x {gpu}" if gpu else environment.get("cpu")
+    versions = {"driver": environment.get("driver"), "nccl": environment.get("nccl"), "cuda": environment.get("cuda")}
+    versions |= environment.get("packages", {})
+    shown = [f"{name} {version}" for name, version in versions.items() if version]
+    return "; ".join(filter(None, (environment.get("host"), device, ", ".join(shown)))) or "an unrecorded machine"
+
+
+def measured_when(points: Sequence[Point]) -> str:
+    """The first and the last start, UTC."""
+    started = sorted(point.result.started for point in points if point.result and point.result.started)
+    if not started:
+        return "at an unrecorded time"
+    first, last = (f"{time[:10]} {time[11:16]}" for time in (started[0], started[-1]))
+    return f"{first} to {last} UTC" if first != last else f"{first} UTC"
+
+
+def launch_commands(points: Sequence[Point]) -> list[str]:
+    """What was typed, as Hydra recorded it: one command for each sweep, or for a point that was run alone."""
+    commands = dict.fromkeys(filter(None, (_launch_command(point.directory) for point in points)))
+    return list(commands)
+
+
+def _launch_command(directory: Path) -> str | None:
+    try:
+        if (directory.parent / SWEEP_CONFIG).exists():
+            recorded = yaml.safe_load((directory.parent / SWEEP_CONFIG).read_bytes())["hydra"]["overrides"]
+            choices = [override for override in recorded["hydra"] if override.startswith("hydra/")]
+            return _command(["-m", *recorded["task"], *choices])
+        if (directory / POINT_OVERRIDES).exists():
+            return _command(yaml.safe_load((directory / POINT_OVERRIDES).read_bytes()))
+    except (yaml.YAMLError, KeyError, TypeError):
+        # A record that was cut short costs the comment that it would have been, nothing else.
+        return None
+    return None
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return shlex.join(["python", "launch.py", *arguments])

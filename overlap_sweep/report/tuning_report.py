@@ -1,0 +1,168 @@
+"""tuning_report.json: everything that was found, for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from overlap_sweep.analysis.frame import config_id, hidden_fraction
+from overlap_sweep.analysis.scaling import Scaling
+from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.report.provenance import environments, launch_commands, measured_when
+
+FILE_NAME = "tuning_report.json"
+SCHEMA = 1
+
+
+def tuning_report(analysis: Analysis) -> dict[str, Any]:
+    """The report as plain data. Times are in microseconds; what is unknown or undefined is None.
+
+    `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
+    their case; `tp_scaling` on top is the only case's, and None where there are several.
+    """
+    cases = [_case(case) for case in analysis.cases]
+    return {
+        "schema": SCHEMA,
+        "directory": str(analysis.reading.root),
+        "analysed": datetime.now(UTC).isoformat(timespec="seconds"),
+        "objective": analysis.config.objective,
+        "overlap_threshold": analysis.config.overlap_threshold,
+        "counts": analysis.counts(),
+        "problems": analysis.problems,
+        "commands": launch_commands(analysis.reading.points),
+        "cases": cases,
+        "best": [
+            _best(case, tp_size, answer)
+            for case in analysis.cases
+            for tp_size in case.plans
+            for answer in case.slots(tp_size)
+            if answer.tried
+        ],
+        "recommendations": [
+            entry for case in analysis.cases for entry in recommendations(case, analysis.config.overlap_threshold)
+        ],
+        "switches": [
+            {"case": case.case.name, "tp_size": tp_size, **asdict(advice), "flag": advice.flag}
+            for case in analysis.cases
+            for tp_size, plan in case.plans.items()
+            for advice in plan.switches
+        ],
+        "tp_scaling": cases[0]["tp_scaling"] if len(cases) == 1 else None,
+        "drift": [
+            {"case": case.case.name, **_renamed(asdict(drift))} for case in analysis.cases for drift in case.drift
+        ],
+        "configurations": [_row(row) for row in analysis.rows],
+    }
+
+
+def recommendations(case: CaseAnalysis, overlap_threshold: float) -> list[dict[str, Any]]:
+    """One for each pass whose overlap was tried, with a sentence, and whether its overlap is `effective`."""
+    found = []
+    for tp_size, plan in case.plans.items():
+        for choice in plan.choices:
+            if not choice.tried_slots:
+                continue
+            chosen, ratio = choice.chosen, choice.chosen.overlap_ratio
+            effective = bool(chosen.settings) and ratio is not None and ratio >= overlap_threshold
+            speedup = choice.none.time_us / chosen.time_us
+            if not chosen.settings:
+                sentence = f"TP={tp_size} {choice.label}: don't overlap; {choice.reason}"
+            else:
+                sentence = f"TP={tp_size} {choice.label}: {chosen.name}, {speedup:.2f}x no overlap"
+                if ratio is not None:
+                    sentence += f", overlap ratio {ratio:.2f} ({'effective' if effective else 'not effective'})"
+                if not chosen.measured:
+                    sentence += "; predicted from its slots alone, measure them together before you rely on it"
+            found.append(
+                {
+                    "case": case.case.name,
+                    "tp_size": tp_size,
+                    "operator": choice.operator,
+                    "pass": choice.pass_name,
+                    "settings": {slot: dict(setting) for slot, setting in chosen.settings.items()},
+                    "speedup": speedup,
+                    "overlap_ratio": ratio,
+                    "effective": effective,
+                    "measured": chosen.measured,
+                    "recommendation": sentence,
+                }
+            )
+    return found
+
+
+def _case(case: CaseAnalysis) -> dict[str, Any]:
+    environment, *others = environments(case.points)
+    return {
+        "name": case.case.name,
+        **case.case._asdict(),
+        "measured": measured_when(case.points),
+        "environment": environment,
+        "other_environments": others,
+        "launch_bound": case.launch_bound,
+        "overruled": {str(tp_size): plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
+        "tp_scaling": _tp_scaling(case.scaling),
+    }
+
+
+def _tp_scaling(scaling: Scaling) -> dict[str, Any]:
+    return {
+        "optimal_tp_size": scaling.optimal_tp_size,
+        "tolerance": scaling.tolerance,
+        "reason": scaling.reason,
+        "results": {
+            operator: {
+                "optimal_tp_size": result.optimal_tp_size,
+                "scaling_efficient": _by_size(result.scaling_efficient),
+                "scaling_ratios": _by_size(result.scaling_ratios),
+                "e2e_times": _by_size(result.e2e_times),
+                "reason": result.reason,
+            }
+            for operator, result in scaling.results.items()
+        },
+    }
+
+
+def _by_size(values: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(tp_size): value for tp_size, value in values.items()}
+
+
+def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any]:
+    choice, chosen = answer.choice, answer.choice.chosen
+    return {
+        "case": case.case.name,
+        "tp_size": tp_size,
+        "operator": choice.operator,
+        "phase": answer.phase,
+        "slot": answer.slot,
+        "pass": choice.pass_name,
+        "config_id": config_id(tp_size, choice.operator, answer.phase, answer.setting),
+        "overlap_method": answer.setting["method"] if answer.setting else "none",
+        "setting": dict(answer.setting) if answer.setting else None,
+        "measured": chosen.measured,
+        "time_us": chosen.time_us,
+        "noise_us": chosen.estimate.noise_us,
+        "none_us": choice.none.time_us,
+        "floor_us": choice.floor_us,
+        "speedup": choice.none.time_us / chosen.time_us,
+        "hidden_fraction": _finite(hidden_fraction(chosen.time_us, choice.none.time_us, choice.floor_us)),
+        "overlap_ratio": chosen.overlap_ratio,
+        "candidates": len(choice.candidates),
+        "reason": choice.reason,
+        "points": list(chosen.points),
+    }
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = {column: _finite(value) for column, value in row.items()}
+    return {**values, "overlap_method": row["method"]}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _renamed(drift: dict[str, Any]) -> dict[str, Any]:
+    return {"pass" if name == "pass_name" else name: value for name, value in drift.items()}

@@ -1,0 +1,94 @@
+"""Run directories with numbers that one can compute with by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep import space
+from overlap_sweep.analysis.choice import PassChoice, choose_all
+from overlap_sweep.analysis.points import Point, group_cases, read_points
+from overlap_sweep.analysis.traces import read_traces
+from overlap_sweep.run_directory import PassTimes, Result, Status, Timing, write_result
+
+ENVIRONMENT = {
+    "host": "node7",
+    "gpu": "NVIDIA H200",
+    "gpu_count": 8,
+    "driver": "580.1",
+    "packages": {"torch": "2.13.0"},
+}
+
+
+def timing(median_us: float, spread_us: float = 0.0) -> Timing:
+    """Five samples around the median: their interquartile range is twice the spread."""
+    samples = [median_us + step * spread_us for step in (-2, -1, 0, 1, 2)]
+    return Timing(median_us, median_us - spread_us, median_us + spread_us, samples)
+
+
+def pass_times(
+    point_us: float, none_us: float = 100.0, floor_us: float = 50.0, tp1_us: float | None = None, spread_us: float = 0.0
+) -> PassTimes:
+    tp1 = None if tp1_us is None else timing(tp1_us)
+    return PassTimes(timing(point_us, spread_us), timing(none_us, spread_us), timing(floor_us), tp1)
+
+
+def config(
+    tp_size: int = 2, operator: str = "fc1", phase: str = "all", method: str = "none", **knobs: Any
+) -> dict[str, Any]:
+    changed = {name: knobs.pop(name) for name in ("backend", "precision") if name in knobs}
+    tokens, model = knobs.pop("tokens", 8192), knobs.pop("model", "llama3_8b")
+    return {
+        "model": {"name": model, "source": "sizes"},
+        "workload": {"name": "operator", "tokens": tokens},
+        "runtime": {"device": "cuda"},
+        "backend": "transformer_engine",
+        "precision": "bf16",
+        **changed,
+        "tp_size": tp_size,
+        "operator": operator,
+        "phase": phase,
+        "method": method,
+        **dict.fromkeys(space.KNOBS),
+        **knobs,
+    }
+
+
+def write_point(
+    directory: Path,
+    point: Mapping[str, Any],
+    fwd: PassTimes | None = None,
+    bwd: PassTimes | None = None,
+    status: Status = "ok",
+    **result: Any,
+) -> Path:
+    """Write result.json of a point into a new folder of `directory`; passes that are not given took as long as none."""
+    name = result.pop("name", space.point_name(point, []) + f"_{len(list(directory.glob('*')))}")
+    times = {"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, none_us=200.0, floor_us=150.0)}
+    (directory / name).mkdir(parents=True)
+    write_result(
+        directory / name,
+        Result(
+            name=name,
+            point=dict(point),
+            status=status,
+            settings=space.settings(point) if status == "ok" else {},
+            times=times if status == "ok" else {},
+            environment=ENVIRONMENT,
+            **result,
+        ),
+    )
+    return directory / name
+
+
+def only_case(directory: Path) -> list[Point]:
+    (points,) = group_cases(read_points(directory).points).values()
+    return points
+
+
+def choices(directory: Path, objective: str = "time") -> dict[tuple[int, str, str], PassChoice]:
+    """What is chosen for the directory's only case, by TP size, operator and pass."""
+    points = only_case(directory)
+    chosen = choose_all(points, read_traces(points), objective)
+    return {(choice.tp_size, choice.operator, choice.pass_name): choice for choice in chosen}

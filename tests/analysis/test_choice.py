@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.run_directory import PassTimes
+from tests.analysis.run_directories import choices, config, pass_times, write_point
+
+
+def bwd(time_us: float, spread_us: float = 0.0) -> PassTimes:
+    return pass_times(time_us, none_us=200.0, floor_us=150.0, spread_us=spread_us)
+
+
+def test_fastest_setting_wins(tmp_path: Path) -> None:
+    write_point(tmp_path, config(method="ring_exchange", phase="fprop", aggregate=False), fwd=pass_times(80.0))
+    write_point(tmp_path, config(method="ring_exchange", phase="fprop", aggregate=True), fwd=pass_times(70.0))
+    choice = choices(tmp_path)[2, "fc1", "fwd"]
+    assert choice.chosen.settings == {"fc1_fprop": {"method": "ring_exchange", "aggregate": True}}
+    assert (choice.chosen.time_us, choice.none.time_us, choice.floor_us) == (70.0, 100.0, 50.0)
+    assert choice.reason == "fastest of 3, none included"
+
+
+def test_drift_between_points_does_not_decide(tmp_path: Path) -> None:
+    # sm8 looks slower by the clock, but the machine was: 180/240 of no overlap, against 160/200.
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=pass_times(160.0, none_us=200.0))
+    write_point(tmp_path, config(method="bulk", num_sm=8), bwd=pass_times(180.0, none_us=240.0))
+    chosen = choices(tmp_path)[2, "fc1", "bwd"].chosen
+    assert chosen.settings["fc1_dgrad"]["num_sm"] == 8
+    assert chosen.time_us == pytest.approx(220.0 * 180 / 240)
+
+
+def test_tie_inside_the_noise_goes_to_the_smaller_setting(tmp_path: Path) -> None:
+    for num_sm, time_us in ((16, 158.0), (8, 160.0), (2, 159.0), (1, 190.0)):
+        write_point(tmp_path, config(method="bulk", num_sm=num_sm), bwd=bwd(time_us, spread_us=2.0))
+    choice = choices(tmp_path)[2, "fc1", "bwd"]
+    assert choice.chosen.name == "dgrad bulk_sm2 + wgrad bulk_sm2"
+    assert "within the noise of the fastest, dgrad bulk_sm16 + wgrad bulk_sm16 (1.0 us faster" in choice.reason
+
+
+def test_tie_goes_to_the_simpler_method_and_to_no_aggregate(tmp_path: Path) -> None:
+    row = {"operator": "fc2", "phase": "fprop"}
+    write_point(tmp_path, config(**row, method="pipeline", num_sm=4, num_splits=4), fwd=pass_times(80.0))
+    write_point(tmp_path, config(**row, method="ring_exchange", num_sm=4), fwd=pass_times(80.0))
+    assert choices(tmp_path)[2, "fc2", "fwd"].chosen.name == "ring_sm4"
+    write_point(tmp_path, config(phase="fprop", method="ring_exchange", aggregate=True), fwd=pass_times(80.0))
+    write_point(tmp_path, config(phase="fprop", method="ring_exchange", aggregate=False), fwd=pass_times(80.0))
+    assert choices(tmp_path)[2, "fc1", "fwd"].chosen.name == "ring_agg0"
+
+
+@pytest.mark.parametrize(
+    ("time_us", "reason"),
+    [
+        (198.0, "the best overlap, dgrad bulk_sm4 + wgrad bulk_sm4, is no faster beyond the noise (2.0 us faster"),
+        (260.0, "the best overlap, dgrad bulk_sm4 + wgrad bulk_sm4, is 30.0% slower"),
+    ],
+)
+def test_none_wins_ties_and_against_harmful_overlaps(tmp_path: Path, time_us: float, reason: str) -> None:
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(time_us, spread_us=3.0))
+    choice = choices(tmp_path)[2, "fc1", "bwd"]
+    assert choice.chosen is choice.none
+    assert choice.reason.startswith(reason)
+
+
+def test_none_needs_no_point_of_its_own_and_is_pooled_when_it_has_some(tmp_path: Path) -> None:
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(180.0))
+    assert choices(tmp_path)[2, "fc1", "bwd"].none.estimate.repeats == 5
+    write_point(tmp_path, config(), bwd=bwd(200.0))
+    choice = choices(tmp_path)[2, "fc1", "bwd"]
+    assert choice.none.estimate.repeats == 10
+    assert choice.tried_slots == {"fc1_dgrad", "fc1_wgrad"}
+
+
+def test_the_same_setting_measured_twice_is_one_candidate(tmp_path: Path) -> None:
+    for time_us in (150.0, 170.0):
+        write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(time_us))
+    chosen = choices(tmp_path)[2, "fc1", "bwd"].chosen
+    assert len(chosen.points) == 2
+    assert chosen.estimate.repeats == 10
+    assert chosen.time_us == 160.0
+
+
+def test_backward_is_chosen_as_a_pair(tmp_path: Path) -> None:
+    # dgrad alone is the best by far; together with wgrad's bulk it is spoilt.
+    write_point(tmp_path, config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(160.0))
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(180.0))
+    assert choices(tmp_path)[2, "fc1", "bwd"].chosen.settings == {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
+
+
+def test_slots_measured_one_at_a_time_predict_their_pair(tmp_path: Path) -> None:
+    write_point(tmp_path, config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(180.0))
+    write_point(tmp_path, config(method="bulk", num_sm=8, phase="wgrad"), bwd=bwd(190.0))
+    chosen = choices(tmp_path)[2, "fc1", "bwd"].chosen
+    assert chosen.name == "dgrad bulk_sm4 + wgrad bulk_sm8"
+    assert (chosen.time_us, chosen.measured) == (170.0, False)
+
+
+def test_no_pair_is_predicted_that_is_invalid_useless_or_measured(tmp_path: Path) -> None:
+    # A dgrad that scatters its own output leaves wgrad nothing.
+    write_point(tmp_path, config(method="ring_exchange", num_sm=1, phase="dgrad"), bwd=bwd(180.0))
+    write_point(tmp_path, config(method="bulk", num_sm=8, phase="wgrad"), bwd=bwd(190.0))
+    # A dgrad that harms alone.
+    write_point(tmp_path, config(method="bulk", num_sm=2, phase="dgrad"), bwd=bwd(210.0))
+    choice = choices(tmp_path)[2, "fc1", "bwd"]
+    assert choice.chosen.name == "ring_sm1"
+    assert all(candidate.measured for candidate in choice.candidates)
+    write_point(tmp_path, config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(190.0))
+    assert not all(candidate.measured for candidate in choices(tmp_path)[2, "fc1", "bwd"].candidates)
+    write_point(tmp_path, config(method="bulk", num_sm=16), bwd=bwd(195.0))
+    assert all(candidate.measured for candidate in choices(tmp_path)[2, "fc1", "bwd"].candidates)
+
+
+def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path) -> None:
+    write_point(tmp_path, config(method="bulk", num_sm=1), bwd=bwd(100.0), launch_bound=True)
+    write_point(tmp_path, config(method="bulk", num_sm=2), status="failed", error="boom")
+    write_point(tmp_path, config(method="pipeline", num_sm=2), status="skipped", error="senseless")
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(190.0))
+    assert [candidate.name for candidate in choices(tmp_path)[2, "fc1", "bwd"].candidates] == [
+        "none",
+        "dgrad bulk_sm4 + wgrad bulk_sm4",
+    ]

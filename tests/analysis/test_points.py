@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from overlap_sweep.analysis.points import group_cases, read_points
+from overlap_sweep.errors import UserError
+from tests.analysis.run_directories import config, pass_times, write_point
+
+
+def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: Path) -> None:
+    first = write_point(tmp_path / "10-00-00", config(), name="a")
+    write_point(tmp_path / "11-00-00", config(), name="b")
+    assert [point.name for point in read_points(tmp_path).points] == ["a", "b"]
+    assert [point.name for point in read_points(tmp_path / "11-00-00").points] == ["b"]
+    assert [point.name for point in read_points(first).points] == ["a"]
+
+
+def test_a_point_that_died_without_a_result_is_missing(tmp_path: Path) -> None:
+    write_point(tmp_path, config())
+    (tmp_path / "died" / ".hydra").mkdir(parents=True)
+    composed = {**config(4, "qkv", "fprop", "ring_exchange"), "precision": None}
+    composed["workload"] = {"tokens": None}
+    (tmp_path / "died" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(composed))
+    died = next(point for point in read_points(tmp_path).points if point.name == "died")
+    assert died.status == "missing"
+    assert died.config["operator"] == "qkv"
+    assert died.result is None
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "Input data was truncated"),
+        ('{"schema": 1, "name": "x"', "truncated"),
+        ("{}", "missing required field"),
+        ('{"name": "x", "status": "ok", "point": {"operator": "fc1"}}', "describes no point"),
+    ],
+)
+def test_one_unreadable_result_is_named_and_the_others_are_read(tmp_path: Path, content: str, reason: str) -> None:
+    write_point(tmp_path, config(), name="good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "result.json").write_text(content)
+    reading = read_points(tmp_path)
+    assert [point.name for point in reading.points] == ["good"]
+    (problem,) = reading.problems
+    assert str(tmp_path / "bad" / "result.json") in problem
+    assert reason in problem
+    assert "measure the point again" in problem
+
+
+def test_an_ok_result_without_times_is_unreadable(tmp_path: Path) -> None:
+    write_point(tmp_path, config(), name="good")
+    directory = write_point(tmp_path, config(), fwd=pass_times(0.0), name="bad")
+    (problem,) = read_points(tmp_path).problems
+    assert problem.startswith(f"{directory}/result.json is ok without whole fwd times")
+
+
+def test_nothing_to_analyse_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no results; measure some"):
+        read_points(tmp_path)
+    with pytest.raises(UserError, match="does not exist; give a directory"):
+        read_points(tmp_path / "nowhere")
+    (tmp_path / "trace.json").touch()
+    with pytest.raises(UserError, match="is a file; give its directory"):
+        read_points(tmp_path / "trace.json")
+
+
+def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:
+    write_point(tmp_path, config())
+    write_point(tmp_path, config(tp_size=4, operator="qkv"))
+    for change in ({"tokens": 4096}, {"precision": "fp16"}, {"backend": "torch"}, {"model": "Qwen/Qwen3-0.6B"}):
+        write_point(tmp_path, config(**change))
+    write_point(tmp_path, config(tokens=1024), status="failed")
+    cases = group_cases(read_points(tmp_path).points)
+    assert sorted(len(points) for points in cases.values()) == [1, 1, 1, 1, 2]
+    assert "Qwen3-0.6B_transformer_engine_NVIDIA-H200_bf16_tokens8192" in {case.name for case in cases}

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.analysis.points import read_points
+from overlap_sweep.analysis.traces import METRICS, read_traces, summarise
+from overlap_sweep.trace.overlap import TraceRow, analyse_trace
+from tests.analysis.run_directories import choices, config, pass_times, write_point
+
+TRACES = Path(__file__).parent.parent / "data" / "traces"
+
+
+def row(rank: int, iteration: int, phase: str, span_us: float, ratio: float | None = 0.5, gemms: int = 4) -> TraceRow:
+    return TraceRow(
+        file=f"trace_rank{rank}.json.gz",
+        rank=rank,
+        iteration=iteration,
+        phase=phase,
+        span_us=span_us,
+        gemm_busy_us=span_us / 2,
+        comm_busy_us=span_us / 4,
+        wait_us=1.0,
+        overlap_us=span_us / 8,
+        exposed_comm_us=span_us / 8,
+        idle_us=2.0,
+        overlap_ratio=ratio,
+        num_gemm_events=gemms,
+        num_comm_events=2,
+        num_wait_events=0,
+        num_compute_events=1,
+    )
+
+
+def test_slowest_rank_of_each_iteration_then_median_over_iterations() -> None:
+    rows = []
+    for iteration, spans in enumerate([(100.0, 900.0), (120.0, 80.0), (90.0, 160.0)]):
+        for rank, span_us in enumerate(spans):
+            rows += [row(rank, iteration, phase, span_us, gemms=4 + rank) for phase in ("fwd", "bwd", "all")]
+    metrics = summarise(rows)
+    # Slowest: 900 (rank 1), 120 (rank 0), 160 (rank 1).
+    assert metrics["operator_e2e_time_us"] == 160.0
+    assert metrics["forward_gemm_time_us"] == 80.0
+    assert metrics["backward_comm_time_us"] == 40.0
+    assert metrics["num_gemm_events"] == 5
+    assert metrics.keys() == METRICS.keys()
+
+
+def test_what_no_iteration_has_is_left_out() -> None:
+    metrics = summarise([row(0, 0, "all", 100.0, ratio=None), row(0, 0, "fwd", 100.0, ratio=None)])
+    assert "forward_overlap_ratio" not in metrics
+    assert "backward_e2e_time_us" not in metrics
+    assert summarise([]) == {}
+
+
+def test_traces_of_a_run_directory(tmp_path: Path) -> None:
+    directory = write_point(
+        tmp_path, config(), traces=["trace_rank0.json.gz", "trace_rank1.json.gz", "trace_rank2.json"]
+    )
+    shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", directory / "trace_rank0.json.gz")
+    (directory / "trace_rank2.json").write_text('{"traceEvents": [')
+    reading = read_traces(read_points(tmp_path).points)[directory]
+    assert reading.missing == ["trace_rank1.json.gz"]
+    assert len(reading.problems) == 1
+    assert str(directory / "trace_rank2.json") in reading.problems[0]
+    forward = [r.span_us for r in analyse_trace(directory / "trace_rank0.json.gz") if r.phase == "fwd"]
+    assert reading.metrics["forward_e2e_time_us"] == pytest.approx(sum(forward) / 2)
+
+
+def test_objective_overlap_ratio_takes_the_highest_ratio_whatever_its_time(tmp_path: Path) -> None:
+    for num_sm, time_us, trace in (
+        (1, 90.0, "h200x4_llama3_70b_layer_none.json.gz"),
+        (2, 120.0, "h200x4_llama3_70b_layer_ring_rs.json.gz"),
+        (4, 80.0, None),
+    ):
+        asked = config(method="ring_exchange", phase="fprop", num_sm=num_sm)
+        directory = write_point(
+            tmp_path, asked, fwd=pass_times(time_us), traces=["trace_rank0.json.gz"] if trace else []
+        )
+        if trace:
+            shutil.copy(TRACES / trace, directory / "trace_rank0.json.gz")
+    assert choices(tmp_path, "time")[2, "fc1", "fwd"].chosen.name == "ring_sm4"
+    by_ratio = choices(tmp_path, "overlap_ratio")
+    assert by_ratio[2, "fc1", "fwd"].chosen.name == "ring_sm2"
+    assert by_ratio[2, "fc1", "fwd"].reason == "highest overlap ratio of 2"
+    assert by_ratio[2, "fc1", "bwd"].chosen.name == "none"
+
+
+def test_objective_overlap_ratio_without_traces(tmp_path: Path) -> None:
+    write_point(tmp_path, config(method="ring_exchange", phase="fprop"), fwd=pass_times(90.0))
+    choice = choices(tmp_path, "overlap_ratio")[2, "fc1", "fwd"]
+    assert (choice.chosen.name, choice.reason) == ("none", "no trace gives an overlap ratio")

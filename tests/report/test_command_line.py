@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from overlap_sweep.trace.overlap import analyse_trace
+from tests.analysis.run_directories import config, pass_times, write_point
+from tests.report.sweeps import write_sweep
+
+ROOT = Path(__file__).parent.parent.parent
+TRACE = ROOT / "tests" / "data" / "traces" / "h200x4_llama3_70b_layer_te_default.json.gz"
+
+WRITTEN = {
+    "summary.txt",
+    "tuning_report.json",
+    "points.csv",
+    "points.parquet",
+    "optimal_tp_comm_overlap_cfg.yaml",
+    "optimal_tp_comm_overlap_cfg_tp2.yaml",
+    "optimal_tp_comm_overlap_cfg_tp4.yaml",
+}
+
+TRACE_FIELDS = {
+    *("file", "rank", "iteration", "phase", "span_us", "gemm_busy_us", "comm_busy_us", "wait_us", "overlap_us"),
+    *("exposed_comm_us", "idle_us", "overlap_ratio", "num_gemm_events", "num_comm_events", "num_wait_events"),
+    "num_compute_events",
+}
+
+
+def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "analyze.py", *map(str, arguments)], cwd=ROOT, text=True, capture_output=True, timeout=60
+    )
+
+
+def on_terminal(columns: int, *arguments: str | Path) -> str:
+    """What a terminal of that width shows."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    command = [sys.executable, "analyze.py", *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        except OSError:
+            # The terminal's other end has closed.
+            pass
+    os.close(ours)
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+
+
+def files_below(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def assert_one_error(process: subprocess.CompletedProcess[str], *parts: str, status: int = 1) -> None:
+    assert process.returncode == status
+    assert "Traceback" not in process.stderr
+    assert process.stderr.count("error: ") == 1
+    assert all(part in process.stderr for part in parts), process.stderr
+
+
+def test_writes_everything_and_prints_the_table(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    before = files_below(tmp_path)
+    process = analyze(tmp_path)
+    assert (process.returncode, process.stderr) == (0, "")
+    after = files_below(tmp_path)
+    assert {path.name for path in after.keys() - before.keys()} == WRITTEN
+    assert before.items() <= after.items()
+    lines = process.stdout.splitlines()
+    assert next(line for line in lines if "fc1_dgrad " in line).split() == [
+        "2", "fc1_dgrad", "bulk_sm4", "320.0", "0.0", "400.0", "300.0", "1.25x", "80%", "-",
+    ]  # fmt: skip
+    answer = "TP=2: 1.19x no overlap in fc1, fc2 fwd: 670.0 us instead of 800.0, GEMMs alone 500.0"
+    assert any(answer in line for line in lines[:4])
+    assert "9 points: 6 ok, 1 failed, 2 skipped" in lines
+    assert any(line.endswith(" and 1 more: bulk does not fit") for line in lines)
+    assert any(line.endswith("[rank3] out of memory") for line in lines)
+    summary = (tmp_path / "summary.txt").read_text()
+    assert summary.startswith(process.stdout.partition("\nWritten to")[0].rstrip())
+    assert "python launch.py -m tp_size=2,4,8" in summary
+
+
+def test_the_table_in_parquet_and_csv(tmp_path: Path) -> None:
+    analyze(write_sweep(tmp_path))
+    parquet, text = pd.read_parquet(tmp_path / "points.parquet"), pd.read_csv(tmp_path / "points.csv")
+    assert len(parquet) == len(text) == 13
+    assert list(parquet.columns) == list(text.columns)
+    best = parquet.query("method == 'bulk' and tp_size == 2 and phase == 'dgrad' and status == 'ok'")
+    assert sorted(best["hidden_fraction"]) == [pytest.approx(0.4), pytest.approx(0.8)]
+
+
+def test_output_elsewhere_leaves_the_results_alone(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep")
+    before = files_below(tmp_path / "sweep")
+    assert analyze(tmp_path / "sweep", "--output", tmp_path / "new" / "there").returncode == 0
+    assert files_below(tmp_path / "sweep") == before
+    assert {path.name for path in (tmp_path / "new" / "there").iterdir()} == WRITTEN
+
+
+def test_analysing_again_changes_nothing_but_the_date(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    analyze(tmp_path)
+    first = files_below(tmp_path)
+    analyze(tmp_path)
+    changed = {path.name for path, content in files_below(tmp_path).items() if first[path] != content}
+    assert changed <= {"tuning_report.json"}
+
+
+def test_one_run_directory(tmp_path: Path) -> None:
+    directory = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(80.0))
+    assert analyze(directory).returncode == 0
+    assert yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg.yaml").read_text()).keys() == {
+        "fc1_dgrad",
+        "fc1_wgrad",
+    }
+
+
+def test_the_objective_is_an_option(tmp_path: Path) -> None:
+    directory = write_point(tmp_path, config(2, "fc1", "fprop", "ring_exchange"), traces=["t.json.gz"])
+    shutil.copy(TRACE, directory / "t.json.gz")
+    assert analyze(tmp_path, "analysis.objective=overlap_ratio").returncode == 0
+    report = json.loads((tmp_path / "tuning_report.json").read_text())
+    assert report["objective"] == "overlap_ratio"
+    # By time the ring, no faster than none, would not be chosen.
+    assert report["best"][0]["overlap_method"] == "ring_exchange"
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("analysis.objective=speed", "choose one of time, overlap_ratio"),
+        ("analysis.speed=1", "is no option of the analysis"),
+        ("analysis.overlap_threshold=high", "is no number"),
+        ("analysis.overlap_threshold=7", "out of range"),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error(tmp_path: Path, option: str, reason: str) -> None:
+    process = analyze(write_sweep(tmp_path), option)
+    assert process.returncode == 2
+    assert reason in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_unreadable_results_are_named_and_the_rest_is_analysed(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    (tmp_path / "cut" / "x").mkdir(parents=True)
+    (tmp_path / "cut" / "result.json").write_text('{"schema": 1, "na')
+    process = analyze(tmp_path)
+    assert_one_error(process, f"{tmp_path}/cut/result.json", "measure the point again")
+    assert {path.name for path in tmp_path.iterdir()} >= WRITTEN
+    assert "10 points: 6 ok, 1 failed, 2 skipped, 1 unreadable" in process.stdout
+
+
+def test_an_unreadable_trace_is_named_and_the_rest_is_analysed(tmp_path: Path) -> None:
+    directory = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), traces=["t.json"])
+    (directory / "t.json").write_text("")
+    process = analyze(tmp_path)
+    assert_one_error(process, f"{directory}/t.json is empty")
+    assert (tmp_path / "optimal_tp_comm_overlap_cfg.yaml").exists()
+
+
+def test_directories_without_anything_to_analyse(tmp_path: Path) -> None:
+    assert_one_error(analyze(tmp_path), f"{tmp_path} holds no results")
+    assert_one_error(analyze(tmp_path / "nowhere"), "does not exist")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "result.json").touch()
+    assert_one_error(analyze(tmp_path), "cut/result.json cannot be read")
+    assert [path.name for path in tmp_path.iterdir()] == ["cut"]
+
+
+def test_nothing_measured_is_still_reported(tmp_path: Path) -> None:
+    write_point(tmp_path, config(2, "fc1", "fprop", "bulk"), status="skipped", error="bulk does not fit fc1_fprop")
+    process = analyze(tmp_path)
+    assert process.returncode == 0
+    assert "1 point: 1 skipped" in process.stdout
+    assert "bulk does not fit fc1_fprop" in process.stdout
+
+
+def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    process = analyze(write_sweep(tmp_path / "sweep"), "--output", tmp_path / "file")
+    assert_one_error(process, "cannot be written to", "--output")
+
+
+@pytest.mark.parametrize("columns", [40, 79, 200])
+def test_a_terminal_of_any_width_shows_everything(tmp_path: Path, columns: int) -> None:
+    shown = on_terminal(columns, write_sweep(tmp_path))
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "…" not in shown
+    for expected in ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"):
+        assert expected in shown
+
+
+def test_trace_as_json_is_a_list_of_rows() -> None:
+    process = analyze("trace", TRACE, "--format", "json")
+    rows = json.loads(process.stdout)
+    assert all(row.keys() == TRACE_FIELDS for row in rows)
+    expected = analyse_trace(TRACE)
+    assert [row["exposed_comm_us"] for row in rows] == [row.exposed_comm_us for row in expected]
+    assert [row["phase"] for row in rows][:3] == ["fwd", "bwd", "all"]
+
+
+def test_trace_as_csv_and_as_table() -> None:
+    rows = list(csv.DictReader(analyze("trace", TRACE, "--format", "csv").stdout.splitlines()))
+    table = analyze("trace", TRACE).stdout
+    assert rows[0].keys() == TRACE_FIELDS
+    for row in rows:
+        assert f"{float(row['span_us']):,.1f}" in table
+    assert f"{float(rows[0]['gemm_busy_us']):,.1f}" in on_terminal(60, "trace", TRACE)
+
+
+def test_a_trace_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text('{"traceEvents": [{"ph": "X"')
+    process = analyze("trace", TRACE, tmp_path / "cut.json", "--format", "json")
+    assert_one_error(process, f"{tmp_path}/cut.json")
+    assert {row["file"] for row in json.loads(process.stdout)} == {str(TRACE)}
+    assert_one_error(analyze("trace", tmp_path / "nowhere.json"), "does not exist")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("report", "--help"), ("trace", "--help")])
+def test_help(arguments: tuple[str, ...]) -> None:
+    process = analyze(*arguments)
+    assert "Usage: analyze.py" in process.stdout + process.stderr
+    if arguments == ("--help",):
+        assert "python analyze.py trace trace_rank0.json.gz --format json" in process.stdout
+
+
+def test_analysis_never_imports_torch(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    for arguments in (["--help"], [str(tmp_path)], ["trace", str(TRACE)]):
+        command = [sys.executable, "-X", "importtime", "analyze.py", *arguments]
+        process = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
+        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in process.stderr.splitlines()}
+        assert process.returncode == 0
+        assert "torch" not in imported
+        assert arguments != ["--help"] or not imported & {"pandas", "pyarrow", "numpy", "hydra"}
