@@ -1,6 +1,6 @@
 """What keeping a torchrun group alive saves: the 15-point sweep, once as it is and once with a group per point.
 
-    python benchmarks/shared_groups.py [extra overrides ...]
+python benchmarks/shared_groups.py [extra overrides ...]
 """
 
 from __future__ import annotations

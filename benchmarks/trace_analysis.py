@@ -1,6 +1,6 @@
 """How long `analyze.py trace` takes over some traces, and its peak memory, beside the bytes of JSON inside.
 
-    python benchmarks/trace_analysis.py [FILE ...]        (default: the recorded traces of the tests)
+python benchmarks/trace_analysis.py [FILE ...]        (default: the recorded traces of the tests)
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def json_bytes(path: Path) -> int:
-    opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    with opened as file:
-        return len(file.read())
+    content = path.read_bytes()
+    return len(gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
 def main() -> None:

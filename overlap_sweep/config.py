@@ -54,7 +54,8 @@ class OperatorWorkload:
     warmup: int = ranged(1, 0, 1000)
     """Untimed forward and backward passes of every variant before the first timed one."""
     repeats: int | None = ranged(None, 3, 1000)
-    """Timed passes of every variant; null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) take turns, so that drift hits all."""
+    """Timed passes of every variant; null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) take
+    turns, so that drift hits all."""
     profiled: int = ranged(2, 0, 100)
     """Passes under the profiler, after timing; 0 writes no traces."""
     seed: int = ranged(0, 0, 2**31 - 1)

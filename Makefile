@@ -1,0 +1,28 @@
+# Everything runs in .venv, installed from constraints.txt. PYTHON may name any Python 3.11 or 3.12.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: sweep test lint clean
+
+## The main job on this machine: the 15-point sweep, then its tables and YAML.
+sweep: .venv/.installed
+	$(BIN)/python launch.py -m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16 runtime.device=cpu hydra.sweep.dir=multirun/make_sweep
+	$(BIN)/python analyze.py multirun/make_sweep
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; give one: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
