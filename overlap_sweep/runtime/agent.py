@@ -24,8 +24,9 @@ def main() -> None:
     arguments = parser.parse_args()
     threading.Thread(target=_die_with_launcher, daemon=True).start()
 
-    # Importing torch costs seconds: the fork server does it once for all workers, while this process does it too.
-    multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker"])
+    # Importing torch costs seconds, and its first backward pass and first profile import another second's worth
+    # through _dynamo: the fork server does it once for all workers, while this process imports torch too.
+    multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker", "torch._dynamo"])
     forkserver.ensure_running()
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
