@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlap_sweep import space
-from overlap_sweep.analysis.choice import PassChoice, choose_all
+from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
 from overlap_sweep.analysis.drift import Drift, baseline_drift
 from overlap_sweep.analysis.frame import Row, table_rows
 from overlap_sweep.analysis.points import Case, Point, Reading, group_cases, read_points
@@ -23,13 +23,20 @@ class SlotAnswer:
 
     slot: str
     setting: space.Setting | None
-    """None: no overlap."""
+    """The best for its pass; None: no overlap."""
     choice: PassChoice
     """The decision about its pass: its times are those of all slots of the pass together."""
+    final: Candidate
+    """What the pass will run under Megatron-Core's switches: the choice, unless they don't allow it."""
 
     @property
     def tried(self) -> bool:
         return self.slot in self.choice.tried_slots
+
+    @property
+    def final_setting(self) -> space.Setting | None:
+        """What goes into the YAML."""
+        return self.final.settings.get(self.slot)
 
     @property
     def phase(self) -> str:
@@ -52,8 +59,8 @@ class CaseAnalysis:
     def slots(self, tp_size: int) -> list[SlotAnswer]:
         """Every configurable slot of the operators measured at this TP size, tried or not."""
         return [
-            SlotAnswer(slot, choice.chosen.settings.get(slot), choice)
-            for choice in self.plans[tp_size].choices
+            SlotAnswer(slot, choice.chosen.settings.get(slot), choice, final)
+            for choice, final in zip(self.plans[tp_size].choices, self.plans[tp_size].finals, strict=True)
             for phase in space.PHASES
             if space.PASS_OF_PHASE[phase] == choice.pass_name and space.methods_of(choice.operator, phase)
             for slot in [space.slot(choice.operator, phase)]
@@ -93,14 +100,12 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         choices = choose_all(points, traces, config.objective)
         tp_sizes = sorted({choice.tp_size for choice in choices if choice.tp_size > 1})
         plans = {tp_size: plan([choice for choice in choices if choice.tp_size == tp_size]) for tp_size in tp_sizes}
-        final = [choice for choice in choices if choice.tp_size == 1]
-        final += [choice for tp_size in tp_sizes for choice in plans[tp_size].choices]
         cases.append(
             CaseAnalysis(
                 case=case,
                 points=points,
                 plans=plans,
-                scaling=scale_case(final, config.tp_scaling_tolerance),
+                scaling=scale_case(choices, config.tp_scaling_tolerance),
                 drift=baseline_drift(points),
                 launch_bound=[point.name for point in points if point.result and point.result.launch_bound],
             )

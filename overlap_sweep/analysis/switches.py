@@ -12,7 +12,7 @@ tp_comm_bulk_wgrad are interchanged; the code does what the names say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from overlap_sweep import space
@@ -67,7 +67,9 @@ class Plan:
     """What to give Megatron-Core at one TP size."""
 
     choices: list[PassChoice]
-    """As chosen one by one, except where no switch allows it: there, the next best that the switches allow."""
+    """As chosen one by one, whatever the switches allow."""
+    finals: list[Candidate]
+    """For each choice what will run: what was chosen, or where no switch allows that, the next best that they allow."""
     overruled: list[str]
     """One sentence for each choice that the switches don't allow."""
     switches: list[SwitchAdvice]
@@ -104,14 +106,12 @@ def plan(choices: Sequence[PassChoice]) -> Plan:
     and changes fewest switches.
     """
     best = min(_settled(choices), key=lambda settled: settled.rank)
-    final_choices, overruled = [], []
-    for choice, final in zip(choices, best.finals, strict=True):
-        if final is not choice.chosen:
-            sentence = _why_overruled(choice, final, best, choices)
-            overruled.append(sentence)
-            choice = replace(choice, chosen=final, reason=sentence)
-        final_choices.append(choice)
-    return Plan(final_choices, overruled, _advice(best, choices))
+    overruled = [
+        _why_overruled(choice, final, best, choices)
+        for choice, final in zip(choices, best.finals, strict=True)
+        if final is not choice.chosen
+    ]
+    return Plan(list(choices), best.finals, overruled, _advice(best, choices))
 
 
 @dataclass(frozen=True)

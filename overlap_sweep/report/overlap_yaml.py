@@ -34,7 +34,7 @@ def overlap_yaml(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> st
     """
     slots = case.slots(tp_size)
     head = [*_origin(case, tp_size, provenance), "", *_switches(case, tp_size), "", *_left_out(slots), ""]
-    body = [_entry(answer) for answer in slots if answer.setting]
+    body = [_entry(answer) for answer in slots if answer.final_setting]
     return "".join(f"# {line}".rstrip() + "\n" for line in head) + ("".join(body) or "{}\n")
 
 
@@ -73,7 +73,7 @@ def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
         "A slot that is not in this file is not 'none': it gets Transformer Engine's default overlap,",
         "unless a switch above turns it off.",
     ]
-    lines += [f"  {a.slot}: none wins; {a.choice.reason}" for a in slots if a.tried and not a.setting]
+    lines += [f"  {a.slot}: {_why_none(a)}" for a in slots if a.tried and not a.final_setting]
     known = {answer.slot for answer in slots if answer.tried}
     configurable = [
         space.slot(operator, phase)
@@ -85,10 +85,16 @@ def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
     return lines + ([f"  not measured: {', '.join(missing)}"] if missing else [])
 
 
+def _why_none(answer: SlotAnswer) -> str:
+    if answer.setting:
+        return f"{space.setting_name(answer.setting)} is best, but the switches don't allow it beside the others"
+    return f"none wins; {answer.choice.reason}"
+
+
 def _entry(answer: SlotAnswer) -> str:
-    choice = answer.choice
-    compared = f"{choice.chosen.time_us:.1f} us, without overlap {choice.none.time_us:.1f}"
-    together = " together" if len(choice.chosen.settings) > 1 else ""
-    predicted = "" if choice.chosen.measured else ", predicted from its slots alone: measure them together"
+    choice, final = answer.choice, answer.final
+    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}"
+    together = " together" if len(final.settings) > 1 else ""
+    predicted = "" if final.measured else ", predicted from its slots alone: measure them together"
     comment = f"# {choice.label}{together}: {compared}{predicted}\n"
-    return comment + yaml.safe_dump({answer.slot: dict(answer.setting or {})}, sort_keys=False)
+    return comment + yaml.safe_dump({answer.slot: dict(answer.final_setting or {})}, sort_keys=False)

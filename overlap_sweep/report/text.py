@@ -21,6 +21,7 @@ from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.analysis.switches import Plan
 from overlap_sweep.report.console import console_for, fits
 from overlap_sweep.report.overlap_yaml import USERBUFFER_BACKENDS, transfer_warning
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
@@ -68,6 +69,8 @@ def _print_case(case: CaseAnalysis, console: Console) -> None:
         tried = [choice for choice in plan.choices if choice.tried_slots]
         if tried:
             _lines(console, [f"TP={tp_size}: {_verdict(tried)}"])
+        if plan.overruled:
+            _lines(console, [f"      {_verdict_under_switches(plan)}"])
     if case.scaling.results:
         _lines(console, [_scaling_verdict(case.scaling)])
     answers = [answer for tp_size in case.plans for answer in case.slots(tp_size) if answer.tried]
@@ -77,7 +80,7 @@ def _print_case(case: CaseAnalysis, console: Console) -> None:
         if plan.switches:
             console.print(f"Switches to set in Megatron-Core at TP={tp_size}:")
             _lines(console, [f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in plan.switches])
-        _lines(console, plan.overruled, indent=0)
+        _lines(console, [f"* {sentence}" for sentence in plan.overruled], indent=0)
     if case.scaling.results:
         _print_scaling(case.scaling, console)
     _lines(console, _cautions(case), indent=0)
@@ -93,6 +96,14 @@ def _verdict(choices: Sequence[PassChoice]) -> str:
         f"{none_us / time_us:.2f}x no overlap in {over}: {_us(time_us)} us instead of {_us(none_us)}, "
         f"GEMMs alone {_us(floor_us)}, hidden {hidden}"
     )
+
+
+def _verdict_under_switches(plan: Plan) -> str:
+    time_us, none_us, _ = _sums(plan.choices)
+    lost_us = sum(
+        final.time_us - choice.chosen.time_us for choice, final in zip(plan.choices, plan.finals, strict=True)
+    )
+    return f"{none_us / (time_us + lost_us):.2f}x in Megatron-Core, whose switches don't allow all of it at once (*)"
 
 
 def _labels(choices: Sequence[PassChoice]) -> list[str]:
@@ -127,7 +138,7 @@ def _print_table(answers: Sequence[SlotAnswer], console: Console) -> None:
         for answer in of_size:
             numbers = ['"'] * 7 if answer.choice is previous else _numbers(answer.choice)
             style = "green" if answer.setting else ""
-            table.add_row(str(tp_size), answer.slot, Text(space.setting_name(answer.setting), style), *numbers)
+            table.add_row(str(tp_size), answer.slot, Text(_setting(answer), style), *numbers)
             previous = answer.choice
         table.add_section()
     if fits(table, console):
@@ -136,6 +147,11 @@ def _print_table(answers: Sequence[SlotAnswer], console: Console) -> None:
             console.print('" as above: dgrad and wgrad can only be timed together\n', style="dim")
     else:
         _print_stacked(answers, console)
+
+
+def _setting(answer: SlotAnswer) -> str:
+    overruled = answer.setting != answer.final_setting
+    return space.setting_name(answer.setting) + (" *" if overruled else "")
 
 
 def _numbers(choice: PassChoice) -> list[str]:
@@ -154,7 +170,7 @@ def _numbers(choice: PassChoice) -> list[str]:
 def _print_stacked(answers: Sequence[SlotAnswer], console: Console) -> None:
     previous = None
     for answer in answers:
-        console.print(f"\nTP={answer.choice.tp_size} {answer.slot}: {space.setting_name(answer.setting)}")
+        console.print(f"\nTP={answer.choice.tp_size} {answer.slot}: {_setting(answer)}")
         if answer.choice is previous:
             _lines(console, ["timed together with the slot above"])
         else:

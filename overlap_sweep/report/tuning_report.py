@@ -141,6 +141,7 @@ def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any
         "config_id": config_id(tp_size, choice.operator, answer.phase, answer.setting),
         "overlap_method": answer.setting["method"] if answer.setting else "none",
         "setting": dict(answer.setting) if answer.setting else None,
+        "setting_in_yaml": dict(answer.final_setting) if answer.final_setting else None,
         "measured": chosen.measured,
         "time_us": chosen.time_us,
         "noise_us": chosen.estimate.noise_us,

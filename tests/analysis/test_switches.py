@@ -29,8 +29,8 @@ def switched(found: Plan) -> dict[str, bool]:
     return {advice.name: advice.value for advice in found.switches}
 
 
-def chosen(found: Plan) -> list[str]:
-    return [choice.chosen.name for choice in found.choices]
+def final(found: Plan) -> list[str]:
+    return [candidate.name for candidate in found.finals]
 
 
 def test_defaults_overlap_as_transformer_engine_does() -> None:
@@ -83,25 +83,25 @@ def test_one_operators_own_switch_leaves_the_others_overlapped() -> None:
         ]
     )
     assert switched(found) == {"tp_comm_overlap_disable_fc1": True}
-    assert chosen(found) == ["none", "ring", "ring"]
+    assert final(found) == ["none", "ring", "ring"]
 
 
 def test_a_shared_switch_goes_to_the_cheaper_sum_off() -> None:
     # Off loses 1 at fc2, on would lose 4 at proj.
     found = plan([choice("proj", "bwd", {"none": 8, "ring": 12}), choice("fc2", "bwd", {"none": 8, "ring": 7})])
     assert switched(found) == {"tp_comm_overlap_ag": False}
-    assert chosen(found) == ["none", "none"]
+    assert final(found) == ["none", "none"]
     assert found.overruled == [
         "TP=2 fc2 bwd: none instead of ring (+1.0 us): the switches hold for several slots at once, "
         "and a combination that allows it costs 3.0 us more in sum."
     ]
-    assert found.choices[1].reason == found.overruled[0]
+    assert found.choices[1].chosen.name == "ring"
 
 
 def test_a_shared_switch_goes_to_the_cheaper_sum_on() -> None:
     found = plan([choice("proj", "bwd", {"none": 8, "ring": 9}), choice("fc2", "bwd", {"none": 8, "ring": 3})])
     assert found.switches == []
-    assert chosen(found) == ["ring", "ring"]
+    assert final(found) == ["ring", "ring"]
     assert found.overruled[0].startswith("TP=2 proj bwd: ring instead of none (+1.0 us)")
 
 
@@ -127,7 +127,7 @@ def test_scattering_dgrad_excludes_the_other_operators_bulk() -> None:
         ]
     )
     assert switched(found) == {"tp_comm_overlap_rs_dgrad": True}
-    assert chosen(found) == ["ring", "ring", "ring"]
+    assert final(found) == ["ring", "ring", "ring"]
 
 
 def test_everything_off_when_nothing_pays() -> None:
