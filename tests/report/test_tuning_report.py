@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from overlap_sweep.analysis.frame import COLUMNS
 from overlap_sweep.analysis.sweep import analyse
@@ -126,3 +127,23 @@ def test_cases_are_apart(tmp_path: Path) -> None:
     assert [case["tokens"] for case in report["cases"]] == [4096, 8192]
     assert report["tp_scaling"] is None
     assert {entry["case"] for entry in report["best"]} == {case["name"] for case in report["cases"]}
+
+
+def test_a_choice_that_the_switches_overrule_is_told_from_what_runs(tmp_path: Path) -> None:
+    # One switch holds for both: off loses 10 at fc2, on would lose 40 at proj.
+    for operator, time_us in (("proj", 120.0), ("fc2", 70.0)):
+        ring = config(2, operator, "dgrad", "ring_exchange", aggregate=False)
+        write_point(tmp_path, ring, bwd=pass_times(time_us, none_us=80.0))
+    report = report_of(tmp_path)
+    best = {entry["slot"]: entry for entry in report["best"]}
+    assert best["proj_dgrad"]["config_id"] == "tp2_proj_dgrad_none"
+    assert best["fc2_dgrad"]["config_id"] == "tp2_fc2_dgrad_ring_agg0"
+    assert (best["fc2_dgrad"]["time_us"], best["fc2_dgrad"]["setting_in_yaml"]) == (70.0, None)
+    assert [(entry["name"], entry["value"]) for entry in report["switches"]] == [("tp_comm_overlap_ag", False)]
+    assert len(report["cases"][0]["overruled"]["2"]) == 1
+    summary = (tmp_path / "summary.txt").read_text()
+    assert "fc2_dgrad    ring_agg0 *" in summary
+    assert "* TP=2 fc2 bwd: none instead of ring_agg0 (+10.0 us)" in summary
+    given = (tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()
+    assert yaml.safe_load(given) == {}
+    assert "fc2_dgrad: ring_agg0 is best, but the switches don't allow it beside the others" in given
