@@ -46,8 +46,8 @@ class Communicator(Protocol):
     def all_gather(self, shard: Tensor) -> Pending:
         """[rows, columns] of every rank -> [world_size * rows, columns], by rank."""
 
-    def reduce_scatter(self, full: Tensor) -> Pending:
-        """[world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum."""
+    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
+        """[world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum, into `shard`."""
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
@@ -76,8 +76,9 @@ class _Nccl:
         full = shard.new_empty(self._world_size * shard.shape[0], *shard.shape[1:])
         return Pending(full, [_all_gather(full, shard, group=self._group, async_op=True)], [shard])
 
-    def reduce_scatter(self, full: Tensor) -> Pending:
-        shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
+    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
+        if shard is None:
+            shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
         return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True)], [full])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
@@ -124,8 +125,9 @@ class _Gloo:
         ]
         return Pending(full, works, [shard])
 
-    def reduce_scatter(self, full: Tensor) -> Pending:
-        shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
+    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
+        if shard is None:
+            shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
         by_rank = full.view(self._world_size, *shard.shape)
         works, parts = [], []
         for span in self._spans(shard.shape[0]):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.backends.torch.communicator import Communicator, communicator
-from overlap_sweep.backends.torch.overlap import gather_multiply, multiply_scatter
+from overlap_sweep.backends.torch.overlap import Multiply, gather_multiply, multiply_scatter
 from overlap_sweep.models import LinearShape
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.space import PHASES, Setting, slot
@@ -38,6 +38,18 @@ def parallel_linear(operator: str, shape: LinearShape, settings: Mapping[str, Se
     plan = _Plan(ranks, of_phase, comms, communicator(ranks))
     function = _Column if shape.parallel == "column" else _Row
     return lambda x, weight, bias: function.apply(x, weight, bias, plan)
+
+
+def _by(matrix: Tensor) -> Multiply:
+    """Multiplication by `matrix` [k, n] from the right."""
+
+    def multiply(rows: Tensor, product: Tensor) -> None:
+        if rows.dim() == 2:
+            torch.mm(rows, matrix, out=product)
+        else:
+            torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
+
+    return multiply
 
 
 class _Local(torch.autograd.Function):
@@ -78,13 +90,8 @@ class _Column(torch.autograd.Function):
         gathering = (plan.comms["dgrad"] if dgrad == "bulk" else plan.plain).all_gather(x_shard)
         if dgrad in ("ring_exchange", "pipeline"):
             x = gathering.wait()
-
-            def multiply(rows: Tensor, product: Tensor) -> None:
-                torch.mm(rows, weight, out=product)
-
-            dx = multiply_scatter(
-                dy, weight.shape[1], multiply, plan.comms["dgrad"], plan.ranks, plan.settings["dgrad"]
-            )
+            setting = plan.settings["dgrad"]
+            dx = multiply_scatter(dy, weight.shape[1], _by(weight), plan.comms["dgrad"], plan.ranks, setting)
             return dx, dy.t() @ x, dy.sum(0), None
         # Waiting at once is what makes a collective not overlap.
         if dgrad != "bulk":
@@ -105,23 +112,14 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, plan: _Plan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
-
-        def multiply(rows: Tensor, product: Tensor) -> None:
-            torch.mm(rows, weight.t(), out=product)
-
-        y = multiply_scatter(x, weight.shape[0], multiply, plan.comms["fprop"], plan.ranks, plan.settings["fprop"])
+        setting = plan.settings["fprop"]
+        y = multiply_scatter(x, weight.shape[0], _by(weight.t()), plan.comms["fprop"], plan.ranks, setting)
         return y.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, dy_shard: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         plan: _Plan = ctx.plan
-
-        def multiply(rows: Tensor, product: Tensor) -> None:
-            torch.mm(rows, weight, out=product)
-
-        dx = torch.empty_like(x)
-        dy = gather_multiply(
-            dy_shard.contiguous(), dx, multiply, plan.comms["dgrad"], plan.ranks, plan.settings["dgrad"]
-        )
+        dx, setting = torch.empty_like(x), plan.settings["dgrad"]
+        dy = gather_multiply(dy_shard.contiguous(), dx, _by(weight), plan.comms["dgrad"], plan.ranks, setting)
         return dx, dy.t() @ x, dy.sum(0), None

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from overlap_sweep.backends.torch.communicator import Communicator, Pending
 from overlap_sweep.ranks import Ranks
 
 Multiply = Callable[[Tensor, Tensor], Any]
-"""Multiply the rows of the first tensor by the weight and write the product into the second."""
+"""Multiply the rows of the first tensor, [m, k] or [batch, m, k], by the weight and write them into the second."""
 
 
 def gather_multiply(
@@ -107,11 +106,15 @@ def _pipelined_scatter(
 ) -> Tensor:
     """Each split holds some rows of every rank's chunk, so that its reduce-scatter fills some rows of every rank."""
     by_rank = rows.view(ranks.world_size, -1, rows.shape[1])
+    shard = rows.new_empty(by_rank.shape[1], columns)
+    splits = min(num_splits, by_rank.shape[1])
     moving = []
-    for split in by_rank.tensor_split(min(num_splits, by_rank.shape[1]), dim=1):
-        # The copy that makes a split contiguous costs less than a batched GEMM of its thin slices would.
-        part = split.reshape(-1, rows.shape[1])
-        product = rows.new_empty(part.shape[0], columns)
+    for part, into in zip(by_rank.tensor_split(splits, dim=1), shard.tensor_split(splits), strict=True):
+        product = rows.new_empty(*part.shape[:2], columns)
+        # Batched, since that reads the split's rows where they lie. Copying them together first made the four splits
+        # of an 8192x3584x4096 GEMM take 28 % longer than the GEMM in one piece, against 3 % (H200, bf16).
         multiply(part, product)
-        moving.append(comm.reduce_scatter(product))
-    return torch.cat([pending.wait() for pending in moving])
+        moving.append(comm.reduce_scatter(product.flatten(0, 1), into))
+    for pending in moving:
+        pending.wait()
+    return shard
