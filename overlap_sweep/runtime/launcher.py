@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.pool import share_pool
 from overlap_sweep.runtime.progress import progress
+
+log = logging.getLogger(__name__)
 
 
 def launch(
@@ -30,6 +33,8 @@ def launch(
     """
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
+    log.info(f"Checking {len(job_overrides)} points before the first is measured")
     jobs = [_compose(config, context, list(given), first_index + i) for i, given in enumerate(job_overrides)]
     world_sizes = [resolve(_without_hydra(job))["tp_size"] for job in jobs]
     _check_names(jobs)
