@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlap_sweep.run_directory import Result, find_points, read_result
+from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -51,7 +51,9 @@ class Launch:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def results(self) -> dict[str, Result]:
-        return {path.name: read_result(path / "result.json") for path in find_points(self.directory)}
+        """Of the points that have one, by name."""
+        found = find_points(self.directory)
+        return {path.name: read_result(path / RESULT_FILE) for path in found if (path / RESULT_FILE).exists()}
 
     def processes(self) -> dict[int, str]:
         """Living processes of this launch: pid -> command line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -116,7 +117,7 @@ class WorkerGroup:
         by_rank: dict[int, Channel] = {}
         while len(by_rank) < self.config.world_size:
             if self._agent.poll() is not None:
-                raise GroupError(f"the group of {self.config.world_size} ended while starting:\n{self._log_tail()}")
+                raise GroupError(f"the group ended while starting ({self._cause_of_death()})\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
                 raise GroupError(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
@@ -173,13 +174,13 @@ class WorkerGroup:
         return replies
 
     def _cause_of_death(self) -> str:
-        """The agent's own account, once it has noticed."""
+        """The agent's own account, once it has noticed: the last exception or exit status in its log."""
         try:
             self._agent.wait(SETTLE_S)
         except subprocess.TimeoutExpired:
             return "its agent has not noticed"
-        causes = [line for line in self._log_tail(200).splitlines() if "exitcode" in line or "Signal" in line]
-        return causes[0].strip() if causes else f"the agent ended with {self._agent.returncode}"
+        causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", self._log_tail(200), re.MULTILINE)
+        return causes[-1] if causes else f"its agent ended with {self._agent.returncode}"
 
     def _log_tail(self, lines: int = 20) -> str:
         return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-lines:])

@@ -42,15 +42,14 @@ class Outcome:
 
 @dataclass
 class Outcomes:
-    """All of them, in the order in which they came; `listener` hears of each."""
+    """All of them, in the order in which they came; `listener` hears of each (by default it prints)."""
 
     all: list[Outcome] = field(default_factory=list)
-    listener: Callable[[Outcome], None] | None = None
+    listener: Callable[[Outcome], None] = print
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)
-        if self.listener:
-            self.listener(outcome)
+        self.listener(outcome)
 
     def best(self) -> Outcome | None:
         """The largest speedup: times of different operators or TP sizes cannot be compared."""

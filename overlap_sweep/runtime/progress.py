@@ -65,8 +65,8 @@ def _lines(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
 
 @contextmanager
 def _listening(outcomes: Outcomes, listener: Callable[[Outcome], None]) -> Iterator[None]:
-    outcomes.listener = listener
+    before, outcomes.listener = outcomes.listener, listener
     try:
         yield
     finally:
-        outcomes.listener = None
+        outcomes.listener = before

@@ -38,6 +38,8 @@ def _join(device: str, timeout_s: float) -> Ranks:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     timeout = timedelta(seconds=timeout_s)
     if device == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError("this torch sees no GPU; install its CUDA build, or give runtime.device=cpu")
         here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(here)
         dist.init_process_group("nccl", timeout=timeout, device_id=here)

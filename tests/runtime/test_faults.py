@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sweep.runtime.devices import visible_gpus
 from tests.sweeps import SMALL, Launch, wait_for
 
 LONG = (*SMALL[:1], "workload.tokens=32", "workload.repeats=1000", "workload.profiled=0")
@@ -70,6 +71,18 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed(tmp_path: Path) -> None
     assert result.times == {}
     assert strict.returncode == 1
     assert (tmp_path / result.name / "worker.log").exists()
+
+
+def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
+    if visible_gpus():
+        pytest.skip("needs a machine without a GPU")
+    done = launch.run("tp_size=1", "method=none")
+    (result,) = launch.results().values()
+    assert result.status == "failed"
+    assert "this torch sees no GPU" in str(result.error).splitlines()[0]
+    assert "this torch sees no GPU" in done.stdout
+    assert done.returncode == 1
 
 
 def test_a_hanging_point_times_out_and_the_sweep_goes_on(tmp_path: Path) -> None:
