@@ -5,8 +5,8 @@ The field docstrings are the manual. Ranges stand in the field's metadata and ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -134,12 +134,12 @@ def check(config: Any, schema: type, where: str = "") -> None:
 
     `config` is a DictConfig or an instance of `schema`; nested dataclasses are checked too. null passes.
     """
+    types = get_type_hints(schema)
     for declared in fields(schema):
         name = f"{where}{declared.name}"
         value = config[declared.name] if isinstance(config, DictConfig) else getattr(config, declared.name)
-        nested = {"model": Model, "runtime": Runtime}.get(declared.name) if schema is SweepConfig else None
-        if nested:
-            check(value, nested, f"{name}.")
+        if is_dataclass(types[declared.name]):
+            check(value, types[declared.name], f"{name}.")
         elif value is None:
             continue
         elif "choices" in declared.metadata and value not in declared.metadata["choices"]:

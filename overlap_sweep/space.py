@@ -6,6 +6,7 @@ communication that the slot carries decides which methods it takes.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -124,6 +125,9 @@ def setting_name(setting: Mapping[str, Any] | None) -> str:
     return "_".join(parts)
 
 
+LONGEST_NAME = 160
+"""File systems take 255 bytes; a longer name ends in a digest of itself."""
+
 _NAMED = {"model", "model.name", "tp_size", "operator", "phase", "method", *KNOBS}
 
 
@@ -141,4 +145,8 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
         parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
     others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in _NAMED)
     parts += [o for o in others if not o.startswith(("hydra", "experiment="))]
-    return re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", "_".join(parts)).removesuffix(".json")
+    name = re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", "_".join(parts)).removesuffix(".json")
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}_{digest}"

@@ -100,6 +100,14 @@ def test_point_names() -> None:
     assert space.point_name(point(), other) == "m_tp2_fc1_bulk_sm4_workload.tokens=512"
 
 
+def test_a_long_name_is_cut_and_stays_different() -> None:
+    names = {
+        space.point_name(point(), [f"workload.seed={seed}", "runtime.start_timeout_s=" + "9" * 300]) for seed in (1, 2)
+    }
+    assert len(names) == 2
+    assert max(map(len, names)) == space.LONGEST_NAME
+
+
 def test_a_name_stays_inside_its_sweep() -> None:
     name = space.point_name(point(model={"name": "a/../.."}), ["workload.tokens=../../x"])
     assert "/" not in name

@@ -131,7 +131,8 @@ class WorkerGroup:
     def run(self, point: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
 
-        GroupError when the group died or did not answer in `timeout_s`: it is killed, no process is left.
+        GroupError when the group died or did not answer in `timeout_s`. Then, and after a point that failed, the
+        group is dead: who knows what the failure left of memory, streams and other ranks' collectives.
         """
         try:
             for channel in self._channels:
@@ -144,8 +145,7 @@ class WorkerGroup:
             self.kill()
             raise
         wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
-        if wrong and len(replies) < len(self._channels):
-            # The silent ranks wait in a collective that the failed one will never join.
+        if any(reply["status"] == "failed" for reply in wrong):
             self.kill()
         return wrong[0] if wrong else replies[0]
 
