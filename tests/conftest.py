@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sweep.runtime.devices import visible_gpus
 
-# Before any test makes torch or a worker look for GPUs: what is not marked `gpu` runs the same everywhere.
+# No test may depend on whether the machine has a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

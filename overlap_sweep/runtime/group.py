@@ -79,6 +79,7 @@ class WorkerGroup:
         self.config = config
         self._log_path = log
         self._channels: list[Channel] = []
+        self._killed = False
 
     def __enter__(self) -> WorkerGroup:
         # A short path of its own: Unix socket addresses end at 107 bytes, and nobody else may connect.
@@ -151,7 +152,7 @@ class WorkerGroup:
 
     @property
     def alive(self) -> bool:
-        return self._agent.poll() is None
+        return not self._killed and self._agent.poll() is None
 
     def _collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
         deadline = time.monotonic() + timeout_s
@@ -187,13 +188,18 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Let the workers end by themselves, as those whose connection closes do; then see to it that they have."""
-        self._disconnect()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._agent.wait(SETTLE_S)
-        self.kill()
+        if not self._killed:
+            self._disconnect()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._agent.wait(SETTLE_S)
+            self.kill()
 
     def kill(self) -> None:
         """End every process of the group now."""
+        # Once only: the number of a process group that is gone may become somebody else's.
+        if self._killed:
+            return
+        self._killed = True
         self._disconnect()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._agent.pid, signal.SIGKILL)

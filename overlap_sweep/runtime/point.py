@@ -46,6 +46,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     if missing:
         raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
     check(config, SweepConfig)
+    workloads.load(config.workload.name)
     check(config.workload, WORKLOAD_SCHEMAS[config.workload.name], "workload.")
     backends.load(config.backend)
     point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]

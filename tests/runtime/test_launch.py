@@ -57,6 +57,7 @@ def test_shell_completion(typed: str, offered: str) -> None:
         (("phase=sideways",), "phase=sideways is not known; choose one of all, fprop, dgrad, wgrad"),
         (("backend=magic",), "magic"),
         (("workload.tokens=many",), "many"),
+        (("workload.name=play",), "workload=play is not known; choose one of operator"),
         (("workload.repeats=1",), "workload.repeats=1 is out of range"),
         (("model=hf",), "model.name"),
         (("model=hf", "model.name=nobody/nothing"), "give a local folder, a config.json"),
