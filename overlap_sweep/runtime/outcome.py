@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from pathlib import Path
 
 from overlap_sweep import space
 from overlap_sweep.run_directory import Result, Status
+
+LONGEST_REASON = 200
+"""In a line of progress; result.json has it whole."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Outcome:
     def __str__(self) -> str:
         if self.objective_us is not None:
             return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms  {self.speedup:.3f}x none"
-        return f"{self.status:<8}{self.name}  {(self.reason or '').splitlines()[0]}"
+        reason = (self.reason or "").splitlines()[0]
+        return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"
 
 
 @dataclass
