@@ -1,0 +1,60 @@
+"""docs/architecture.md's rules of what may import what, read off the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
+
+BASE = {"config", "space", "models", "run_directory", "errors", "numeric_options"}
+MAY_IMPORT = {
+    **dict.fromkeys(BASE, BASE),
+    "ranks": set(),
+    "trace": BASE,
+    "analysis": BASE | {"trace"},
+    "report": BASE | {"analysis", "trace"},
+    "measure": BASE | {"ranks"},
+    "backends": BASE | {"ranks"},
+    "workloads": BASE | {"ranks", "backends", "measure"},
+    "runtime": BASE | {"ranks", "workloads", "backends", "measure"},
+}
+WITHOUT_TORCH = BASE | {"trace", "analysis", "report"}
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that the file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_one_way(part: str) -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if part_of(path) == part]
+    assert files
+    for path in files:
+        own = {name.split(".")[1] for name in imports(path) if name.startswith("overlap_sweep.")}
+        assert own <= MAY_IMPORT[part] | {part}, path
+
+
+def test_every_part_has_its_rule() -> None:
+    assert {part_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("part", sorted(WITHOUT_TORCH))
+def test_what_runs_without_torch_does_not_name_it(part: str) -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if part_of(path) == part:
+            assert not {name for name in imports(path) if name.split(".")[0] == "torch"}, path
