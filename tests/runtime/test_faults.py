@@ -87,12 +87,12 @@ def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Pat
 
 def test_a_hanging_point_times_out_and_the_sweep_goes_on(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
-    process = launch.start("-m", "num_sm=1,2", "runtime.timeout_s=12", *LONG[:-2], "workload.repeats=60")
+    process = launch.start("-m", "num_sm=1,2", "runtime.timeout_s=20", *LONG[:-2], "workload.repeats=60")
     wait_for(lambda: list(tmp_path.glob("*_sm1*/worker.log")))
     os.kill(launch.workers()[1], signal.SIGSTOP)
     stdout, _ = process.communicate(timeout=120)
     results = {result.point["num_sm"]: result for result in launch.results().values()}
     assert (results[1].status, results[2].status) == ("timeout", "ok"), stdout
-    assert "in 12 s" in str(results[1].error)
+    assert "in 20 s" in str(results[1].error)
     assert process.returncode == 1
     assert launch.processes() == {}
