@@ -72,6 +72,10 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     wall_s: float | None = None
 
 
+def trace_file(rank: int) -> str:
+    return f"trace_rank{rank}.json.gz"
+
+
 def write_result(directory: Path, result: Result) -> Path:
     """Write result.json so that it is whole or absent, also after power loss."""
     text = msgspec.json.format(msgspec.json.encode(result), indent=2)

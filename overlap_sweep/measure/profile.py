@@ -9,13 +9,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from overlap_sweep.measure.timing import Variant, meet, spin
 from overlap_sweep.ranks import Ranks
+from overlap_sweep.run_directory import trace_file
 
 SPIN_US = 10_000.0
 """Enqueueing an operator takes the profiled host some milliseconds."""
 
 
-def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path) -> str:
-    """Run the variant under the profiler and write trace_rank<r>.json.gz; returns the file's name.
+def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path) -> None:
+    """Run the variant under the profiler and write this rank's `run_directory.trace_file`.
 
     Every iteration is a `ProfilerStep#i` range, and starts when all ranks are there. What holds a GPU back until its
     iteration is enqueued stays outside of the range, so that the trace has no gaps but the operator's own. Collective.
@@ -34,8 +35,8 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path) ->
             with record_function(f"ProfilerStep#{iteration}"):
                 variant.backward(iteration, variant.forward(iteration))
                 ranks.synchronize()
-    name = f"trace_rank{ranks.rank}.json.gz"
-    temporary = directory / f".{name.removesuffix('.json.gz')}.tmp.json.gz"
+    trace = directory / trace_file(ranks.rank)
+    # The profiler compresses what ends in .gz.
+    temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))
-    temporary.replace(directory / name)
-    return name
+    temporary.replace(trace)

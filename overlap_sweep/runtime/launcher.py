@@ -34,7 +34,7 @@ def launch(
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
-    log.info(f"Checking {len(job_overrides)} points before the first is measured")
+    log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
     jobs = [_compose(config, context, list(given), first_index + i) for i, given in enumerate(job_overrides)]
     world_sizes = [resolve(_without_hydra(job))["tp_size"] for job in jobs]
     _check_names(jobs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import backends, models, space
 from overlap_sweep.errors import Refused
-from overlap_sweep.run_directory import PassTimes
+from overlap_sweep.run_directory import PassTimes, trace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     traces = []
     if workload["profiled"]:
         capture(variants["point"], ranks, workload["profiled"], directory)
-        traces = [f"trace_rank{rank}.json.gz" for rank in range(ranks.world_size)]
+        traces = [trace_file(rank) for rank in range(ranks.world_size)]
     return {
         "times": times,
         "objective_us": sum(times[name].point.median_us for name in space.passes(point)),

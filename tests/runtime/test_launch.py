@@ -103,7 +103,7 @@ def test_a_grid_measures_what_makes_sense(swept: tuple[Launch, subprocess.Comple
 
 def test_the_progress_is_plain_lines_when_piped(swept: tuple[Launch, subprocess.CompletedProcess[str]]) -> None:
     checking, *lines = swept[1].stdout.splitlines()
-    assert checking.endswith("Checking 8 points before the first is measured")
+    assert checking.endswith("Points to measure: 8; checking all before the first")
     assert [line[: len("[1/8]")] for line in lines[:8]] == [f"[{n}/8]" for n in range(1, 9)]
     assert all("left" in line for line in lines[:8])
     assert lines[-2].startswith("best ")
