@@ -11,7 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
+
+from overlap_sweep.ranks import Ranks
 
 RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "overlap-sweep")
 RECORDED_VARIABLES = (
@@ -21,7 +24,10 @@ RECORDED_VARIABLES = (
     "TORCH_SYMM_MEM_DISABLE_MULTICAST",
     "NVSHMEM_DISABLE_NVLS",
     "OMP_NUM_THREADS",
+    "CUDNN_HOME",
 )
+RECORDED_PREFIXES = ("NVTE_", "UB_")
+"""Transformer Engine's own variables change what it runs."""
 
 
 @cache
@@ -35,7 +41,10 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "device": device.type,
         "packages": {name: _version(name) for name in RECORDED_PACKAGES},
-        "variables": {name: os.environ.get(name) for name in RECORDED_VARIABLES},
+        "variables": {
+            **{name: os.environ.get(name) for name in RECORDED_VARIABLES},
+            **{name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_PREFIXES)},
+        },
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -45,6 +54,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "sm_count": properties.multi_processor_count,
             "memory_gb": round(properties.total_memory / 1e9, 1),
             "cuda": torch.version.cuda or torch.version.hip,
+            "cudnn": torch.backends.cudnn.version(),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "driver": _nvidia_smi("--query-gpu=driver_version"),
             "topology": _topology(),
@@ -52,14 +62,33 @@ def environment(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def conditions(device: torch.device) -> dict[str, Any]:
-    """Load, and on a GPU clocks, power and temperature, now."""
+def conditions(ranks: Ranks) -> dict[str, Any]:
+    """The machine's load, and of every rank's GPU what NVML says now."""
     now: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
-    if device.type == "cuda":
-        fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-        values = _nvidia_smi(f"--query-gpu={','.join(fields)}", f"--id={device.index or 0}")
-        now |= dict(zip(fields, (values or "").split(", "), strict=False))
+    if ranks.device.type == "cuda":
+        now["gpus"] = [_gpu_conditions(handle) for handle in _nvml_handles(ranks.world_size)]
     return now
+
+
+@cache
+def _nvml_handles(count: int) -> list[Any]:
+    """Of the first `count` GPUs as CUDA numbers them, which need not be NVML's order; none without NVML (AMD)."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    uuids = [torch.cuda.get_device_properties(index).uuid for index in range(count)]
+    return [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+
+
+def _gpu_conditions(handle: Any) -> dict[str, float]:
+    return {
+        "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    }
 
 
 def _version(package: str) -> str | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from overlap_sweep.measure.timing import Variant, meet, spin
+from overlap_sweep.measure.clock import meet, spin
+from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import trace_file
 
@@ -15,7 +16,7 @@ SPIN_US = 10_000.0
 """Enqueueing an operator takes the profiled host some milliseconds."""
 
 
-def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path) -> None:
+def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, name: str = "") -> None:
     """Run the variant under the profiler and write this rank's `run_directory.trace_file`.
 
     Every iteration is a `ProfilerStep#i` range, and starts when all ranks are there. What holds a GPU back until its
@@ -26,6 +27,7 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path) ->
         activities.append(ProfilerActivity.CUDA)
     # Point-to-point transfers on gloo run in threads of their own.
     everywhere = _ExperimentalConfig(profile_all_threads=True)
+    variant.get_ready()
     with profile(activities=activities, experimental_config=everywhere) as profiler:
         for iteration in range(iterations):
             ranks.barrier()
@@ -35,7 +37,7 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path) ->
             with record_function(f"ProfilerStep#{iteration}"):
                 variant.backward(iteration, variant.forward(iteration))
                 ranks.synchronize()
-    trace = directory / trace_file(ranks.rank)
+    trace = directory / trace_file(ranks.rank, name)
     # The profiler compresses what ends in .gz.
     temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlap_sweep.measure import attention
+from overlap_sweep.measure.attention import attention_backend, attention_warnings, cudnn_directories
+
+OTHERS = """\
+55d0c0000000-55d0c0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
+7f1200000000-7f1200001000 rw-p 00000000 00:00 0
+7f1300000000-7f1300001000 r-xp 00000000 08:01 132 /venv/lib/nvidia/cublas/lib/libcublas.so.13
+7f1400000000-7f1400001000 r-xp 00000000 08:01 133 /venv/lib/transformer_engine/libtransformer_engine.so
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
+"""
+OF_TORCH = """\
+7f2000000000-7f2000001000 r--p 00000000 08:01 200 /venv/lib/nvidia/cudnn/lib/libcudnn.so.9
+7f2000001000-7f2000002000 r-xp 00001000 08:01 200 /venv/lib/nvidia/cudnn/lib/libcudnn.so.9
+7f2100000000-7f2100001000 r-xp 00000000 08:01 201 /venv/lib/nvidia/cudnn/lib/libcudnn_graph.so.9
+7f2200000000-7f2200001000 r-xp 00000000 08:01 202 /venv/lib/nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9.19.0
+"""
+OF_SYSTEM = """\
+7f3000000000-7f3000001000 r-xp 00000000 08:01 300 /usr/lib/x86_64-linux-gnu/libcudnn.so.9.10.2
+"""
+TORCHS, SYSTEMS = "/venv/lib/nvidia/cudnn/lib", "/usr/lib/x86_64-linux-gnu"
+
+
+@pytest.mark.parametrize(
+    ("maps", "directories"),
+    [
+        ("", []),
+        (OTHERS, []),
+        (OTHERS + OF_TORCH, [TORCHS]),
+        (OF_TORCH + OTHERS + OF_SYSTEM, [SYSTEMS, TORCHS]),
+    ],
+)
+def test_cudnns_are_told_by_the_folders_of_their_libraries(maps: str, directories: list[str]) -> None:
+    assert cudnn_directories(maps) == directories
+
+
+@pytest.mark.parametrize("backend", [None, "flash (2.8.3)", "fused (cuDNN 9.19.0)"])
+def test_one_cudnn_and_fast_attention_are_nothing_to_warn_of(backend: str | None) -> None:
+    assert attention_warnings(backend, OTHERS + OF_TORCH) == []
+    assert attention_warnings(backend, OTHERS) == []
+
+
+def test_two_cudnns_are_named_with_what_to_do() -> None:
+    (warning,) = attention_warnings("fused (cuDNN 9.19.0)", OF_TORCH + OF_SYSTEM)
+    assert TORCHS in warning
+    assert SYSTEMS in warning
+    assert "CUDNN_HOME" in warning
+
+
+def test_unfused_attention_says_how_to_learn_why() -> None:
+    (warning,) = attention_warnings("unfused", OTHERS + OF_TORCH)
+    assert "unfused" in warning
+    assert "NVTE_DEBUG=1" in warning
+
+
+def test_every_reason_to_doubt_is_a_sentence_of_its_own() -> None:
+    warnings = attention_warnings("unfused", OF_TORCH + OF_SYSTEM)
+    assert len(warnings) == 2
+    assert all(warning.endswith(".") and "\n" not in warning for warning in warnings)
+
+
+def test_this_process_is_read_where_no_maps_are_given() -> None:
+    own = Path("/proc/self/maps").read_text()
+    assert attention_warnings(None) == attention_warnings(None, own)
+
+
+CHOSEN: dict[str, Any] = {
+    "attention_params": object(),
+    "use_flash_attention": False,
+    "flash_attention_backend": "2.8.3",
+    "use_fused_attention": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend"),
+    [
+        ({"attention_params": None}, None),
+        ({"use_flash_attention": True}, "flash (2.8.3)"),
+        ({"use_fused_attention": True}, "fused (cuDNN 9.19.0)"),
+        ({}, "unfused"),
+    ],
+)
+def test_who_computed_attention(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], backend: str | None) -> None:
+    parent = "transformer_engine.pytorch.attention.dot_product_attention"
+    library = ModuleType(parent)
+    library.dot_product_attention = SimpleNamespace(_attention_backends={**CHOSEN, **changes})  # type: ignore[attr-defined]
+    # Whether or not Transformer Engine is installed, this is the one that is imported.
+    for depth in range(1, parent.count(".") + 1):
+        name = ".".join(parent.split(".")[:depth])
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, parent, library)
+    monkeypatch.setattr(attention, "_loaded_cudnn", lambda: 91900)
+    assert attention_backend() == backend

@@ -1,0 +1,96 @@
+"""The GPU's clock against a simulated GPU; tests/measure/test_timing.py has the host's, and a real GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from overlap_sweep.measure.clock import FIRST_SPIN_US, SPIN_MARGIN, GpuClock, HostClock, clock_for
+from overlap_sweep.measure.timing import time_variants
+from overlap_sweep.ranks import Ranks
+from tests.measure.simulation import SimulatedStream, kernels
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("launch_us", [0.0, 1.0, 50.0, FIRST_SPIN_US / 8])
+def test_passes_are_timed_by_the_gpus_clock_however_slow_the_host(launch_us: float) -> None:
+    stream = SimulatedStream()
+    turn = GpuClock(stream).time(kernels(stream, launch_us), 0)
+    assert turn.us == {"fwd": 40.0, "bwd": 80.0}
+    assert not turn.late
+
+
+def test_the_ranks_meet_on_the_gpu_before_each_pass_and_outside_of_its_time() -> None:
+    stream = SimulatedStream()
+    GpuClock(stream).time(kernels(stream, 1.0), 0)
+    passes = ["meet", "mark", "fwd", "mark", "meet", "mark", "bwd", "mark"]
+    assert stream.calls == ["wait", "spin", *passes, "wait"]
+
+
+def test_work_left_over_from_before_is_in_no_time() -> None:
+    stream = SimulatedStream()
+    stream.run(1, 0.0, 1e6)
+    turn = GpuClock(stream).time(kernels(stream, 1.0), 0)
+    assert turn.us == {"fwd": 40.0, "bwd": 80.0}
+
+
+def test_a_host_that_outlasts_the_spin_is_late() -> None:
+    stream = SimulatedStream()
+    turn = GpuClock(stream).time(kernels(stream, 1.01 * FIRST_SPIN_US / 8), 0)
+    assert turn.late
+
+
+def test_a_late_host_is_in_time_once_the_spin_has_grown() -> None:
+    stream = SimulatedStream()
+    clock, variant = GpuClock(stream), kernels(stream, 1000.0)
+    first, second = (clock.time(variant, repeat) for repeat in range(2))
+    assert (first.late, second.late) == (True, False)
+    assert first.us["bwd"] > 80.0
+    assert second.us == {"fwd": 40.0, "bwd": 80.0}
+
+
+def test_the_spin_grows_by_the_margin_and_never_shrinks() -> None:
+    stream = SimulatedStream()
+    clock = GpuClock(stream)
+    for launch_us in (1.0, 1000.0, 1.0, 1000.0, 2000.0, 0.0):
+        clock.time(kernels(stream, launch_us), 0)
+    grown, more = SPIN_MARGIN * 8000.0, SPIN_MARGIN * 16000.0
+    assert stream.spins == [FIRST_SPIN_US, FIRST_SPIN_US, grown, grown, grown, more]
+
+
+def test_the_spin_is_long_enough_for_the_slowest_rank() -> None:
+    stream = SimulatedStream(slowest_us=30_000.0)
+    clock = GpuClock(stream)
+    turns = [clock.time(kernels(stream, 1.0), repeat) for repeat in range(2)]
+    assert stream.spins == [FIRST_SPIN_US, SPIN_MARGIN * 30_000.0]
+    assert not any(turn.late for turn in turns)
+
+
+def test_a_step_is_a_pass_of_its_own() -> None:
+    stream = SimulatedStream()
+    stepping = replace(kernels(stream, 1.0), step=lambda: stream.run(1, 1.0, 7.0))
+    assert GpuClock(stream).time(stepping, 0).us == {"fwd": 40.0, "bwd": 80.0, "step": 7.0}
+
+
+def test_a_variant_that_the_warm_up_enqueued_in_time_is_never_launch_bound() -> None:
+    stream = SimulatedStream()
+    variants = {"slow": kernels(stream, 1000.0), "fast": kernels(stream, 1.0)}
+    samples = time_variants(variants, ALONE, warmup=1, repeats=3, clock=GpuClock(stream))
+    assert {name: taken.launch_bound for name, taken in samples.items()} == {"slow": False, "fast": False}
+    assert samples["slow"].us == samples["fast"].us == {"fwd": [40.0] * 3, "bwd": [80.0] * 3, "all": [120.0] * 3}
+
+
+def test_a_host_that_grows_slower_and_slower_is_launch_bound() -> None:
+    stream = SimulatedStream()
+    host_us = iter([1e3, 1e4, 1e5, 1e6])
+    variant = kernels(stream, 0.0)
+    late = replace(variant, forward=lambda repeat: [stream.run(1, next(host_us), 1.0), repeat][1])
+    samples = time_variants({"late": late}, ALONE, warmup=1, repeats=3, clock=GpuClock(stream))
+    assert samples["late"].launch_bound
+
+
+def test_without_a_gpu_the_hosts_clock_is_used() -> None:
+    assert isinstance(clock_for(ALONE), HostClock)
