@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.space import METHODS, OPERATORS, PHASES, point_name
+from overlap_sweep.space import LAYER_KINDS, METHODS, OPERATORS, PHASES, PRECISIONS, point_name
 
 MOST_SMS = 512
 """Above every GPU's count of streaming multiprocessors; a worker checks against the real one."""
@@ -41,6 +41,11 @@ class Model:
     head_dim: int | None = ranged(None, 1, 2**14)
     gated_mlp: bool | None = None
     """SwiGLU and its kin: `fc1` computes two matrices of `ffn_hidden_size` columns."""
+    normalization: str | None = one_of(None, "LayerNorm", "RMSNorm")
+    """What `qkv` and `fc1` normalise their input with (Transformer Engine fuses it into them).
+    null: RMSNorm for gated models, else LayerNorm."""
+    bias: bool | None = None
+    """Whether the linear operators add a bias. null: not in gated models."""
 
 
 @dataclass
@@ -56,12 +61,57 @@ class OperatorWorkload:
     repeats: int | None = ranged(None, 3, 1000)
     """Timed passes of every variant; null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) take
     turns, so that drift hits all."""
-    profiled: int = ranged(2, 0, 100)
-    """Passes under the profiler, after timing; 0 writes no traces."""
+    profiled: int = ranged(2, 1, 100)
+    """Passes under the profiler, after timing, of the points that `profile` asks for."""
+    default_every_s: float = ranged(30.0, 0.0, 86400.0)
+    """How old the time of the library's default overlap may be before a point of the operator measures it again;
+    `none` and `floor` are measured beside every point."""
     seed: int = ranged(0, 0, 2**31 - 1)
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest relative error of output and gradients against the operator without overlap.
-    null: 1e-4 for fp32, 2e-2 for fp16 and bf16."""
+    null: 1e-4 for fp32, 2e-2 for fp16, bf16 and FP8, 0.2 where `fp8_buf` reduces in FP8."""
+
+
+@dataclass
+class LayerWorkload:
+    """A whole transformer layer or a part of it, under several overlap configurations side by side; see `layer`."""
+
+    name: str = "layer"
+    tokens: int | None = ranged(None, 1, 2**24)
+    """Tokens in the whole batch: sequence length x `layer.micro_batch_size`. null: 8192."""
+    warmup: int = ranged(2, 0, 1000)
+    repeats: int | None = ranged(None, 3, 1000)
+    """Timed iterations of every variant; null: 21."""
+    profiled: int = ranged(2, 1, 100)
+    """Iterations under the profiler, of the variants that `profile` asks for."""
+    seed: int = ranged(0, 0, 2**31 - 1)
+    tolerance: float | None = ranged(None, 0.0, 1.0)
+    """Largest relative error of output and gradients against `none`. null: 5e-2, in FP8 0.2."""
+
+
+@dataclass
+class Layer:
+    """What `workload=layer` runs: one of Transformer Engine's layers, with `layer=<kind>`."""
+
+    kind: str = one_of("transformer_layer", *LAYER_KINDS)
+    variants: list[str] | None = None
+    """Overlap configurations, interleaved: `none`; `default` (Transformer Engine's); `file:<path>` (a
+    tp_comm_overlap_cfg); a method (each slot that takes it gets it with `num_sm` and the other knobs, the rest is not
+    overlapped); `split` (ring exchange of all-gathers, pipelined reduce-scatters); `rs_dgrad` (the default, but dgrad's
+    own reduce-scatter by ring exchange instead of the bulk overlaps); `atomic` (ring exchange of one atomic GEMM).
+    `floor`, the same layer without communication, is always measured too. null: none, and what the next three say."""
+    comm_overlap: bool = True
+    """false: `none` alone."""
+    tp_comm_overlap_cfg: str | None = None
+    """A file to overlap by instead of the default."""
+    ub_overlap_rs_dgrad: bool = False
+    """`rs_dgrad` instead of the default."""
+    num_replicas: int = ranged(1, 1, 1024)
+    """Data-parallel replicas, through DDP: the layer runs on tp_size x num_replicas GPUs."""
+    micro_batch_size: int = ranged(1, 1, 2**20)
+    """Sequences in the batch."""
+    training: bool = False
+    """Training steps: an optimizer (Adam) after each backward, and with delayed scaling new FP8 scales in each step."""
 
 
 @dataclass
@@ -80,6 +130,8 @@ class Runtime:
     """CPU threads that a rank computes with. One makes a rank a device of its own, as a GPU is."""
     multicast: bool = False
     """Allow NVLink multicast (otherwise UB_SKIPMC=1 and its kin are set for every worker)."""
+    bootstrap_backend: str = one_of("gloo", "gloo", "nccl", "mpi")
+    """Who exchanges the userbuffers' handles. gloo takes 15 ms where NCCL takes 200 and keeps half a gigabyte."""
 
 
 @dataclass
@@ -110,10 +162,17 @@ class SweepConfig:
     """Transformer Engine: one GEMM that signals its finished chunks (FP8, CUDA 12 only)."""
     fp8_buf: bool | None = None
     """Transformer Engine: communicate in FP8."""
-    backend: str = "torch"
-    precision: str | None = one_of(None, "fp32", "fp16", "bf16")
-    """null: bf16 on a GPU, fp32 on a CPU."""
+    backend: str = "auto"
+    """Who overlaps. `auto`: transformer_engine where it is installed and there is a GPU, else torch."""
+    precision: str | None = one_of(None, *PRECISIONS)
+    """null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are Transformer Engine's recipes."""
+    profile: str = one_of("all", "all", "best", "none")
+    """Which points run under the profiler after they were timed. `best`: those that are the fastest of their
+    operator so far, or within 1 % of it."""
+    repetition: int = ranged(0, 0, 10**6)
+    """Changes nothing: a sweep over it measures the same points again."""
     workload: Any = MISSING
+    layer: Layer = field(default_factory=Layer)
     runtime: Runtime = field(default_factory=Runtime)
 
 
@@ -150,7 +209,7 @@ def check(config: Any, schema: type, where: str = "") -> None:
                 raise UserError(f"{name}={value} is out of range; give a value from {low} to {high}.")
 
 
-WORKLOAD_SCHEMAS: dict[str, type] = {"operator": OperatorWorkload}
+WORKLOAD_SCHEMAS: dict[str, type] = {"operator": OperatorWorkload, "layer": LayerWorkload}
 
 
 def register_schemas() -> None:

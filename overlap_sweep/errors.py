@@ -7,3 +7,8 @@ class UserError(Exception):
 
 class Refused(Exception):
     """The point makes no sense here, and why: it is recorded as `skipped`, and the sweep goes on."""
+
+
+class WrongNumbers(Exception):
+    """The point computes something else than without overlap, on every rank's account: it fails, and the process group
+    is as good as before."""

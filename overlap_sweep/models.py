@@ -101,7 +101,9 @@ def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     missing = [name for name in SIZES if sizes.get(name) is None]
     if missing:
         raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}=... .")
-    return {**model, **sizes}
+    gated = sizes["gated_mlp"]
+    layer = {"normalization": "RMSNorm" if gated else "LayerNorm", "bias": not gated}
+    return {**model, **sizes, **layer, **{name: model[name] for name in layer if model.get(name) is not None}}
 
 
 def read_hf_sizes(name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Launching writes one `result.json` per point, whole or not at all; analysis read
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,16 @@ class Timing(msgspec.Struct):
     samples_us: list[float]
 
 
+class DefaultTiming(msgspec.Struct):
+    """The library's own default overlap in every slot of the operator, measured at intervals within the sweep."""
+
+    default: Timing
+    none: Timing
+    """The operator without overlap, measured in turns with it: comparisons go through this one."""
+    measured: str
+    """When, UTC, ISO 8601: several points may carry the same measurement."""
+
+
 class PassTimes(msgspec.Struct):
     """One pass (`fwd` or `bwd`) of the point and of what it is compared with, measured side by side."""
 
@@ -40,6 +51,23 @@ class PassTimes(msgspec.Struct):
     """The same local GEMMs with no communication at all."""
     tp1: Timing | None = None
     """The whole, unsharded operator on one rank: the baseline of TP scaling."""
+    default: DefaultTiming | None = None
+    """Only of backends that have defaults."""
+
+
+class VariantTimes(msgspec.Struct, kw_only=True):
+    """One variant of a whole layer: the same layer and inputs under another overlap configuration."""
+
+    times: dict[str, Timing]
+    """By pass: `fwd`, `bwd`, `step` (the optimizer, where there is one), and `all`. The i-th samples of all variants
+    were taken side by side, so they pair."""
+    settings: dict[str, dict[str, Any]] = {}
+    """The slots that the configuration names; the others ran at the library's default."""
+    switches: dict[str, bool] = {}
+    """Megatron-Core's names: which classes of overlap were on; empty for `none` and `floor`."""
+    relative_error: dict[str, float] = {}
+    """Against `none`; empty for it and for `floor`, which computes nothing meaningful."""
+    launch_bound: bool = False
 
 
 class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
@@ -55,7 +83,13 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     settings: dict[str, dict[str, Any]] = {}
     """Per overlapped slot the method and knobs that the backend was given."""
     times: dict[str, PassTimes] = {}
-    """By pass: `fwd`, `bwd`, and `all` for both together."""
+    """By pass: `fwd`, `bwd`, and `all` for both together. Of an operator."""
+    variants: dict[str, VariantTimes] = {}
+    """By name: `none`, `floor`, `default`, `file:<path>`. Of a layer."""
+    attention_backend: str | None = None
+    """Of a layer with attention: who computed it, such as `fused (cuDNN 9.19.0)`."""
+    warnings: list[str] = []
+    """What a reader must know before believing the numbers, one sentence each."""
     objective_us: float | None = None
     """What a sweeper minimises: the median time of the passes that the point is about."""
     relative_error: dict[str, float] = {}
@@ -72,8 +106,19 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     wall_s: float | None = None
 
 
-def trace_file(rank: int) -> str:
-    return f"trace_rank{rank}.json.gz"
+def trace_file(rank: int, variant: str = "") -> str:
+    """A layer has one per variant."""
+    return f"trace_{f'{_word(variant)}_' if variant else ''}rank{rank}.json.gz"
+
+
+def settings_file(variant: str = "") -> str:
+    """What the backend was given; a layer has one per variant."""
+    return SETTINGS_FILE.replace(".yaml", f"_{_word(variant)}.yaml") if variant else SETTINGS_FILE
+
+
+def _word(variant: str) -> str:
+    """`file:/a/b.yaml` as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", variant)
 
 
 def write_result(directory: Path, result: Result) -> Path:

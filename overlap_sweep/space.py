@@ -14,12 +14,16 @@ from typing import Any
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer and the dimension of the weight that tensor parallelism cuts."""
 
+LAYER_KINDS = ("linear", "layernorm_linear", "layernorm_mlp", "multihead_attention", "transformer_layer")
+
 PHASES = ("fprop", "dgrad", "wgrad")
 PASSES = ("fwd", "bwd")
 PASS_OF_PHASE = {"fprop": "fwd", "dgrad": "bwd", "wgrad": "bwd"}
 """The pass whose time a phase's setting changes: dgrad and wgrad can only be timed together."""
 
 METHODS = ("none", "bulk", "ring_exchange", "pipeline")
+
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
 
 KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
 
@@ -125,10 +129,39 @@ def setting_name(setting: Mapping[str, Any] | None) -> str:
     return "_".join(parts)
 
 
+def world_size(point: Mapping[str, Any]) -> int:
+    """Ranks that the point runs on."""
+    replicas = point["layer"]["num_replicas"] if point["workload"]["name"] == "layer" else 1
+    return int(point["tp_size"] * replicas)
+
+
+USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "bulk": {"cga_size": 2, "set_sm_margin": True},
+    "ring_exchange": {"aggregate": False, "cga_size": 1, "set_sm_margin": False, "use_ce": True},
+    "pipeline": {"num_splits": 4, "cga_size": 2, "set_sm_margin": True},
+}
+"""What Transformer Engine 2.20 gives to a method by default. They are always given explicitly: initialize_ub takes a
+missing knob from the default of the slot, which may be that of another method."""
+
+_ALWAYS_SHOWN = ("method", "aggregate", "num_splits")
+
+
+def brief_name(setting: Mapping[str, Any] | None) -> str:
+    """A slot's setting in a word for tables, without the knobs that are as the method has them by default."""
+    if not setting:
+        return "none"
+    usual = USERBUFFERS_DEFAULTS[setting["method"]]
+    told = {name: v for name, v in setting.items() if name in _ALWAYS_SHOWN or usual.get(name) != v}
+    return setting_name(told)
+
+
 LONGEST_NAME = 160
 """File systems take 255 bytes; a longer name ends in a digest of itself."""
 
-_NAMED = {"model", "model.name", "tp_size", "operator", "phase", "method", *KNOBS}
+_NAMED = {"model", "model.name", "tp_size"}
+_NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", *KNOBS}
+_NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}
 
 
 def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
@@ -138,12 +171,18 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
     """
     model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     setting = {"method": point["method"], **{k: point[k] for k in KNOBS if point.get(k) is not None}}
-    parts = [model, f"tp{point['tp_size']}", point["operator"]]
-    parts += [point["phase"]] if point["phase"] != "all" else []
-    parts += ["none" if point["method"] == "none" else setting_name(setting)]
-    if point["method"] == "none":
-        parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
-    others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in _NAMED)
+    parts = [model, f"tp{point['tp_size']}"]
+    if point["workload"]["name"] == "layer":
+        layer, named = point["layer"], _NAMED | _NAMED_OF_LAYER
+        parts += [layer["kind"]] + ([f"dp{layer['num_replicas']}"] if layer["num_replicas"] > 1 else [])
+    else:
+        named = _NAMED | _NAMED_OF_OPERATOR
+        parts += [point["operator"]]
+        parts += [point["phase"]] if point["phase"] != "all" else []
+        parts += ["none" if point["method"] == "none" else setting_name(setting)]
+        if point["method"] == "none":
+            parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
+    others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in named)
     parts += [o for o in others if not o.startswith(("hydra", "experiment="))]
     name = re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", "_".join(parts)).removesuffix(".json")
     if len(name) <= LONGEST_NAME:

@@ -9,7 +9,11 @@ from overlap_sweep import space
 
 def point(**changes: Any) -> dict[str, Any]:
     base = {"model": {"name": "m"}, "tp_size": 2, "operator": "fc1", "phase": "all", "method": "bulk", "num_sm": 4}
-    return {**base, **dict.fromkeys(space.KNOBS[1:]), **changes}
+    return {**base, **dict.fromkeys(space.KNOBS[1:]), "workload": {"name": "operator"}, **changes}
+
+
+def layer(kind: str = "transformer_layer", num_replicas: int = 1, **changes: Any) -> dict[str, Any]:
+    return point(workload={"name": "layer"}, layer={"kind": kind, "num_replicas": num_replicas}, **changes)
 
 
 # Transformer Engine 2.x's table of slots, written out.
@@ -98,6 +102,72 @@ def test_point_names() -> None:
     assert space.point_name(named, []) == "llama_tp2_fc1_pipeline_sm4_split8"
     other = ["tp_size=2", "workload.tokens=512", "+experiment=four_operators"]
     assert space.point_name(point(), other) == "m_tp2_fc1_bulk_sm4_workload.tokens=512"
+
+
+def test_no_overlap_is_named_by_its_num_sm_only_in_a_sweep_over_it() -> None:
+    assert space.point_name(point(method="none"), ["method=none"]) == "m_tp2_fc1_none"
+    assert space.point_name(point(method="none"), ["method=none", "num_sm=4"]) == "m_tp2_fc1_none_sm4"
+
+
+def test_repetitions_of_a_point_have_names_of_their_own() -> None:
+    names = [space.point_name(point(), ["method=bulk", f"repetition={n}"]) for n in range(2)]
+    assert names == ["m_tp2_fc1_bulk_sm4_repetition=0", "m_tp2_fc1_bulk_sm4_repetition=1"]
+
+
+def test_a_layers_name_is_its_kind_and_not_the_operators() -> None:
+    assert space.point_name(layer(), ["workload=layer"]) == "m_tp2_transformer_layer"
+    named = ["workload=layer", "layer=linear", "tp_size=8", "layer.num_replicas=1"]
+    assert space.point_name(layer("linear", tp_size=8), named) == "m_tp8_linear"
+    assert space.point_name(layer(num_replicas=4), ["layer.num_replicas=4"]) == "m_tp2_transformer_layer_dp4"
+
+
+@pytest.mark.parametrize("override", ["layer.training=true", "num_sm=8", "precision=fp8_delayed", "repetition=3"])
+def test_what_a_layers_name_does_not_show_is_appended(override: str) -> None:
+    assert space.point_name(layer(), ["workload=layer", override]) == f"m_tp2_transformer_layer_{override}"
+
+
+def test_a_list_of_variants_makes_a_name_without_brackets() -> None:
+    name = space.point_name(layer(), ["layer.variants=[none,bulk,file:/a/b.yaml]"])
+    assert name == "m_tp2_transformer_layer_layer.variants=-none,bulk,file-a-b.yaml-"
+
+
+@pytest.mark.parametrize(("tp_size", "num_replicas", "ranks"), [(1, 1, 1), (2, 1, 2), (2, 4, 8), (1, 8, 8)])
+def test_a_layer_runs_on_all_ranks_of_its_replicas(tp_size: int, num_replicas: int, ranks: int) -> None:
+    assert space.world_size(layer(tp_size=tp_size, num_replicas=num_replicas)) == ranks
+
+
+def test_an_operator_runs_on_its_tensor_parallel_ranks() -> None:
+    assert space.world_size(point(tp_size=4)) == 4
+    assert space.world_size(point(tp_size=4, layer={"num_replicas": 8})) == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        (None, "none"),
+        ({}, "none"),
+        ({"method": "none"}, "none"),
+        ({"method": "bulk", "num_sm": 4}, "bulk_sm4"),
+        ({"method": "bulk", "num_sm": 4, "cga_size": 2, "set_sm_margin": True}, "bulk_sm4"),
+        ({"method": "bulk", "num_sm": 4, "cga_size": 1, "set_sm_margin": False}, "bulk_sm4_cga1_margin0"),
+        ({"method": "ring_exchange", "aggregate": False, "num_sm": 1, "use_ce": True}, "ring_agg0_sm1"),
+        ({"method": "ring_exchange", "aggregate": True, "num_sm": 1, "use_ce": False}, "ring_agg1_sm1_ce0"),
+        ({"method": "ring_exchange", "cga_size": 2, "set_sm_margin": True}, "ring_cga2_margin1"),
+        ({"method": "pipeline", "num_sm": 16, "num_splits": 4, "cga_size": 2}, "pipeline_sm16_split4"),
+        ({"method": "pipeline", "num_splits": 4, "fp8_buf": True}, "pipeline_split4_fp8buf1"),
+    ],
+)
+def test_a_brief_name_shows_no_knob_that_is_as_usual(setting: dict[str, Any] | None, name: str) -> None:
+    assert space.brief_name(setting) == name
+
+
+@pytest.mark.parametrize("method", space.METHODS[1:])
+def test_a_brief_name_tells_every_unusual_knob(method: str) -> None:
+    usual = space.USERBUFFERS_DEFAULTS[method]
+    names = {space.brief_name({"method": method, **usual})}
+    for knob, value in usual.items():
+        names.add(space.brief_name({"method": method, **usual, knob: value + 1 if value > 1 else not value}))
+    assert len(names) == 1 + len(usual)
 
 
 def test_a_long_name_is_cut_and_stays_different() -> None:

@@ -1,0 +1,119 @@
+"""Files that Megatron-LM takes as tp_comm_overlap_cfg: slots with their methods and knobs, by YAML.
+
+Which overlaps are on at all is not in such a file but in Megatron-Core's switches. Those that `analyze.py` writes name
+the switches to set in their comments, and are read here together with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from overlap_sweep import space
+from overlap_sweep.errors import UserError
+
+SWITCH_DEFAULTS = {
+    "tp_comm_overlap": True,
+    "tp_comm_overlap_ag": True,
+    "tp_comm_overlap_rs": True,
+    "tp_comm_overlap_rs_dgrad": False,
+    "tp_comm_bulk_dgrad": True,
+    "tp_comm_bulk_wgrad": True,
+    "tp_comm_overlap_disable_qkv": False,
+    "tp_comm_overlap_disable_fc1": False,
+}
+"""Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
+
+_SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
+
+# Transformer Engine knows them too, though nothing about them can be chosen.
+_RIDING = {"proj_wgrad", "fc2_wgrad"}
+_MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
+
+
+@dataclass(frozen=True)
+class OverlapConfig:
+    """How a layer overlaps."""
+
+    slots: dict[str, space.Setting] = field(default_factory=dict)
+    """initialize_ub's `ub_cfgs`; a slot that is not in it runs at the library's default where its switch is on."""
+    switches: dict[str, bool] = field(default_factory=lambda: dict(SWITCH_DEFAULTS))
+
+
+def read(path: Path) -> OverlapConfig:
+    """Read one file. UserError when it is no such file, with the mend."""
+    try:
+        text = path.read_text()
+        slots = yaml.safe_load(text) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{path} cannot be read ({' '.join(str(error).split())}); give a tp_comm_overlap_cfg."
+        ) from None
+    if not isinstance(slots, dict) or not all(isinstance(setting, dict) for setting in slots.values()):
+        raise UserError(f"{path} is no tp_comm_overlap_cfg; it should map slots such as fc1_dgrad to their settings.")
+    if reason := slots_refusal(slots):
+        raise UserError(f"{path}: {reason}.")
+    named = {name: value == "true" for name, value in _SWITCH_COMMENT.findall(text) if name in SWITCH_DEFAULTS}
+    switches = {**SWITCH_DEFAULTS, **named}
+    if scatters_dgrad(slots) and "tp_comm_overlap_rs_dgrad" not in named:
+        switches["tp_comm_overlap_rs_dgrad"] = True
+    return OverlapConfig(slots, switches)
+
+
+def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why Transformer Engine would not take these slots, or None."""
+    known = {
+        space.slot(operator, phase): space.methods_of(operator, phase)
+        for operator in space.OPERATORS
+        for phase in space.PHASES
+    }
+    for slot, setting in slots.items():
+        if slot not in known:
+            return f"{slot} is no slot; they are {', '.join(s for s in known if s not in _RIDING)}"
+        if slot in _RIDING:
+            return f"{slot} rides on its dgrad and cannot be configured; leave it out"
+        unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
+        if unknown:
+            return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
+        method = setting.get("method")
+        if method is not None and method not in known[slot]:
+            return f"{slot} takes {', '.join(known[slot])}, not {method}"
+        for knob, value in setting.items():
+            if knob != "method" and not isinstance(value, int):
+                return f"{slot}: {knob}={value} is no number, true or false"
+    for operator in ("qkv", "fc1"):
+        if _scatters(slots, operator) and f"{operator}_wgrad" in slots:
+            method = slots[f"{operator}_dgrad"]["method"]
+            return (
+                f"{operator}_wgrad cannot be configured beside {operator}_dgrad by {method}, "
+                "which leaves nothing for it to overlap"
+            )
+    return None
+
+
+def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    return any(_scatters(slots, operator) for operator in ("qkv", "fc1"))
+
+
+def _scatters(slots: Mapping[str, Mapping[str, Any]], operator: str) -> bool:
+    return slots.get(f"{operator}_dgrad", {}).get("method") in ("ring_exchange", "pipeline")
+
+
+def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(space.OPERATORS)) -> str | None:
+    """Why a layer that has these operators cannot run these slots under these switches, or None."""
+    switches = config.switches
+    if not (switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]):
+        return None
+    for operator in (operator for operator in ("qkv", "fc1") if operator in operators):
+        if not switches[f"tp_comm_overlap_disable_{operator}"] and not _scatters(config.slots, operator):
+            return (
+                f"tp_comm_overlap_rs_dgrad holds for qkv and fc1 alike, and {operator}_dgrad is not set to "
+                "ring_exchange or pipeline"
+            )
+    return None

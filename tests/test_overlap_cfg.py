@@ -1,0 +1,238 @@
+"""Files that Megatron-LM takes as tp_comm_overlap_cfg, ours and others'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from overlap_sweep import overlap_cfg, space
+from overlap_sweep.analysis.sweep import analyse
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.report.files import write_reports
+from overlap_sweep.runtime.point import settings_yaml
+from tests.analysis.run_directories import config, pass_times, write_point
+from tests.report.sweeps import write_sweep
+
+SLOTS: dict[str, space.Setting] = {
+    "qkv_fprop": {"method": "ring_exchange", "num_sm": 1, "aggregate": True, "use_ce": True},
+    "proj_fprop": {"method": "pipeline", "num_sm": 16, "num_splits": 4, "cga_size": 2, "set_sm_margin": True},
+    "fc1_dgrad": {"method": "bulk", "num_sm": 8},
+    "fc1_wgrad": {"method": "bulk", "num_sm": 8},
+    "fc2_dgrad": {"method": "ring_exchange", "atomic_gemm": False, "fp8_buf": True},
+}
+
+
+def written(directory: Path, text: str | dict[str, Any]) -> Path:
+    path = directory / "cfg.yaml"
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text))
+    return path
+
+
+def changed(**switches: bool) -> dict[str, bool]:
+    return {**SWITCH_DEFAULTS, **switches}
+
+
+def test_slots_are_read_as_they_are_under_megatron_cores_defaults(tmp_path: Path) -> None:
+    assert overlap_cfg.read(written(tmp_path, SLOTS)) == OverlapConfig(SLOTS, SWITCH_DEFAULTS)
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "# nothing but a comment\n", "---\n"])
+def test_a_file_without_slots_is_the_default(tmp_path: Path, text: str) -> None:
+    assert overlap_cfg.read(written(tmp_path, text)) == OverlapConfig()
+
+
+def test_what_only_transformer_engine_knows_is_taken_too(tmp_path: Path) -> None:
+    slots = {"proj_fprop": {"is_reduce_scatter": 1, "comm_priority": 0, "pipeline_rs_overlap_first_gemm": True}}
+    assert overlap_cfg.read(written(tmp_path, slots)).slots == slots
+
+
+@pytest.mark.parametrize("operator", ["qkv", "fc1"])
+@pytest.mark.parametrize("method", ["ring_exchange", "pipeline"])
+def test_a_dgrad_that_scatters_its_own_output_is_switched_on(tmp_path: Path, operator: str, method: str) -> None:
+    read = overlap_cfg.read(written(tmp_path, {f"{operator}_dgrad": {"method": method}}))
+    assert read.switches == changed(tp_comm_overlap_rs_dgrad=True)
+
+
+def test_a_bulk_dgrad_is_not(tmp_path: Path) -> None:
+    assert overlap_cfg.read(written(tmp_path, {"fc1_dgrad": {"method": "bulk"}})).switches == SWITCH_DEFAULTS
+
+
+def test_a_comment_has_the_last_word_about_a_switch(tmp_path: Path) -> None:
+    comments = "#   tp_comm_overlap_rs_dgrad: false\n#   tp_comm_bulk_wgrad: false  (--flag)  why\n"
+    read = overlap_cfg.read(written(tmp_path, comments + "fc1_dgrad: {method: pipeline}\n"))
+    assert read.switches == changed(tp_comm_bulk_wgrad=False)
+
+
+@pytest.mark.parametrize("name", SWITCH_DEFAULTS)
+def test_every_switch_is_read_from_its_comment(tmp_path: Path, name: str) -> None:
+    value = not SWITCH_DEFAULTS[name]
+    text = f"# Set in Megatron-Core's configuration:\n#   {name}: {str(value).lower()}  (--flag)  a reason\n{{}}\n"
+    assert overlap_cfg.read(written(tmp_path, text)).switches == changed(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "comment", ["# tp_comm_of_tomorrow: true", "# tp_comm_bulk_wgrad is false", "# with tp_comm_bulk_wgrad: false"]
+)
+def test_other_comments_are_comments(tmp_path: Path, comment: str) -> None:
+    assert overlap_cfg.read(written(tmp_path, f"{comment}\n{{}}\n")) == OverlapConfig()
+
+
+def reported(directory: Path, tp_size: int) -> OverlapConfig:
+    """What `analyze.py` wrote for the TP size, read again."""
+    write_reports(analyse(directory, AnalysisConfig()), directory, "python analyze.py here")
+    return overlap_cfg.read(directory / f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml")
+
+
+def test_our_own_report_comes_back_with_its_switches(tmp_path: Path) -> None:
+    read = reported(write_sweep(tmp_path), 2)
+    assert read.slots == {
+        "fc1_dgrad": {"method": "bulk", "num_sm": 4},
+        "fc1_wgrad": {"method": "bulk", "num_sm": 4},
+        "fc2_fprop": {"method": "pipeline", "num_sm": 8, "num_splits": 4},
+    }
+    assert read.switches == changed(tp_comm_overlap_disable_fc1=True)
+
+
+def test_a_report_of_no_overlap_comes_back_as_switches_alone(tmp_path: Path) -> None:
+    read = reported(write_sweep(tmp_path), 4)
+    assert read == OverlapConfig({}, changed(tp_comm_bulk_dgrad=False, tp_comm_bulk_wgrad=False))
+
+
+def test_a_report_of_a_scattering_dgrad_comes_back(tmp_path: Path) -> None:
+    for operator in ("qkv", "fc1"):
+        ring = config(2, operator, "dgrad", "ring_exchange", num_sm=2)
+        write_point(tmp_path, ring, bwd=pass_times(90.0))
+    read = reported(tmp_path, 2)
+    assert set(read.slots) == {"qkv_dgrad", "fc1_dgrad"}
+    assert read.switches == changed(tp_comm_overlap_rs_dgrad=True)
+    assert overlap_cfg.switches_refusal(read) is None
+
+
+@pytest.mark.parametrize("slots", [SLOTS, {}])
+def test_what_a_point_was_given_comes_back(tmp_path: Path, slots: dict[str, space.Setting]) -> None:
+    assert overlap_cfg.read(written(tmp_path, settings_yaml(slots).decode())).slots == slots
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fc1_fprop: {method: ring_exchange", "cannot be read"),
+        ("a: b: c", "cannot be read"),
+        ("[1, 2]", "is no tp_comm_overlap_cfg; it should map slots such as fc1_dgrad to their settings"),
+        ("bulk", "is no tp_comm_overlap_cfg"),
+        ("fc1_dgrad: bulk", "is no tp_comm_overlap_cfg"),
+        ("fc1_dgrad:", "is no tp_comm_overlap_cfg"),
+        ("fc3_fprop: {method: bulk}", "fc3_fprop is no slot; they are qkv_fprop"),
+        ("1: {method: bulk}", "1 is no slot"),
+        ("fc1_fprop: {1: 2}", "fc1_fprop has no 1"),
+        ("fc1_fprop: {1: 2, sms: 3}", "fc1_fprop has no 1, sms"),
+        ("fc1_dgrad: {method: [bulk]}", "fc1_dgrad takes bulk, ring_exchange, pipeline, not"),
+    ],
+)
+def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        overlap_cfg.read(path)
+    assert str(error.value).startswith(str(path))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith(".")
+
+
+def test_a_file_that_is_not_there_or_no_text_is_one_clear_error(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    for path in (tmp_path / "nowhere.yaml", tmp_path, binary):
+        with pytest.raises(UserError, match=r"cannot be read \(.*\); give a tp_comm_overlap_cfg\.$"):
+            overlap_cfg.read(path)
+
+
+def test_every_slot_takes_its_methods_and_no_others() -> None:
+    for operator in space.OPERATORS:
+        for phase in space.PHASES:
+            takes = space.methods_of(operator, phase)
+            for method in space.METHODS:
+                reason = overlap_cfg.slots_refusal({space.slot(operator, phase): {"method": method}})
+                assert (reason is None) == (method in takes), (operator, phase, method)
+
+
+@pytest.mark.parametrize(
+    ("slots", "says"),
+    [
+        (
+            {"fc3_fprop": {}},
+            "no slot; they are qkv_fprop, qkv_dgrad, qkv_wgrad, proj_fprop, proj_dgrad, fc1_fprop",
+        ),
+        ({"proj_wgrad": {"method": "bulk"}}, "proj_wgrad rides on its dgrad and cannot be configured; leave it out"),
+        ({"fc2_wgrad": {}}, "fc2_wgrad rides on its dgrad"),
+        ({"fc1_dgrad": {"method": "bulk", "sms": 4}}, "fc1_dgrad has no sms; its knobs are num_sm, aggregate"),
+        ({"fc1_fprop": {"method": "pipeline"}}, "fc1_fprop takes ring_exchange, not pipeline"),
+        ({"proj_dgrad": {"method": "pipeline"}}, "proj_dgrad takes ring_exchange, not pipeline"),
+        ({"fc2_fprop": {"method": "bulk"}}, "fc2_fprop takes ring_exchange, pipeline, not bulk"),
+        (
+            {"fc1_dgrad": {"method": "pipeline"}, "fc1_wgrad": {"method": "bulk"}},
+            "fc1_wgrad cannot be configured beside fc1_dgrad by pipeline",
+        ),
+        (
+            {"qkv_wgrad": {"num_sm": 4}, "qkv_dgrad": {"method": "ring_exchange"}},
+            "qkv_wgrad cannot be configured beside qkv_dgrad by ring_exchange",
+        ),
+    ],
+)
+def test_what_transformer_engine_would_not_take(slots: dict[str, dict[str, Any]], says: str) -> None:
+    assert says in str(overlap_cfg.slots_refusal(slots))
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"), [("num_sm", "many"), ("num_splits", "four"), ("num_splits", [4]), ("aggregate", "maybe")]
+)
+def test_a_knob_that_is_no_number_is_refused(knob: str, value: Any) -> None:
+    reason = overlap_cfg.slots_refusal({"proj_fprop": {"method": "pipeline", knob: value}})
+    assert reason is not None
+    assert knob in reason
+
+
+def test_switches_of_knobs_may_be_numbers() -> None:
+    # As in Megatron-LM's and NeMo's own files.
+    assert overlap_cfg.slots_refusal({"fc2_fprop": {"method": "pipeline", "set_sm_margin": 1, "fp8_buf": 0}}) is None
+
+
+def test_knobs_without_a_method_are_the_defaults_of_the_slot() -> None:
+    assert overlap_cfg.slots_refusal({"fc1_fprop": {"num_sm": 2}}) is None
+
+
+def test_a_wgrad_beside_another_operators_scattering_dgrad_is_fine() -> None:
+    slots = {"fc1_dgrad": {"method": "pipeline"}, "qkv_dgrad": {"method": "bulk"}, "qkv_wgrad": {"method": "bulk"}}
+    assert overlap_cfg.slots_refusal(slots) is None
+
+
+RING, BULK = {"method": "ring_exchange"}, {"method": "bulk"}
+ON, QKV_OFF, FC1_OFF = "tp_comm_overlap_rs_dgrad", "tp_comm_overlap_disable_qkv", "tp_comm_overlap_disable_fc1"
+
+
+@pytest.mark.parametrize(
+    ("slots", "switches", "lacking"),
+    [
+        ({}, {}, None),
+        ({"fc1_dgrad": RING}, {}, None),
+        ({"fc1_dgrad": RING, "qkv_dgrad": {"method": "pipeline"}}, {ON: True}, None),
+        ({"fc1_dgrad": RING}, {ON: True}, "qkv_dgrad"),
+        ({"qkv_dgrad": RING}, {ON: True}, "fc1_dgrad"),
+        ({"qkv_dgrad": RING, "fc1_dgrad": BULK}, {ON: True}, "fc1_dgrad"),
+        ({}, {ON: True}, "qkv_dgrad"),
+        ({"fc1_dgrad": RING}, {ON: True, QKV_OFF: True}, None),
+        ({"qkv_dgrad": RING}, {ON: True, FC1_OFF: True}, None),
+        ({}, {ON: True, QKV_OFF: True, FC1_OFF: True}, None),
+        ({"fc1_dgrad": RING}, {ON: True, "tp_comm_overlap": False}, None),
+    ],
+)
+def test_a_scattering_dgrad_holds_for_qkv_and_fc1_alike(
+    slots: dict[str, Any], switches: dict[str, bool], lacking: str | None
+) -> None:
+    reason = overlap_cfg.switches_refusal(OverlapConfig(slots, changed(**switches)))
+    assert reason is None if lacking is None else f"{lacking} is not set to ring_exchange or pipeline" in str(reason)
