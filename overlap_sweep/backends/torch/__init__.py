@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import space
+from overlap_sweep import models, space
+from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.models import LinearShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from overlap_sweep.ranks import Ranks
 
 SUPPORTED_KNOBS = {
     "cpu": {"num_sm", "aggregate", "num_splits"},
     "cuda": {"num_sm", "aggregate", "num_splits", "cga_size"},
 }
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     settings = space.settings(point)
     device = point["runtime"]["device"]
+    if point["precision"] not in PRECISIONS:
+        return f"backend=torch has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
     given = {knob for setting in settings.values() for knob in setting} - {"method"}
     foreign = sorted(given - SUPPORTED_KNOBS[device])
     if foreign:
@@ -25,7 +35,32 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def build(*args: Any, **kwargs: Any) -> Any:
+def default_knobs(method: str) -> Mapping[str, Any]:
+    return {}
+
+
+def has_default(point: Mapping[str, Any]) -> bool:
+    return False
+
+
+def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+    return {"weight": shape.weight_shape, "bias": shape.weight_shape[:1]}
+
+
+def prepare(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks) -> None:
+    """Communicators are made once per worker and kept."""
+
+
+def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     from overlap_sweep.backends.torch.linear import parallel_linear
 
-    return parallel_linear(*args, **kwargs)
+    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
+    settings = space.settings(point) if purpose == "point" else {}
+    linear = parallel_linear(point["operator"], shape, settings, ranks)
+    return ParallelLinear(
+        forward=lambda x: linear(x, parameters["weight"], parameters["bias"]),
+        parameters=parameters,
+        input_shape=shape.input_shape,
+        output_shape=shape.output_shape,
+    )

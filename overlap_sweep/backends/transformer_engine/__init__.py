@@ -1,0 +1,127 @@
+"""Transformer Engine's own layers, `te.LayerNormLinear` and `te.Linear`, overlapped by its userbuffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep import models, space
+from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.models import LinearShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from overlap_sweep.ranks import Ranks
+
+PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+
+
+@cache
+def missing(package: str = "transformer_engine") -> str | None:
+    """Why nothing can be run with the package here, or None."""
+    if find_spec(package) is None:
+        return f"{package} is not installed; pip install -c constraints-gpu.txt -e '.[gpu]'"
+    return None
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    return missing() or userbuffers_refusal(point)
+
+
+def userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
+    """What userbuffers refuse, whosever layers use them."""
+    if point["runtime"]["device"] != "cuda":
+        return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
+    if point["precision"] not in PRECISIONS:
+        return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
+    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    fp8 = point["precision"].startswith("fp8")
+    if fp8 and (reason := _fp8_refusal(shape)):
+        return reason
+    for slot, setting in space.settings(point).items():
+        if reason := _setting_refusal(slot, setting, point, shape):
+            return reason
+    return None
+
+
+def _fp8_refusal(shape: LinearShape) -> str | None:
+    """cuBLAS multiplies FP8 matrices whose dimensions divide by 16 (rows of inputs by 8)."""
+    for what, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
+        if size % 16:
+            return f"FP8 GEMMs need dimensions that divide by 16, and a rank has {size} {what}"
+    rows = shape.tokens // shape.tp_size
+    return f"FP8 GEMMs need rows that divide by 8, and a rank has {rows} tokens" if rows % 8 else None
+
+
+def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
+    operator, _, phase = slot.partition("_")
+    fp8 = point["precision"].startswith("fp8")
+    if setting.get("atomic_gemm"):
+        if not fp8:
+            return "Transformer Engine: atomic GEMM overlap is supported for FP8 GEMMs only"
+        if (cuda := cuda_major()) and cuda >= 13:
+            return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, and this is CUDA {cuda}"
+    if setting.get("fp8_buf") and not space.gathers(operator, phase, setting["method"]):
+        if not fp8:
+            return "fp8_buf needs an FP8 precision"
+        if point["precision"] == "fp8_current":
+            return "Transformer Engine: a reduce-scatter in FP8 needs delayed scaling, which knows the output's scale"
+    if setting.get("num_splits"):
+        # The pipeline cuts the GEMM along the weight's rows, or for dgrad along its columns.
+        cut = shape.in_features if phase == "dgrad" else shape.out_features
+        chunk, rest = divmod(cut, setting["num_splits"])
+        if rest or (fp8 and chunk % 16):
+            return f"{slot}: {cut} columns cannot be cut into num_splits={setting['num_splits']} equal parts" + (
+                " of a multiple of 16" if fp8 else ""
+            )
+    return None
+
+
+@cache
+def cuda_major() -> int | None:
+    """The CUDA that Transformer Engine was built for, by the name of its package of compiled code."""
+    for major in (12, 13):
+        try:
+            version(f"transformer-engine-cu{major}")
+        except PackageNotFoundError:
+            continue
+        return major
+    return None
+
+
+def default_knobs(method: str) -> Mapping[str, Any]:
+    return space.USERBUFFERS_DEFAULTS[method]
+
+
+def has_default(point: Mapping[str, Any]) -> bool:
+    return bool(point["tp_size"] > 1)
+
+
+def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+    model = point["model"]
+    shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
+    if model["bias"]:
+        shapes["bias"] = shape.weight_shape[:1]
+    if shape.parallel == "column":
+        shapes["layer_norm_weight"] = (shape.in_features,)
+        if model["normalization"] == "LayerNorm":
+            shapes["layer_norm_bias"] = (shape.in_features,)
+    return shapes
+
+
+def prepare(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks) -> None:
+    from overlap_sweep.backends.transformer_engine import userbuffers
+
+    if purpose in ("point", "default"):
+        settings = space.settings(point) if purpose == "point" else {}
+        userbuffers.initialize(userbuffers.Userbuffers.of(point, settings))
+
+
+def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+    from overlap_sweep.backends.transformer_engine import linear
+
+    return linear.build(point, purpose, ranks, parameters, linear.transformer_engine_module)

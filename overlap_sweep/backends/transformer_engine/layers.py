@@ -1,0 +1,181 @@
+"""Transformer Engine's layers, whole and in parts, with the overlaps that the switches name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformer_engine.pytorch as te
+from torch import Tensor
+
+from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES
+
+
+@dataclass(frozen=True)
+class BuiltLayer:
+    module: torch.nn.Module
+    input_shape: tuple[int, int, int]
+    """[sequence, batch, features] on this rank."""
+
+    def forward(self, module: torch.nn.Module, x: Tensor, first: bool) -> Tensor:
+        """`module` is the layer's, or what wraps it; `first` has FP8 weights quantised, later calls use them again."""
+        output = module(x, is_first_microbatch=first)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def build_layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Mapping[str, bool]) -> BuiltLayer:
+    """The layer of `point["layer"]["kind"]`, weights drawn from torch's default generators.
+
+    `switches` are Megatron-Core's names; none at all builds a layer that does not overlap.
+    """
+    kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
+    sequence = point["workload"]["tokens"] // batch
+    hidden, tp_size = point["model"]["hidden_size"], point["tp_size"]
+    module = _MAKERS[kind](point, _common_arguments(point, group), te_switches(switches))
+    if switches.get("tp_comm_overlap_disable_qkv"):
+        _disable_qkv(module, switches)
+    features = hidden if kind != "linear" else _attention_width(point["model"]) // tp_size
+    rows = sequence // tp_size if kind != "linear" else sequence
+    return BuiltLayer(module, (rows, batch, features))
+
+
+def te_switches(switches: Mapping[str, bool]) -> dict[str, bool]:
+    """Transformer Engine's arguments for Megatron-Core's switches."""
+    on = switches.get("tp_comm_overlap", False)
+    return {ours: on and switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
+
+
+def _common_arguments(point: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    parallel = point["tp_size"] > 1
+    return {
+        "params_dtype": torch.bfloat16,
+        "tp_group": group if parallel else None,
+        "tp_size": point["tp_size"],
+        "sequence_parallel": parallel,
+        "bias": point["model"]["bias"],
+        "init_method": _initializer(point["model"]["hidden_size"]),
+    }
+
+
+def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
+    """Keeps activations at about 1 whatever the model's width.
+
+    The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
+    decides, and nothing could be compared.
+    """
+    return lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5)
+
+
+def _attention_width(model: Mapping[str, Any]) -> int:
+    return int(model["num_attention_heads"] * model["head_dim"])
+
+
+def _linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
+    """The attention's output projection."""
+    model = point["model"]
+    own = {name: on[name] for name in ("ub_overlap_ag", "ub_overlap_rs")}
+    return te.Linear(
+        _attention_width(model), model["hidden_size"], parallel_mode="row", ub_name="proj", **common, **own
+    )
+
+
+def _layernorm_linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
+    """The projection to queries, keys and values."""
+    model = point["model"]
+    outputs = (model["num_attention_heads"] + 2 * model["num_kv_heads"]) * model["head_dim"]
+    own = {name: value for name, value in on.items() if name != "ub_overlap_rs"}
+    return te.LayerNormLinear(
+        model["hidden_size"],
+        outputs,
+        parallel_mode="column",
+        normalization=model["normalization"],
+        ub_name="qkv",
+        **common,
+        **own,
+    )
+
+
+def _layernorm_mlp(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
+    model, batch = point["model"], point["layer"]["micro_batch_size"]
+    return te.LayerNormMLP(
+        model["hidden_size"],
+        model["ffn_hidden_size"],
+        set_parallel_mode=True,
+        normalization=model["normalization"],
+        activation=_activation(model),
+        output_layer_init_method=_initializer(model["hidden_size"]),
+        seq_length=point["workload"]["tokens"] // batch,
+        micro_batch_size=batch,
+        **common,
+        **on,
+    )
+
+
+def _multihead_attention(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
+    return te.MultiheadAttention(
+        point["model"]["hidden_size"],
+        point["model"]["num_attention_heads"],
+        input_layernorm=True,
+        attn_mask_type="causal",
+        **_attention_arguments(point),
+        **common,
+        **on,
+    )
+
+
+def _transformer_layer(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
+    model = point["model"]
+    return te.TransformerLayer(
+        model["hidden_size"],
+        model["ffn_hidden_size"],
+        model["num_attention_heads"],
+        hidden_dropout=0.0,
+        self_attn_mask_type="causal",
+        activation=_activation(model),
+        ub_tp_comm_overlap=any(on.values()),
+        **_attention_arguments(point),
+        **common,
+        **on,
+    )
+
+
+def _attention_arguments(point: Mapping[str, Any]) -> dict[str, Any]:
+    model, batch = point["model"], point["layer"]["micro_batch_size"]
+    return {
+        "num_gqa_groups": model["num_kv_heads"],
+        "kv_channels": model["head_dim"],
+        "attention_dropout": 0.0,
+        "output_layer_init_method": _initializer(model["hidden_size"]),
+        "normalization": model["normalization"],
+        "fuse_qkv_params": True,
+        "set_parallel_mode": True,
+        "seq_length": point["workload"]["tokens"] // batch,
+        "micro_batch_size": batch,
+    }
+
+
+def _activation(model: Mapping[str, Any]) -> str:
+    return "swiglu" if model["gated_mlp"] else "gelu"
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, Any], dict[str, Any], dict[str, bool]], torch.nn.Module]] = {
+    "linear": _linear,
+    "layernorm_linear": _layernorm_linear,
+    "layernorm_mlp": _layernorm_mlp,
+    "multihead_attention": _multihead_attention,
+    "transformer_layer": _transformer_layer,
+}
+
+
+def _disable_qkv(module: torch.nn.Module, switches: Mapping[str, bool]) -> None:
+    """tp_comm_overlap_disable_qkv, which Megatron-Core gives to that one linear and te's layers have no argument for:
+    what is pipelined with its own GEMMs is off, the bulk overlaps are as their own switches say."""
+    for part in module.modules():
+        if isinstance(part, te.LayerNormLinear):
+            part.ub_overlap_ag_fprop = False
+            part.ub_overlap_rs_dgrad = False
+            part.ub_bulk_dgrad = te_switches(switches)["ub_bulk_dgrad"]
+            part.ub_bulk_wgrad = te_switches(switches)["ub_bulk_wgrad"]

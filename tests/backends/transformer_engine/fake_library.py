@@ -1,0 +1,83 @@
+"""As much of Transformer Engine as userbuffers.py imports, and how it behaves: module/base.py of 2.20."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+
+class Mode(enum.Enum):
+    NONE = "none"
+    FP8 = "fp8"
+
+
+class FakeBase(ModuleType):
+    """`transformer_engine.pytorch.module.base`: notes what is called and bootstraps as the real one does."""
+
+    UserBufferQuantizationMode = Mode
+
+    def __init__(self) -> None:
+        super().__init__("transformer_engine.pytorch.module.base")
+        self.calls: list[str] = []
+        self.given: list[dict[str, Any]] = []
+        """Arguments of every initialize_ub."""
+        self.groups: list[tuple[Any, Any]] = []
+        """World and tensor-parallel group of every initialize_ub."""
+        self.destroyed_s: list[float] = []
+        self.initialized = False
+        self.fails_with: Exception | None = None
+
+    def initialize_ub(
+        self,
+        shape: list[int],
+        tp_size: int,
+        use_fp8: bool = False,
+        quantization_modes: list[Mode] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        ub_cfgs: dict[str, dict[str, Any]] | None = None,
+        bootstrap_backend: str | None = None,
+    ) -> None:
+        self.calls.append("initialize")
+        self.given.append({**locals()})
+        if self.initialized:
+            raise RuntimeError("UB communicators are already initialized.")
+        # From here on the real one refuses to initialise again, also when it fails below.
+        self.initialized = True
+        world = dist.new_group(backend=bootstrap_backend)
+        replicas = dist.get_world_size(world) // tp_size
+        domain = world
+        if replicas > 1:
+            domains = [list(range(i * tp_size, (i + 1) * tp_size)) for i in range(replicas)]
+            domain, _ = dist.new_subgroups_by_enumeration(domains, backend=bootstrap_backend)
+        self.groups.append((world, domain))
+        ranks = torch.ones(1)
+        dist.all_reduce(ranks, group=domain)
+        assert ranks.item() == tp_size
+        if self.fails_with:
+            raise self.fails_with
+        for setting in (ub_cfgs or {}).values():
+            setting["fp8_buf"] = "the library's"
+
+    def destroy_ub(self) -> None:
+        self.calls.append("destroy")
+        self.destroyed_s.append(time.monotonic())
+        self.initialized = False
+        torch.compiler.reset()
+
+
+def install_fake_library() -> FakeBase:
+    """In this process, for good; where there is no GPU to wait for."""
+    base = FakeBase()
+    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.module"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules[base.__name__] = base
+    sys.modules["transformer_engine.pytorch.module"].base = base  # type: ignore[attr-defined]
+    patch.object(torch.cuda, "synchronize", lambda *_: base.calls.append("synchronize")).start()
+    return base

@@ -1,0 +1,117 @@
+"""SilentGroup through torch.distributed's own functions, as Transformer Engine's modules call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
+from overlap_sweep.ranks import Ranks
+from tests.processes import run_ranks
+
+# torch 2.13 renames these collectives; 2.11 knows only the old names, which Transformer Engine calls.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+GATHERS = [name for name in ("all_gather_into_tensor", "all_gather_single") if hasattr(dist, name)]
+SCATTERS = [name for name in ("reduce_scatter_tensor", "reduce_scatter_single") if hasattr(dist, name)]
+
+SHAPES = {
+    "2 dims": torch.arange(24.0).view(4, 6),
+    "3 dims": torch.arange(24.0).view(2, 3, 4),
+    "3 dims, transposed": torch.arange(24.0).view(3, 2, 4).transpose(0, 1),
+    "3 dims, strided": torch.arange(48.0).view(2, 3, 8)[:, :, ::2],
+    "bf16": torch.arange(24.0).view(2, 3, 4).bfloat16(),
+}
+
+
+def waited(collective: Callable[..., Any], *tensors: torch.Tensor, group: SilentGroup, async_op: bool) -> None:
+    work = collective(*tensors, group=group, async_op=async_op)
+    assert (work is not None) == async_op
+    if work is not None:
+        work.wait()
+        assert work.is_completed()
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("name", GATHERS)
+@pytest.mark.parametrize("tensor", SHAPES.values(), ids=SHAPES)
+def test_what_is_gathered_is_copies_of_the_shard(tensor: torch.Tensor, name: str, async_op: bool) -> None:
+    gathered = torch.empty(3 * tensor.shape[0], *tensor.shape[1:], dtype=tensor.dtype)
+    waited(getattr(dist, name), gathered, tensor, group=SilentGroup(1, 3), async_op=async_op)
+    assert gathered.equal(torch.cat([tensor] * 3))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("name", SCATTERS)
+@pytest.mark.parametrize("tensor", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_scattered_is_the_ranks_own_part(tensor: torch.Tensor, name: str, async_op: bool, rank: int) -> None:
+    shard = torch.empty(tensor.shape[0] // 2, *tensor.shape[1:], dtype=tensor.dtype)
+    waited(getattr(dist, name), shard, tensor, group=SilentGroup(rank, 2), async_op=async_op)
+    assert shard.equal(tensor.chunk(2)[rank])
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_what_is_reduced_stays_as_it_is(async_op: bool) -> None:
+    tensor = torch.arange(6.0)
+    waited(dist.all_reduce, tensor, group=SilentGroup(0, 4), async_op=async_op)
+    assert tensor.equal(torch.arange(6.0))
+
+
+def test_the_largest_over_the_ranks_is_ones_own() -> None:
+    tensor = torch.arange(6.0)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=SilentGroup(0, 4))
+    assert tensor.equal(torch.arange(6.0))
+
+
+def test_the_content_of_a_shape_is_filled_once() -> None:
+    group = SilentGroup(0, 2)
+    first, second, other = torch.ones(2, 3), torch.full((2, 3), 2.0), torch.full((4, 3), 3.0)
+    gathered = []
+    for shard in (first, second, other):
+        gathered.append(torch.empty(2 * shard.shape[0], 3))
+        getattr(dist, GATHERS[0])(gathered[-1], shard, group=group)
+    assert [full.unique().tolist() for full in gathered] == [[1.0], [1.0], [3.0]]
+    assert gathered[0].data_ptr() == gathered[1].data_ptr()
+
+
+def test_nothing_is_copied_to_scatter() -> None:
+    full, shard = torch.arange(12.0).view(4, 3), torch.empty(2, 3)
+    getattr(dist, SCATTERS[0])(shard, full, group=SilentGroup(1, 2))
+    assert shard.data_ptr() == full[2:].data_ptr()
+
+
+def test_what_needs_a_gradient_can_be_communicated() -> None:
+    group, leaf = SilentGroup(0, 2), torch.ones(2, 3, requires_grad=True)
+    gathered, shard = torch.empty(4, 3), torch.empty(1, 3)
+    getattr(dist, GATHERS[0])(gathered, leaf, group=group)
+    getattr(dist, SCATTERS[0])(shard, leaf * 2, group=group)
+    assert not gathered.requires_grad
+    assert not shard.requires_grad
+
+
+def test_it_looks_like_a_group() -> None:
+    group = SilentGroup(2, 4)
+    assert (group.rank(), group.size(), dist.get_world_size(group)) == (2, 4, 4)
+
+
+def only_rank_0_communicates(ranks: Ranks) -> list[Any]:
+    group = SilentGroup(ranks.rank, ranks.world_size)
+    found: list[Any] = []
+    if ranks.rank == 0:
+        shard, gathered, scattered = torch.full((2,), 7.0), torch.empty(4), torch.empty(1)
+        getattr(dist, GATHERS[0])(gathered, shard, group=group)
+        getattr(dist, SCATTERS[0])(scattered, shard, group=group)
+        dist.all_reduce(shard, group=group)
+        found = [tensor.tolist() for tensor in (gathered, scattered, shard)]
+    # The group that the process really has is none the wiser.
+    return [*found, *ranks.slowest([float(ranks.rank)])]
+
+
+def test_nobody_else_is_needed_in_a_real_group() -> None:
+    first, second = run_ranks(2, only_rank_0_communicates)
+    assert first == [[7.0] * 4, [7.0], [7.0, 7.0], 1.0]
+    assert second == [1.0]
