@@ -1,6 +1,8 @@
-"""What one point runs. Each workload is a module with `refusal(point)` and `run(point, directory, ranks)`.
+"""What one point runs. Each workload is a module with three functions.
 
-`refusal` decides from the resolved configuration alone whether the point makes sense (no torch import); `run` is
+`refusal(point)` decides from the resolved configuration alone whether the point makes sense (no torch import);
+`overlap_settings(point)` gives, by variant or for the whole point under "", what the backend is given, for the run
+directory (UserError when that cannot be told); `run(point, directory, ranks)` is
 called on every rank of the group, writes what belongs into the run directory, and returns the `Measured` part of
 the point's result. `Refused` from it skips the point with that reason.
 """
@@ -12,7 +14,7 @@ from typing import Any
 
 from overlap_sweep.errors import UserError
 
-WORKLOADS = {"operator": "overlap_sweep.workloads.operator"}
+WORKLOADS = {"operator": "overlap_sweep.workloads.operator", "layer": "overlap_sweep.workloads.layer"}
 
 
 def load(name: str) -> Any:

@@ -5,54 +5,90 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_sweep.measure.timing import Variant
+from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.workloads import operator
+from tests.points import operator_point
+from tests.processes import run_ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-LEAF = torch.ones(3, 3)
+TENSORS = ("output", "input_grad", "weight_grad")
 
 
-def variant(output: torch.Tensor, *gradients: torch.Tensor) -> Variant:
-    return Variant(lambda _: output, lambda _repeat, _output: gradients)
+def variant(*tensors: torch.Tensor) -> Variant:
+    output, *gradients = tensors
+    named = dict(zip(TENSORS[1:], gradients, strict=True))
+    return Variant(lambda _: output, lambda _repeat, _output: named)
+
+
+def tens() -> list[torch.Tensor]:
+    return [10 * torch.ones(3, 3) for _ in TENSORS]
 
 
 def test_equal_numbers_have_no_error() -> None:
-    same = variant(LEAF, LEAF, 2 * LEAF, 3 * LEAF)
-    error = operator._relative_error(same, same, ALONE)
-    assert error == {"output": 0.0, "input_grad": 0.0, "weight_grad": 0.0, "bias_grad": 0.0}
+    error = operator.relative_error(variant(*tens()), variant(*tens()), ALONE)
+    assert error == dict.fromkeys(TENSORS, 0.0)
 
 
-@pytest.mark.parametrize(("place", "name"), [*enumerate(("output", "input_grad", "weight_grad", "bias_grad"))])
+@pytest.mark.parametrize(("place", "name"), [*enumerate(TENSORS)])
 def test_one_wrong_element_is_found_in_every_tensor(place: int, name: str) -> None:
-    tensors = [10 * LEAF for _ in range(4)]
-    wrong = [tensor.clone() for tensor in tensors]
+    wrong = tens()
     wrong[place][1, 2] += 1.0
-    error = operator._relative_error(variant(*wrong), variant(*tensors), ALONE)
-    assert error[name] == pytest.approx(0.1)
-    assert sum(error.values()) == pytest.approx(0.1)
+    error = operator.relative_error(variant(*wrong), variant(*tens()), ALONE)
+    assert error == {other: pytest.approx(0.1 if other == name else 0.0) for other in TENSORS}
 
 
-def test_nan_is_no_small_error() -> None:
-    nan = LEAF * torch.nan
-    error = operator._relative_error(variant(nan, LEAF, LEAF, LEAF), variant(LEAF, LEAF, LEAF, LEAF), ALONE)
-    assert error["output"] == torch.inf
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_and_infinity_are_no_small_errors(value: float) -> None:
+    wrong = tens()
+    wrong[0][0, 0] = value
+    assert operator.relative_error(variant(*wrong), variant(*tens()), ALONE)["output"] > 1e30
 
 
-def point(**changes: Any) -> dict[str, Any]:
-    sizes = {"hidden_size": 32, "ffn_hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    base = {
-        "model": {"name": "m", "gated_mlp": True, **sizes},
-        "tp_size": 2,
-        "operator": "fc1",
-        "phase": "all",
-        "method": "bulk",
-        "num_sm": 4,
-        "backend": "torch",
-        "workload": {"tokens": 64},
-        "runtime": {"device": "cpu"},
-    }
-    return base | changes
+def test_tensors_are_compared_by_name_whatever_their_order() -> None:
+    tensors = {name: index * torch.ones(2) for index, name in enumerate(TENSORS[1:], 1)}
+    backwards = dict(reversed(tensors.items()))
+    one, other = (Variant(lambda _: torch.ones(2), lambda _r, _o, g=g: g) for g in (tensors, backwards))
+    assert max(operator.relative_error(one, other, ALONE).values()) == 0.0
+
+
+def wrong_on_rank_1(ranks: Ranks) -> dict[str, float]:
+    wrong = tens()
+    wrong[0][0, 0] += ranks.rank
+    return operator.relative_error(variant(*wrong), variant(*tens()), ranks)
+
+
+def test_all_ranks_hear_of_the_error_of_one() -> None:
+    expected = {"output": pytest.approx(0.1), "input_grad": 0.0, "weight_grad": 0.0}
+    assert run_ranks(2, wrong_on_rank_1) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({"precision": "fp32"}, 1e-4),
+        ({"precision": "fp16"}, 2e-2),
+        ({"precision": "bf16"}, 2e-2),
+        ({"precision": "fp8_delayed"}, 2e-2),
+        ({"precision": "fp8_delayed", "operator": "fc2", "method": "pipeline", "fp8_buf": True}, 0.2),
+        ({"precision": "fp8_delayed", "operator": "fc2", "method": "pipeline", "fp8_buf": False}, 2e-2),
+        # Gathered in FP8, which rounds no sum.
+        (
+            {
+                "precision": "fp8_delayed",
+                "operator": "fc2",
+                "phase": "dgrad",
+                "method": "ring_exchange",
+                "fp8_buf": True,
+            },
+            2e-2,
+        ),
+        ({"precision": "bf16", "workload": {"tolerance": 0.0}}, 0.0),
+        ({"operator": "fc2", "method": "pipeline", "fp8_buf": True, "workload": {"tolerance": 0.01}}, 0.01),
+    ],
+)
+def test_tolerance(changes: dict[str, Any], allowed: float) -> None:
+    assert operator.tolerance(operator_point(**changes)) == allowed
 
 
 @pytest.mark.parametrize(
@@ -61,16 +97,39 @@ def point(**changes: Any) -> dict[str, Any]:
         ({"operator": "fc2"}, "does not fit"),
         ({"tp_size": 3}, "do not divide"),
         ({"cga_size": 2}, "backend=torch has no cga_size on cpu"),
-        ({"method": "ring_exchange", "use_ce": True}, "use_ce"),
+        ({"set_sm_margin": True}, "backend=torch has no set_sm_margin on cpu"),
+        ({"method": "ring_exchange", "use_ce": True}, "backend=torch has no use_ce on cpu"),
+        ({"method": "ring_exchange", "atomic_gemm": True}, "backend=torch has no atomic_gemm on cpu"),
+        ({"method": "ring_exchange", "fp8_buf": False}, "backend=torch has no fp8_buf on cpu"),
+        ({"precision": "fp8_delayed"}, "backend=torch has no precision=fp8_delayed; it has fp32, fp16, bf16"),
+        ({"precision": "fp8_current", "method": "none"}, "backend=torch has no precision=fp8_current"),
     ],
 )
 def test_what_is_refused_before_a_process_starts(changes: dict[str, Any], says: str) -> None:
-    assert operator.refusal(point()) is None
-    assert says in str(operator.refusal(point(**changes)))
+    assert operator.refusal(operator_point()) is None
+    assert says in str(operator.refusal(operator_point(**changes)))
+
+
+def test_a_knob_that_means_nothing_under_the_method_refuses_nothing() -> None:
+    assert operator.refusal(operator_point(method="none", cga_size=2, use_ce=True)) is None
+    assert operator.refusal(operator_point(method="bulk", use_ce=True)) is None
+
+
+def test_nccl_has_clusters() -> None:
+    assert operator.refusal(operator_point(cga_size=2, runtime={"device": "cuda"})) is None
 
 
 def test_pairs_of_an_odd_number_of_ranks_are_refused() -> None:
-    odd = point(tp_size=1, method="ring_exchange", aggregate=True) | {"tp_size": 3}
-    odd["model"] = odd["model"] | {"ffn_hidden_size": 96}
-    odd["workload"] = {"tokens": 66}
+    odd = operator_point(
+        tp_size=3,
+        method="ring_exchange",
+        aggregate=True,
+        model={"ffn_hidden_size": 96},
+        workload={"tokens": 66},
+    )
     assert "odd" in str(operator.refusal(odd))
+
+
+def test_the_settings_are_the_whole_points() -> None:
+    settings = {"method": "bulk", "num_sm": 4}
+    assert operator.overlap_settings(operator_point()) == {"": {"fc1_dgrad": settings, "fc1_wgrad": settings}}

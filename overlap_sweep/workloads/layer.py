@@ -1,0 +1,143 @@
+"""A whole transformer layer, or a part of it, under several overlap configurations side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep import models, overlap_cfg, space
+from overlap_sweep.backends import transformer_engine
+from overlap_sweep.errors import WrongNumbers
+from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.run_directory import VariantTimes, trace_file
+from overlap_sweep.workloads import layer_variants
+
+if TYPE_CHECKING:
+    from overlap_sweep.ranks import Ranks
+
+TOLERANCE = 5e-2
+FP8_TOLERANCE = 0.2
+"""FP8 has two or three bits of mantissa: sums taken in another order round some activations to a neighbour, and the
+GEMMs that follow see it. A wrong chunk is off by 1."""
+
+_OPERATORS_OF_KIND = {
+    "linear": ("proj",),
+    "layernorm_linear": ("qkv",),
+    "layernorm_mlp": ("fc1", "fc2"),
+    "multihead_attention": ("qkv", "proj"),
+    "transformer_layer": tuple(space.OPERATORS),
+}
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    if point["backend"] != "transformer_engine":
+        return f"workload=layer runs Transformer Engine's layers, not backend={point['backend']}'s"
+    if reason := transformer_engine.missing():
+        return reason
+    layer, tokens = point["layer"], point["workload"]["tokens"]
+    sequence, rest = divmod(tokens, layer["micro_batch_size"])
+    if rest or sequence % point["tp_size"]:
+        return (
+            f"{tokens} tokens are no layer.micro_batch_size={layer['micro_batch_size']} sequences "
+            f"that divide by tp_size={point['tp_size']}"
+        )
+    for operator in _OPERATORS_OF_KIND[layer["kind"]]:
+        unset = {"operator": operator, "phase": "all", "method": "none"}
+        reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
+        if reason or (reason := transformer_engine.userbuffers_refusal({**point, **unset})):
+            return reason
+    for name, config in layer_variants.configurations(point).items():
+        if reason := _variant_refusal(point, config):
+            return f"{name}: {reason}"
+    return None
+
+
+def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | None:
+    if point["tp_size"] == 1:
+        return "tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
+    operators = _OPERATORS_OF_KIND[point["layer"]["kind"]]
+    if config.switches["tp_comm_overlap_disable_fc1"] and "fc1" in operators:
+        return "Transformer Engine's layers cannot switch off fc1's overlap alone, as tp_comm_overlap_disable_fc1 asks"
+    if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
+        return reason
+    for slot, setting in config.slots.items():
+        operator, _, phase = slot.partition("_")
+        if operator in operators:
+            alone = {**point, **dict.fromkeys(space.KNOBS), **setting, "operator": operator, "phase": phase}
+            if "method" in setting and (reason := transformer_engine.userbuffers_refusal(alone)):
+                return reason
+    return None
+
+
+def overlap_settings(point: Mapping[str, Any]) -> dict[str, Mapping[str, space.Setting]]:
+    """By variant, what initialize_ub is given."""
+    return {name: config.slots for name, config in layer_variants.configurations(point).items()}
+
+
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Check, time and profile every variant; the fields of `Result` that were measured."""
+    from overlap_sweep.backends.transformer_engine import userbuffers
+    from overlap_sweep.measure.attention import attention_backend, attention_warnings
+    from overlap_sweep.measure.profile import capture
+    from overlap_sweep.measure.timing import summarise, time_variants
+    from overlap_sweep.workloads.layer_bench import layer_bench
+    from overlap_sweep.workloads.operator import relative_error
+
+    configs = layer_variants.configurations(point)
+    names = layer_variants.names(point["layer"])
+    # `none` is what the others are checked against, also where the user did not ask for its time.
+    variants = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
+    reference = variants["none"] if "none" in names else variants.pop("none")
+    errors, warnings = {}, []
+    for name in configs:
+        variants[name].get_ready()
+        errors[name] = relative_error(variants[name], reference, ranks)
+        if reason := _wrong(errors[name], tolerance(point)):
+            warnings.append(f"{name} computes wrong numbers and was not measured: {reason}.")
+            del variants[name]
+    if configs and not any(name in variants for name in configs):
+        raise WrongNumbers(" ".join(warnings))
+    workload = point["workload"]
+    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    found = {
+        name: VariantTimes(
+            times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
+            settings=configs[name].slots if name in configs else {},
+            switches=configs[name].switches if name in configs else {},
+            relative_error=errors.get(name, {}),
+            launch_bound=taken.launch_bound,
+        )
+        for name, taken in samples.items()
+    }
+    real = {name: times.times["all"].median_us for name, times in found.items() if name != "floor"}
+    profiled = {"all": list(found), "best": ["none", min(real, key=real.__getitem__)], "none": []}[point["profile"]]
+    traces = []
+    for name in dict.fromkeys(name for name in profiled if name in variants):
+        capture(variants[name], ranks, workload["profiled"], directory, name)
+        traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
+    backend = attention_backend()
+    userbuffers.destroy()
+    return {
+        "variants": found,
+        "objective_us": min(real.values()),
+        "launch_bound": any(times.launch_bound for times in found.values()),
+        "traces": traces,
+        "attention_backend": backend,
+        "warnings": warnings + attention_warnings(backend),
+    }
+
+
+def tolerance(point: Mapping[str, Any]) -> float:
+    """The largest relative error at which a variant still counts as right."""
+    given: float | None = point["workload"]["tolerance"]
+    if given is not None:
+        return given
+    return FP8_TOLERANCE if point["precision"].startswith("fp8") else TOLERANCE
+
+
+def _wrong(error: Mapping[str, float], allowed: float) -> str | None:
+    worst = max(error, key=error.__getitem__)
+    if error[worst] <= allowed:
+        return None
+    return f"{worst} differs from none by {error[worst]:.2g} of its largest value, tolerance {allowed:g}"

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from overlap_sweep.measure.variant import Variant
+from overlap_sweep.models import LinearShape
+from overlap_sweep.ranks import Ranks
+from overlap_sweep.workloads.bench import Bench, bench_for, draw_parameters
+from tests.points import operator_point
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
+NOTHING = Variant(lambda _: None, lambda _repeat, _output: {})
+
+
+@pytest.fixture
+def among_best() -> Callable[..., bool]:
+    bench = Bench(operator_point(), ALONE, {}, NOTHING, NOTHING)
+
+    def among_best(fwd: float, bwd: float, **changes: Any) -> bool:
+        return bench.is_among_best(operator_point(**changes), {"fwd": fwd, "bwd": bwd}, margin=0.01)
+
+    return among_best
+
+
+def test_what_is_slower_than_no_overlap_is_not_among_the_best(among_best: Callable[..., bool]) -> None:
+    assert not among_best(1.0, 1.02)
+    assert among_best(1.0, 1.005)
+
+
+def test_what_is_fastest_so_far_or_within_the_margin_is_among_the_best(among_best: Callable[..., bool]) -> None:
+    bwd = (0.9, 0.905, 0.92, 0.8, 0.807, 0.81, 0.9)
+    assert [among_best(1.0, relative) for relative in bwd] == [True, True, False, True, True, False, False]
+
+
+def test_only_the_passes_that_the_point_is_about_count(among_best: Callable[..., bool]) -> None:
+    # bulk overlaps backward alone, and a pipeline of fc2 forward alone.
+    assert not among_best(0.5, 1.5)
+    assert among_best(1.5, 0.5)
+    assert among_best(0.9, 1.5, operator="fc2", method="pipeline")
+    assert not among_best(1.5, 0.1, operator="fc2", method="pipeline")
+
+
+def test_one_pass_is_enough(among_best: Callable[..., bool]) -> None:
+    ring = {"method": "ring_exchange"}
+    assert among_best(0.8, 0.8, **ring)
+    assert among_best(0.7, 1.5, **ring)
+    assert among_best(1.5, 0.7, **ring)
+    assert not among_best(0.8, 0.8, **ring)
+
+
+def test_both_passes_remember_their_best_also_when_only_one_is_better(among_best: Callable[..., bool]) -> None:
+    ring = {"method": "ring_exchange"}
+    assert among_best(0.9, 0.5, **ring)
+    assert among_best(0.5, 0.6, **ring)
+    assert not among_best(0.6, 0.6, **ring)
+
+
+COLUMN = LinearShape("column", 8, 6, 16, 2)
+ROW = LinearShape("row", 8, 16, 6, 2)
+SHAPES = {"weight": (8, 6), "bias": (8,), "layer_norm_weight": (6,), "layer_norm_bias": (6,)}
+
+
+def drawn(shape: LinearShape, rank: int, precision: str = "fp32", seed: int = 0) -> dict[str, Tensor]:
+    return draw_parameters(SHAPES, shape, precision, Ranks(rank, 2, CPU), seed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "replicated"),
+    [(COLUMN, {"layer_norm_weight", "layer_norm_bias"}), (ROW, {"bias", "layer_norm_weight", "layer_norm_bias"})],
+)
+def test_what_every_rank_holds_whole_is_equal_on_all(shape: LinearShape, replicated: set[str]) -> None:
+    first, second = drawn(shape, 0), drawn(shape, 1)
+    assert {name for name in SHAPES if first[name].equal(second[name])} == replicated
+
+
+def test_parameters_are_leaves_of_the_given_shapes() -> None:
+    for name, parameter in drawn(COLUMN, 0).items():
+        assert tuple(parameter.shape) == SHAPES[name]
+        assert parameter.is_leaf
+        assert parameter.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("fp32", torch.float32),
+        ("fp16", torch.float16),
+        ("bf16", torch.bfloat16),
+        ("fp8_delayed", torch.bfloat16),
+        ("fp8_current", torch.bfloat16),
+    ],
+)
+def test_weights_are_kept_in_the_precision_or_what_fp8_is_made_of(precision: str, dtype: torch.dtype) -> None:
+    assert {parameter.dtype for parameter in drawn(ROW, 0, precision).values()} == {dtype}
+
+
+def test_the_seed_decides() -> None:
+    one, same, other = drawn(COLUMN, 1, seed=5), drawn(COLUMN, 1, seed=5), drawn(COLUMN, 1, seed=6)
+    assert all(one[name].equal(same[name]) for name in SHAPES)
+    assert not any(one[name].equal(other[name]) for name in SHAPES)
+
+
+def test_outputs_are_as_large_as_inputs_and_norms_almost_do_nothing() -> None:
+    shape = LinearShape("column", 8, 400, 400, 1)
+    parameters = draw_parameters({"weight": (400, 400), "layer_norm_weight": (400,)}, shape, "fp32", ALONE, 0)
+    assert parameters["weight"].std().item() == pytest.approx(1 / 20, rel=0.1)
+    assert parameters["layer_norm_weight"].mean().item() == pytest.approx(1.0, abs=0.05)
+    assert parameters["layer_norm_weight"].std().item() == pytest.approx(0.1, rel=0.3)
+
+
+def bench(**changes: Any) -> Bench:
+    return bench_for(operator_point(tp_size=1, **changes), ALONE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "ring_exchange"},
+        {"method": "none", "phase": "fprop"},
+        {"num_sm": 8, "aggregate": True, "num_splits": 2, "cga_size": 1, "use_ce": False},
+        {"profile": "all"},
+        {"workload": {"tolerance": 0.5, "profiled": 9}},
+    ],
+)
+def test_points_that_differ_in_how_they_overlap_and_are_profiled_share_a_bench(changes: dict[str, Any]) -> None:
+    assert bench(**changes) is bench()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"operator": "fc2"},
+        {"model": {"hidden_size": 128}},
+        {"precision": "bf16"},
+        {"workload": {"tokens": 64}},
+        {"workload": {"seed": 1}},
+    ],
+)
+def test_other_shapes_numbers_and_precisions_have_benches_of_their_own(changes: dict[str, Any]) -> None:
+    assert bench(**changes) is not bench()
+
+
+def test_four_operators_stay_at_hand() -> None:
+    operators = ("qkv", "proj", "fc1", "fc2")
+    first = [bench(operator=operator) for operator in operators]
+    assert all(one is other for one, other in zip(first, [bench(operator=o) for o in operators], strict=True))
+
+
+def test_the_variants_share_weights_and_inputs() -> None:
+    shared = bench()
+    point = shared.variant(operator_point(tp_size=1), "point")
+    for repeat in range(3):
+        none, ours = shared.none.forward(repeat), point.forward(repeat)
+        assert none.equal(ours)
+        gradients = shared.none.backward(repeat, none)
+        assert set(gradients) == {"input_grad", "weight_grad", "bias_grad"}
+        assert all(gradients[name].equal(ours_) for name, ours_ in point.backward(repeat, ours).items())
+    assert len(shared.inputs) == 1
+
+
+def test_inputs_rotate() -> None:
+    none = bench().none
+    first, second, third = (none.forward(repeat) for repeat in range(3))
+    assert not first.equal(second)
+    assert first.equal(third)
+
+
+def flat(tensor: Tensor, count: int) -> Tensor:
+    return tensor.detach().flatten()[:count]
+
+
+def test_inputs_of_no_rank_have_anything_to_do_with_the_weights_of_any() -> None:
+    # Setting up communicates nothing on a CPU, so that one process can be both ranks.
+    benches = [bench_for(operator_point(), Ranks(rank, 2, CPU)) for rank in range(2)]
+    drawn = [tensor for it in benches for pair in it.inputs.values() for tensors in pair for tensor in tensors]
+    count = min(tensor.numel() for tensor in drawn)
+    weights = [flat(it.parameters["weight"], count) for it in benches]
+    related = torch.corrcoef(torch.stack([*weights, *(flat(tensor, count) for tensor in drawn)]))
+    assert related[: len(weights), len(weights) :].abs().max().item() < 0.05, f"correlation of {count} numbers"
