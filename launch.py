@@ -22,9 +22,22 @@ def main(config: DictConfig) -> float:
         sys.exit(f"error: {error}")
 
 
+def print_layers() -> None:
+    """The tables of the layers that were measured: few enough to be read at once, unlike the points of a sweep."""
+    measured = [outcome.directory for outcome in outcomes.all if outcome.is_layer and outcome.status == "ok"]
+    if measured:
+        from overlap_sweep.analysis.points import read_points
+        from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.layers import print_layer
+
+        for directory in measured:
+            print_layer(read_points(directory).points[0], console_for(sys.stdout))
+
+
 if __name__ == "__main__":
     try:
         main()
+        print_layers()
     except KeyboardInterrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         sys.exit(130)

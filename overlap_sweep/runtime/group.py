@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import overlap_sweep
+from overlap_sweep import space
 from overlap_sweep.runtime.channel import Channel
 
 SETTLE_S = 5.0
@@ -55,7 +56,7 @@ class GroupConfig:
     def of(cls, point: Mapping[str, Any]) -> GroupConfig:
         runtime = point["runtime"]
         names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
-        return cls(point["tp_size"], *(runtime[name] for name in names))
+        return cls(space.world_size(point), *(runtime[name] for name in names))
 
 
 def worker_environment(config: GroupConfig) -> dict[str, str]:
@@ -132,8 +133,9 @@ class WorkerGroup:
     def run(self, point: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
 
-        GroupError when the group died or did not answer in `timeout_s`. Then, and after a point that failed, the
-        group is dead: who knows what the failure left of memory, streams and other ranks' collectives.
+        GroupError when the group died or did not answer in `timeout_s`. Then, and after a point that failed without
+        every rank saying that it is `sound`, the group is dead: who knows what the failure left of memory, streams and
+        other ranks' collectives.
         """
         try:
             for channel in self._channels:
@@ -146,7 +148,9 @@ class WorkerGroup:
             self.kill()
             raise
         wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
-        if any(reply["status"] == "failed" for reply in wrong):
+        if any(reply["status"] == "failed" for reply in wrong) and not all(
+            reply.get("sound") for reply in replies.values()
+        ):
             self.kill()
         return wrong[0] if wrong else replies[0]
 

@@ -11,6 +11,7 @@ from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from overlap_sweep import space
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
@@ -36,7 +37,7 @@ def launch(
     # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
     log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
     jobs = [_compose(config, context, list(given), first_index + i) for i, given in enumerate(job_overrides)]
-    world_sizes = [resolve(_without_hydra(job))["tp_size"] for job in jobs]
+    world_sizes = [space.world_size(resolve(_without_hydra(job))) for job in jobs]
     _check_names(jobs)
     sweep_directory = Path(str(config.hydra.sweep.dir))
     sweep_directory.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,8 @@ class Outcome:
     reason: str | None
     objective_us: float | None
     speedup: float | None
-    """Over the same operator without overlap, in the passes that the point is about."""
+    """Over the same without overlap, of an operator in the passes that the point is about."""
+    is_layer: bool
 
     @property
     def name(self) -> str:
@@ -33,14 +34,19 @@ class Outcome:
     @classmethod
     def of(cls, result: Result, directory: Path) -> Outcome:
         speedup = None
-        if result.objective_us:
+        if result.variants:
+            none = result.variants.get("none")
+            speedup = none.times["all"].median_us / result.objective_us if none and result.objective_us else None
+        elif result.objective_us:
             none_us = sum(result.times[name].none.median_us for name in space.passes(result.point))
             speedup = none_us / result.objective_us
-        return cls(directory, result.status, result.error, result.objective_us, speedup)
+        is_layer = result.point["workload"]["name"] == "layer"
+        return cls(directory, result.status, result.error, result.objective_us, speedup, is_layer)
 
     def __str__(self) -> str:
         if self.objective_us is not None:
-            return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms  {self.speedup:.3f}x none"
+            compared = f"  {self.speedup:.3f}x none" if self.speedup else ""
+            return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms{compared}"
         reason = (self.reason or "").splitlines()[0]
         return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"
 

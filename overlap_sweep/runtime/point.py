@@ -17,10 +17,10 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import (
     LOG_FILE,
     RESULT_FILE,
-    SETTINGS_FILE,
     Result,
     Status,
     read_result,
+    settings_file,
     write_atomically,
     write_result,
 )
@@ -35,6 +35,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
 }
 """What null stands for, by device."""
+SETTINGS_HEAD = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).
+# The operator's slots that are not here were not overlapped: their overlap was switched off in its layer.
+"""
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
@@ -48,21 +51,42 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     check(config, SweepConfig)
     workloads.load(config.workload.name)
     check(config.workload, WORKLOAD_SCHEMAS[config.workload.name], "workload.")
-    backends.load(config.backend)
+    if config.backend != "auto":
+        backends.load(config.backend)
     point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if visible_gpus() else "cpu"
-    if runtime["device"] == "cuda" and point["tp_size"] > visible_gpus():
+    needed = space.world_size(point)
+    if runtime["device"] == "cuda" and needed > visible_gpus():
+        asked = f"tp_size={point['tp_size']}"
+        asked += f" with layer.num_replicas={needed // point['tp_size']}" if needed > point["tp_size"] else ""
         raise UserError(
-            f"tp_size={point['tp_size']} needs as many GPUs and {visible_gpus()} are visible; "
+            f"{asked} needs {needed} GPUs and {visible_gpus()} are visible; "
             "use a smaller tp_size, or runtime.device=cpu."
         )
+    if workload["name"] == "layer":
+        if point["backend"] == "auto":
+            point["backend"] = "transformer_engine"
+    else:
+        del point["layer"]
+        if point["backend"] == "auto":
+            point["backend"] = backends.choose(runtime["device"])
+        _fill_knobs(point)
     defaults = DEFAULTS[runtime["device"]]
     point["precision"] = point["precision"] or defaults["precision"]
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
+    # Whatever of the user's cannot be understood is said before anything runs.
+    workloads.load(workload["name"]).overlap_settings(point)
     return point
+
+
+def _fill_knobs(point: dict[str, Any]) -> None:
+    """Give the knobs that the user left null their meaning in this backend under this method."""
+    for knob, value in backends.load(point["backend"]).default_knobs(point["method"]).items():
+        if point[knob] is None:
+            point[knob] = value
 
 
 @cache
@@ -81,12 +105,14 @@ def run_point(config: DictConfig, directory: Path) -> float:
 def _measure(point: dict[str, Any], directory: Path) -> Result:
     status: Status
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    settings = space.settings(point)
-    reason = workloads.load(point["workload"]["name"]).refusal(point)
+    workload = workloads.load(point["workload"]["name"])
+    given = workload.overlap_settings(point)
+    reason = workload.refusal(point)
     if reason:
         status, error = "skipped", reason
     else:
-        write_atomically(directory / SETTINGS_FILE, settings_yaml(settings))
+        for variant, settings in given.items():
+            write_atomically(directory / settings_file(variant), settings_yaml(settings))
         with pool_for_point(directory) as pool:
             try:
                 reply = pool.run(point, directory)
@@ -97,14 +123,16 @@ def _measure(point: dict[str, Any], directory: Path) -> Result:
         return read_result(directory / RESULT_FILE)
     if status != "skipped":
         error = "\n".join(filter(None, (error, _tail(directory / LOG_FILE))))
+    settings = given.get("", {})
     result = Result(name=directory.name, point=point, status=status, error=error, settings=settings, started=started)
     write_result(directory, result)
     return result
 
 
 def settings_yaml(settings: Mapping[str, space.Setting]) -> bytes:
-    """tp_comm_overlap_cfg.yaml: what the backend is given."""
-    return OmegaConf.to_yaml(OmegaConf.create(dict(settings))).encode() if settings else b"{}\n"
+    """tp_comm_overlap_cfg.yaml: what the backend is given, initialize_ub's `ub_cfgs` where it is userbuffers."""
+    entries = OmegaConf.to_yaml(OmegaConf.create(dict(settings))) if settings else "{}\n"
+    return (SETTINGS_HEAD + entries).encode()
 
 
 def _tail(log: Path) -> str:

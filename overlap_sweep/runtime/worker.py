@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_sweep import run_directory, space, workloads
-from overlap_sweep.errors import Refused
+from overlap_sweep import run_directory, workloads
+from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import LOG_FILE, Result
@@ -53,13 +53,16 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Run one point; rank 0 writes its result.json if it is `ok`. The reply says how it went on this rank."""
     directory, point = Path(request["directory"]), request["point"]
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    workload = workloads.load(point["workload"]["name"])
     with _output_to(directory / LOG_FILE):
         try:
-            before = conditions(ranks.device)
-            measured = workloads.load(point["workload"]["name"]).run(point, directory, ranks)
-            after = conditions(ranks.device)
+            before = conditions(ranks) if ranks.rank == 0 else {}
+            measured = workload.run(point, directory, ranks)
+            after = conditions(ranks) if ranks.rank == 0 else {}
         except Refused as reason:
             return {"status": "skipped", "error": str(reason)}
+        except WrongNumbers as error:
+            return {"status": "failed", "error": str(error), "sound": True}
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
@@ -69,7 +72,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             name=directory.name,
             point=point,
             status="ok",
-            settings=space.settings(point),
+            settings=workload.overlap_settings(point).get("", {}),
             environment=environment(ranks.device),
             conditions={"before": before, "after": after},
             started=started,

@@ -11,7 +11,7 @@ import pytest
 from overlap_sweep.runtime.devices import visible_gpus
 from tests.sweeps import SMALL, Launch, wait_for
 
-LONG = (*SMALL[:1], "workload.tokens=32", "workload.repeats=1000", "workload.profiled=0")
+LONG = (*SMALL[:1], "workload.tokens=32", "workload.repeats=1000", "profile=none")
 
 
 def test_ctrl_c_keeps_results_and_leaves_no_process(tmp_path: Path) -> None:
@@ -71,6 +71,22 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed(tmp_path: Path) -> None
     assert result.times == {}
     assert strict.returncode == 1
     assert (tmp_path / result.name / "worker.log").exists()
+
+
+def test_after_wrong_numbers_the_sweep_goes_on_in_the_same_group(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    # Without overlap the point is its own reference, so that no tolerance is needed.
+    done = launch.run(
+        "-m", "num_sm=1,2", "method=none,ring_exchange", "tp_size=4", "operator=proj", "workload.tolerance=0", *SMALL
+    )
+    assert done.returncode == 1
+    lines = [line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("[") and "/4]" in line]
+    assert [status for status, _ in lines] == ["ok", "failed", "ok", "failed"]
+    results = launch.results()
+    assert all("wrong numbers" in str(result.error) for result in results.values() if result.status == "failed")
+    # What depends on no setting is measured once per group.
+    first, second = (results[name].times["fwd"].tp1 for status, name in lines if status == "ok")
+    assert first == second
 
 
 def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Path) -> None:

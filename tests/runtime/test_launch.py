@@ -59,6 +59,12 @@ def test_shell_completion(typed: str, offered: str) -> None:
         (("workload.tokens=many",), "many"),
         (("workload.name=play",), "workload=play is not known; choose one of operator"),
         (("workload.repeats=1",), "workload.repeats=1 is out of range"),
+        (("profile=some",), "profile=some is not known; choose one of all, best, none"),
+        (("precision=fp4",), "precision=fp4 is not known; choose one of fp32, fp16, bf16, fp8_delayed, fp8_current"),
+        (("workload=layer", "layer.variants=[none,magic]"), "layer.variants: magic is not known; choose among none"),
+        (("-m", "workload=operator,layer", "layer.variants=[magic]"), "layer.variants: magic is not known"),
+        (("workload=layer", "layer.tp_comm_overlap_cfg=/nowhere.yaml"), "/nowhere.yaml cannot be read"),
+        (("workload=layer", "layer.num_replicas=0"), "layer.num_replicas=0 is out of range"),
         (("model=hf",), "model.name"),
         (("model=hf", "model.name=nobody/nothing"), "give a local folder, a config.json"),
         (("model.hidden_size=null",), "model qwen3_0_6b has no hidden_size"),
@@ -75,8 +81,32 @@ def test_wrong_input_is_one_clear_error(tmp_path: Path, arguments: tuple[str, ..
 def test_more_ranks_than_gpus_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = Launch(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"}).run("-m", "tp_size=1,2")
     assert done.returncode == 1
-    assert "tp_size=2 needs as many GPUs and 1 are visible" in done.stderr
+    assert "tp_size=2 needs 2 GPUs and 1 are visible" in done.stderr
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_more_replicas_than_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    done = launch.run("-m", "workload=layer", "tp_size=2", "layer.num_replicas=1,2", "runtime.device=cuda")
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("error: tp_size=2 with layer.num_replicas=2 needs 4 GPUs and 2 are visible")
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [((), "transformer_engine"), (("backend=torch",), "workload=layer runs Transformer Engine's layers, not")],
+)
+def test_a_layer_on_a_cpu_is_skipped_with_the_reason(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    launch = Launch(tmp_path)
+    done = launch.run("workload=layer", "runtime.device=cpu", *arguments)
+    (result,) = launch.results().values()
+    assert result.status == "skipped"
+    assert says in str(result.error)
+    assert says in done.stderr
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +179,34 @@ def test_the_group_stays_alive_from_point_to_point(swept: tuple[Launch, subproce
     # What depends on no knob is measured once per group.
     first, second = (result.times["fwd"].tp1 for result in of_fc1)
     assert first == second
+
+
+def traces_of(launch: Launch) -> dict[int, tuple[list[str], list[str]]]:
+    """By num_sm: the traces that the result names, and those that there are."""
+    return {
+        result.point["num_sm"]: (result.traces, sorted(path.name for path in (launch.directory / name).glob("trace*")))
+        for name, result in launch.results().items()
+    }
+
+
+def test_without_profiling_there_are_no_traces(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.run("-m", "num_sm=1,2", "profile=none", *SMALL).returncode == 0
+    assert traces_of(launch) == {1: ([], []), 2: ([], [])}
+
+
+def test_only_the_best_so_far_are_profiled(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.run("-m", "num_sm=1,2,3,4,5,6", "profile=best", *SMALL).returncode == 0
+    results = {result.point["num_sm"]: result for result in launch.results().values()}
+    traces, best = traces_of(launch), 1.0
+    # Which ones they are, the noise of the machine decides; that it was they, their own times show.
+    for num_sm, result in sorted(results.items()):
+        times = result.times["bwd"]
+        relative = times.point.median_us / times.none.median_us
+        expected = ["trace_rank0.json.gz", "trace_rank1.json.gz"] if relative <= best * 1.01 else []
+        assert traces[num_sm] == (expected, expected)
+        best = min(best, relative)
 
 
 def test_isolated_points_share_nothing(tmp_path: Path) -> None:
