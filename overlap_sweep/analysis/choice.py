@@ -6,7 +6,7 @@ A pass is the unit, since dgrad and wgrad can only be timed together: the backwa
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep import space
-from overlap_sweep.analysis.estimate import Estimate, normalised, pooled_none
+from overlap_sweep.analysis.estimate import Estimate, distinct, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.traces import TraceReading
 from overlap_sweep.run_directory import PassTimes
@@ -56,8 +56,8 @@ class Candidate:
     def name(self) -> str:
         """`none`, `bulk_sm4`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         if len(self.settings) < 2:
-            return next(map(space.setting_name, self.settings.values()), "none")
-        return " + ".join(f"{slot.partition('_')[2]} {space.setting_name(s)}" for slot, s in self.settings.items())
+            return next(map(space.brief_name, self.settings.values()), "none")
+        return " + ".join(f"{slot.partition('_')[2]} {space.brief_name(s)}" for slot, s in self.settings.items())
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class PassChoice:
     reason: str
     floor_us: float
     tp1_us: float | None
+    default: Estimate | None
+    """Under the library's default in every slot of the operator; comparable with the candidates, but none of them,
+    since it names no settings. None where no default was measured."""
 
     @property
     def none(self) -> Candidate:
@@ -84,8 +87,29 @@ class PassChoice:
         return frozenset(slot for candidate in self.candidates for slot in candidate.settings)
 
     @property
+    def default_wins(self) -> bool:
+        """Whether the library's default is faster, beyond the noise, than anything that was tried."""
+        if self.default is None:
+            return False
+        fastest = min(self.candidates, key=lambda candidate: candidate.time_us).estimate
+        return self.default.time_us < fastest.time_us and self.default.differs_from(fastest)
+
+    @property
     def label(self) -> str:
         return f"{self.operator} {self.pass_name}"
+
+
+def labels(choices: Sequence[PassChoice]) -> list[str]:
+    """`fc1` where both its passes are among the choices, else `fc1 fwd`."""
+    passes = Counter(choice.operator for choice in choices)
+    both = len(space.PASSES)
+    return list(dict.fromkeys(c.operator if passes[c.operator] == both else c.label for c in choices))
+
+
+def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
+    """All their passes under the library's default; None unless it was measured for each."""
+    times = [choice.default.time_us for choice in choices if choice.default]
+    return sum(times) if times and len(times) == len(choices) else None
 
 
 def choose_all(points: Iterable[Point], traces: Mapping[Path, TraceReading], objective: str) -> list[PassChoice]:
@@ -111,6 +135,7 @@ def choose(
     candidates.sort(key=_complexity)
     chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
     scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
+    defaults = distinct(observation.times.default for observation in observations if observation.times.default)
     tp1 = [observation.times.tp1.median_us for observation in observations if observation.times.tp1]
     return PassChoice(
         tp_size=tp_size,
@@ -121,6 +146,7 @@ def choose(
         reason=reason,
         floor_us=statistics.median(scaled_floors),
         tp1_us=statistics.median(tp1) if tp1 else None,
+        default=normalised([(measured.default, measured.none) for measured in defaults], none) if defaults else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""How the none baseline, measured again beside every point, moved in the course of a sweep."""
+"""How the baselines, measured again and again, moved in the course of a sweep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from overlap_sweep import space
+from overlap_sweep.analysis.estimate import distinct
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.run_directory import Result
 
 NOTABLE = 0.05
 """From this change on the report speaks of drift."""
@@ -16,11 +18,13 @@ NOTABLE = 0.05
 
 @dataclass(frozen=True)
 class Drift:
-    """The none times of one operator's pass at one TP size, in the order of measuring; times in microseconds."""
+    """The times of a baseline of one operator's pass at one TP size, in the order of measuring; in microseconds."""
 
     tp_size: int
     operator: str
     pass_name: str
+    baseline: str
+    """`none` or `floor`, which are measured beside every point, or the library's `default`."""
     measurements: int
     median_us: float
     lowest_us: float
@@ -31,17 +35,40 @@ class Drift:
 
 def baseline_drift(points: Iterable[Point]) -> list[Drift]:
     """For everything of one case whose baseline was measured at least twice."""
-    measured: dict[tuple[int, str, str], list[tuple[str, float]]] = defaultdict(list)
+    results: dict[tuple[int, str], list[Result]] = defaultdict(list)
     for point in points:
         if point.result:
-            for pass_name in space.PASSES:
-                key = point.config["tp_size"], point.config["operator"], pass_name
-                measured[key].append((point.result.started or "", point.result.times[pass_name].none.median_us))
-    drifts = []
-    for key, timed in sorted(measured.items()):
-        times = [time_us for _, time_us in sorted(timed)]
-        half = len(times) // 2
-        if half:
-            change = statistics.median(times[-half:]) / statistics.median(times[:half]) - 1
-            drifts.append(Drift(*key, len(times), statistics.median(times), min(times), max(times), change))
-    return drifts
+            results[point.config["tp_size"], point.config["operator"]].append(point.result)
+    return [
+        _drift(tp_size, operator, pass_name, baseline, times_us)
+        for tp_size, operator in sorted(results)
+        for pass_name in sorted(space.PASSES)
+        for baseline, times_us in _baselines(results[tp_size, operator], pass_name).items()
+        if len(times_us) > 1
+    ]
+
+
+def _baselines(results: Iterable[Result], pass_name: str) -> dict[str, list[float]]:
+    """The medians of each baseline's distinct measurements in time order, in microseconds."""
+    times = [result.times[pass_name] for result in sorted(results, key=lambda result: result.started or "")]
+    defaults = distinct(beside.default for beside in times if beside.default)
+    return {
+        "none": [beside.none.median_us for beside in times],
+        "floor": [beside.floor.median_us for beside in times],
+        "default": [measured.default.median_us for measured in defaults],
+    }
+
+
+def _drift(tp_size: int, operator: str, pass_name: str, baseline: str, times_us: list[float]) -> Drift:
+    half = len(times_us) // 2
+    return Drift(
+        tp_size=tp_size,
+        operator=operator,
+        pass_name=pass_name,
+        baseline=baseline,
+        measurements=len(times_us),
+        median_us=statistics.median(times_us),
+        lowest_us=min(times_us),
+        highest_us=max(times_us),
+        change=statistics.median(times_us[-half:]) / statistics.median(times_us[:half]) - 1,
+    )

@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from overlap_sweep.run_directory import Timing
+from overlap_sweep.run_directory import DefaultTiming, Timing
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,18 @@ class Estimate:
     def differs_from(self, other: Estimate) -> bool:
         """Whether the difference is larger than both noises, added as independent errors are: in quadrature."""
         return abs(self.time_us - other.time_us) > math.hypot(self.noise_us, other.noise_us)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a median lies, and with what probability it does."""
+
+    low: float
+    high: float
+    coverage: float
+
+    def excludes(self, value: float) -> bool:
+        return not self.low <= value <= self.high
 
 
 def notch_us(samples_us: Sequence[float]) -> float:
@@ -58,3 +72,26 @@ def pooled_none(timings: Sequence[Timing]) -> Estimate:
     time_us = statistics.median(timing.median_us for timing in timings)
     scaled = [sample * time_us / timing.median_us for timing in timings for sample in timing.samples_us]
     return Estimate(time_us, notch_us(scaled), len(scaled))
+
+
+def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
+    """Each measurement of the default once, in time order, however many points carry it."""
+    found = {(default.measured, *default.default.samples_us): default for default in defaults}
+    return [found[key] for key in sorted(found)]
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Distribution-free confidence interval of the median: from the k-th lowest to the k-th highest of n values.
+
+    It covers the median with a probability of sum over i = k ... n - k of C(n, i) / 2^n, since the number of values
+    below the median is binomial. k is the largest that reaches CONFIDENCE; where none does (n < 6) it is 1,
+    and `coverage` says what the lowest and the highest value reach. Conover, Practical Nonparametric Statistics,
+    3rd edition, 1999, section 3.2.
+    """
+    ordered, n = sorted(values), len(values)
+
+    def coverage(k: int) -> float:
+        return sum(math.comb(n, i) for i in range(k, n - k + 1)) / 2**n
+
+    k = max((k for k in range(1, n // 2 + 1) if coverage(k) >= CONFIDENCE), default=1)
+    return Interval(ordered[k - 1], ordered[n - k], coverage(k))

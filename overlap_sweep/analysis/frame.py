@@ -1,4 +1,4 @@
-"""The tidy table: one row per point and phase, every column always there."""
+"""The tidy table of operators: one row per point and phase, every column always there."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ Row = dict[str, Any]
 _TEXT = (
     *("point", "directory", "config_id", "model", "backend", "device", "precision"),
     *("operator", "phase", "slot", "pass", "method", "status", "error", "note"),
+    *("kind", "attention_backend", "variant", "reference"),
 )
-_INTEGERS = ("tokens", "tp_size", "num_sm", "num_splits", "cga_size", "repeats", "num_gemm_events", "num_comm_events")
-_BOOLEANS = ("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound")
+_INTEGERS = (
+    *("tokens", "tp_size", "num_sm", "num_splits", "cga_size", "repeats", "num_gemm_events", "num_comm_events"),
+    *("num_replicas", "rounds"),
+)
+_BOOLEANS = ("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound", "training", "differs")
 _TYPES = {**dict.fromkeys(_TEXT, "string"), **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_BOOLEANS, "boolean")}
 
-COLUMNS = {
-    name: _TYPES.get(name, "float64")
-    for name in (
-        *("point", "directory", "config_id", "model", "backend", "device", "precision", "tokens"),
-        *("tp_size", "operator", "phase", "slot", "pass", "method", *space.KNOBS, "status", "error"),
-        *("time_us", "q1_us", "q3_us", "repeats", "none_us", "floor_us", "tp1_us"),
-        *("hidden_fraction", "speedup", "launch_bound", "relative_error"),
-        *METRICS,
-        "note",
-    )
-}
+
+def column_types(*names: str) -> dict[str, str]:
+    """The pandas type of each column of a table, in their order."""
+    return {name: _TYPES.get(name, "float64") for name in names}
+
+
+COLUMNS = column_types(
+    *("point", "directory", "config_id", "model", "backend", "device", "precision", "tokens"),
+    *("tp_size", "operator", "phase", "slot", "pass", "method", *space.KNOBS, "status", "error"),
+    *("time_us", "q1_us", "q3_us", "repeats", "none_us", "floor_us", "default_us", "tp1_us"),
+    *("hidden_fraction", "speedup", "launch_bound", "relative_error"),
+    *METRICS,
+    "note",
+)
 """Every column in its order, and its pandas type. Times are in microseconds, fractions and ratios plain numbers.
 
 time_us and its kin are those of the phase's pass, `fwd` or `bwd`: dgrad and wgrad can only be timed together.
@@ -46,7 +53,7 @@ def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any
     """A row's name: `tp2_fc1_fprop_ring_agg0`. The ring's SMs are left out, since copy engines move its chunks."""
     if setting and setting["method"] == "ring_exchange":
         setting = {knob: value for knob, value in setting.items() if knob != "num_sm"}
-    return f"tp{tp_size}_{operator}_{phase}_{space.setting_name(setting)}"
+    return f"tp{tp_size}_{operator}_{phase}_{space.brief_name(setting)}"
 
 
 def hidden_fraction(time_us: float, none_us: float, floor_us: float) -> float:
@@ -58,7 +65,9 @@ def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Ro
     """One dictionary per point and phase, with exactly the keys of COLUMNS; what does not apply is None."""
     rows = []
     for point in reading.points:
-        common = _common(point, reading.root)
+        if point.is_layer:
+            continue
+        common = {**common_cells(point, reading.root), "operator": point.config["operator"]}
         if point.result and point.status == "ok":
             common |= _seen_in_traces(traces[point.directory])
             rows += [_measured(point, phase, common) for phase in _phases(point)]
@@ -67,10 +76,11 @@ def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Ro
     return [{column: row.get(column) for column in COLUMNS} for row in rows]
 
 
-def to_frame(rows: Sequence[Row]) -> pd.DataFrame:
+def to_frame(rows: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> pd.DataFrame:
+    """`columns`: the types that `column_types` gave them."""
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return pd.DataFrame(rows, columns=list(columns)).astype(dict(columns))
 
 
 def _phases(point: Point) -> list[str]:
@@ -81,14 +91,14 @@ def _phases(point: Point) -> list[str]:
     return list(space.PHASES) if point.config["phase"] == "all" else [point.config["phase"]]
 
 
-def _common(point: Point, root: Path) -> Row:
-    config, result = point.config, point.result
+def common_cells(point: Point, root: Path) -> Row:
+    """What every row of a point says, whatever it measured."""
+    result = point.result
     return {
         "point": point.name,
         "directory": point.directory.relative_to(root).as_posix(),
         **point.case._asdict(),
-        "tp_size": config["tp_size"],
-        "operator": config["operator"],
+        "tp_size": point.config["tp_size"],
         "status": point.status,
         "error": result.error if result else "no result.json: the point was given up, or is still running",
     }
@@ -129,10 +139,17 @@ def _times(times: PassTimes) -> Row:
         "repeats": len(point.samples_us),
         "none_us": none_us,
         "floor_us": floor_us,
+        "default_us": _default_us(times),
         "tp1_us": times.tp1.median_us if times.tp1 else None,
         "hidden_fraction": hidden_fraction(point.median_us, none_us, floor_us),
         "speedup": none_us / point.median_us,
     }
+
+
+def _default_us(times: PassTimes) -> float | None:
+    """Scaled from the none that was measured beside the default to the one beside this point."""
+    measured = times.default
+    return measured.default.median_us * times.none.median_us / measured.none.median_us if measured else None
 
 
 def _unmeasured(point: Point, common: Row) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,10 +13,12 @@ import msgspec
 import yaml
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.run_directory import RESULT_FILE, Result, Timing, find_points, read_result
 from overlap_sweep.space import METHODS, OPERATORS, PASSES, PHASES
 
 HYDRA_CONFIG = ".hydra/config.yaml"
+LAYER_PASSES = {"fwd", "bwd", "all"}
+"""What every variant of a layer has times of; `step` only where an optimizer runs."""
 
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
@@ -55,6 +57,11 @@ class Point:
     @property
     def name(self) -> str:
         return self.directory.name
+
+    @property
+    def is_layer(self) -> bool:
+        """A whole layer under several configurations, not one operator under one."""
+        return self.config["workload"]["name"] == "layer"
 
     @property
     def case(self) -> Case:
@@ -99,10 +106,10 @@ def read_points(root: Path) -> Reading:
 
 
 def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
-    """The `ok` points by what must be equal for a comparison."""
+    """The `ok` points of operators by what must be equal for a comparison; a layer point holds its own."""
     cases = defaultdict(list)
     for point in points:
-        if point.status == "ok":
+        if point.status == "ok" and not point.is_layer:
             cases[point.case].append(point)
     return {case: cases[case] for case in sorted(cases, key=str)}
 
@@ -112,7 +119,9 @@ def _read_point(directory: Path) -> Point:
     if path.exists():
         result = read_result(path)
         _check_config(result.point, path)
-        _check_times(result, path)
+        if result.status == "ok":
+            check_whole = _check_variants if result.point["workload"]["name"] == "layer" else _check_times
+            check_whole(result, path)
         return Point(directory, result.status, result.point, result)
     path = directory / HYDRA_CONFIG
     try:
@@ -129,11 +138,18 @@ class _Model(msgspec.Struct):
 
 
 class _Workload(msgspec.Struct):
+    name: str
     tokens: int | None
 
 
 class _Runtime(msgspec.Struct):
     device: str
+
+
+class _Layer(msgspec.Struct):
+    kind: str
+    num_replicas: int
+    training: bool
 
 
 class _Config(msgspec.Struct):
@@ -143,32 +159,59 @@ class _Config(msgspec.Struct):
     workload: _Workload
     runtime: _Runtime
     tp_size: int
+    backend: str
+    precision: str | None
+
+
+class _OperatorConfig(_Config):
     operator: str
     phase: str
     method: str
-    backend: str
-    precision: str | None
+
+
+class _LayerConfig(_Config):
+    layer: _Layer
+
+
+_CONFIG_OF_WORKLOAD: dict[str, type[_Config]] = {"operator": _OperatorConfig, "layer": _LayerConfig}
 
 
 def _check_config(config: Any, path: Path) -> None:
     """UserError when this is no point's configuration: written by something else, or by a later version."""
     try:
-        known = msgspec.convert(config, _Config)
+        workload = msgspec.convert(config, _Config).workload.name
+        known = msgspec.convert(config, _CONFIG_OF_WORKLOAD.get(workload, _Config))
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({error}); remove it and measure the point again.") from None
-    for value, choices in (
-        (known.operator, OPERATORS),
-        (known.phase, (*PHASES, "all")),
-        (known.method, METHODS),
-    ):
+    choices_of: list[tuple[str, Collection[str]]] = [(workload, _CONFIG_OF_WORKLOAD)]
+    if isinstance(known, _OperatorConfig):
+        choices_of += [(known.operator, OPERATORS), (known.phase, (*PHASES, "all")), (known.method, METHODS)]
+    for value, choices in choices_of:
         if value not in choices:
             raise UserError(f"{path} says {value}, which is none of {', '.join(choices)}; update overlap_sweep.")
 
 
 def _check_times(result: Result, path: Path) -> None:
     """UserError when an `ok` point lacks what every comparison needs: edited by hand, or by another program."""
-    for name in PASSES if result.status == "ok" else ():
+    for name in PASSES:
         times = result.times.get(name)
         timings = [times.point, times.none, times.floor] if times else []
-        if not timings or any(timing.median_us <= 0 or len(timing.samples_us) < 2 for timing in timings):
+        if times and times.default:
+            timings += [times.default.default, times.default.none]
+        if not timings or not all(map(_is_whole, timings)):
             raise UserError(f"{path} is ok without whole {name} times; remove it and measure the point again.")
+
+
+def _check_variants(result: Result, path: Path) -> None:
+    """UserError when an `ok` layer lacks what pairing its variants round by round needs."""
+    timings = [timing for variant in result.variants.values() for timing in variant.times.values()]
+    complete = all(variant.times.keys() >= LAYER_PASSES for variant in result.variants.values())
+    # Every sample is divided by, not only the medians.
+    positive = all(min(timing.samples_us, default=0.0) > 0 for timing in timings)
+    rounds = {len(timing.samples_us) for timing in timings}
+    if len(rounds) != 1 or not (complete and positive and all(map(_is_whole, timings))):
+        raise UserError(f"{path} is ok without whole times of its variants; remove it and measure the point again.")
+
+
+def _is_whole(timing: Timing) -> bool:
+    return timing.median_us > 0 and len(timing.samples_us) > 1

@@ -10,7 +10,10 @@ from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
 from overlap_sweep.analysis.drift import Drift, baseline_drift
 from overlap_sweep.analysis.frame import Row, table_rows
+from overlap_sweep.analysis.layer_frame import layer_rows
+from overlap_sweep.analysis.layers import LayerAnalysis, analyse_layer
 from overlap_sweep.analysis.points import Case, Point, Reading, group_cases, read_points
+from overlap_sweep.analysis.repeats import Repeats, repeated
 from overlap_sweep.analysis.scaling import Scaling, scale_case
 from overlap_sweep.analysis.switches import Plan, plan
 from overlap_sweep.analysis.traces import read_traces
@@ -53,6 +56,7 @@ class CaseAnalysis:
     """By TP size, from 2 on."""
     scaling: Scaling
     drift: list[Drift]
+    repeats: list[Repeats]
     launch_bound: list[str]
     """Points whose times say nothing about the device."""
 
@@ -74,14 +78,18 @@ class Analysis:
     reading: Reading
     config: AnalysisConfig
     rows: list[Row]
-    """The tidy table, see frame.COLUMNS."""
+    """The tidy table of operators, see frame.COLUMNS."""
     cases: list[CaseAnalysis]
+    layer_rows: list[Row]
+    """The tidy table of layers, see layer_frame.COLUMNS."""
+    layers: list[LayerAnalysis]
     problems: list[str]
     """One sentence for each file that is there and cannot be read."""
 
     def counts(self) -> dict[str, int]:
         found: Counter[str] = Counter(point.status for point in self.reading.points)
         launch_bound = sum(len(case.launch_bound) for case in self.cases)
+        launch_bound += sum(layer.launch_bound for layer in self.layers)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
             "points": len(self.reading.points) + len(self.reading.problems),
@@ -94,7 +102,7 @@ class Analysis:
 def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     """Read and judge everything at or below `root`. UserError when there is nothing."""
     reading = read_points(root)
-    traces = read_traces(reading.points)
+    traces = read_traces(point for point in reading.points if not point.is_layer)
     cases = []
     for case, points in group_cases(reading.points).items():
         choices = choose_all(points, traces, config.objective)
@@ -107,8 +115,17 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
                 plans=plans,
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
                 drift=baseline_drift(points),
+                repeats=repeated(points),
                 launch_bound=[point.name for point in points if point.result and point.result.launch_bound],
             )
         )
-    problems = reading.problems + [problem for found in traces.values() for problem in found.problems]
-    return Analysis(reading, config, table_rows(reading, traces), cases, problems)
+    layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
+    return Analysis(
+        reading=reading,
+        config=config,
+        rows=table_rows(reading, traces),
+        cases=cases,
+        layer_rows=layer_rows(reading.points, layers, root),
+        layers=layers,
+        problems=reading.problems + [problem for found in traces.values() for problem in found.problems],
+    )

@@ -17,18 +17,7 @@ from itertools import product
 
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice
-
-DEFAULTS = {
-    "tp_comm_overlap": True,
-    "tp_comm_overlap_ag": True,
-    "tp_comm_overlap_rs": True,
-    "tp_comm_overlap_rs_dgrad": False,
-    "tp_comm_bulk_dgrad": True,
-    "tp_comm_bulk_wgrad": True,
-    "tp_comm_overlap_disable_qkv": False,
-    "tp_comm_overlap_disable_fc1": False,
-}
-"""Megatron-Core's defaults, but for the first, without which no overlap happens at all and no YAML is read."""
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
 
 FLAGS = {
     "tp_comm_overlap": "--tp-comm-overlap",
@@ -188,7 +177,7 @@ def _advice(best: _Settled, choices: Sequence[PassChoice]) -> list[SwitchAdvice]
         on = [slot for slot in moved if slot in final and final[slot].settings.get(slot)]
         untried = [slot for slot in moved if slot not in final]
         reasons = [f"no overlap for {', '.join(off)}"] if off else []
-        reasons += [f"{space.setting_name(final[slot].settings[slot])} for {slot}" for slot in on]
+        reasons += [f"{space.brief_name(final[slot].settings[slot])} for {slot}" for slot in on]
         reasons += [f"{', '.join(untried)} not measured, but changed by it too"] if untried else []
         advice.append(SwitchAdvice(name, value, "; ".join(reasons)))
     return advice

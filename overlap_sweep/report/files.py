@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from overlap_sweep.analysis import layer_frame
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
@@ -17,6 +19,10 @@ from overlap_sweep.report.provenance import describe_machine, environments, laun
 from overlap_sweep.run_directory import write_atomically
 
 TABLE_FILE = "points"
+LAYER_TABLE_FILE = "layers"
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Path]:
@@ -35,11 +41,10 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     yield directory / text.FILE_NAME, text.summary_text(analysis).encode()
     report = msgspec.json.encode(tuning_report.tuning_report(analysis))
     yield directory / tuning_report.FILE_NAME, msgspec.json.format(report, indent=2) + b"\n"
-    frame = to_frame(analysis.rows)
-    yield directory / f"{TABLE_FILE}.csv", frame.to_csv(index=False).encode()
-    parquet = io.BytesIO()
-    frame.to_parquet(parquet, index=False)
-    yield directory / f"{TABLE_FILE}.parquet", parquet.getvalue()
+    if analysis.rows:
+        yield from _table(to_frame(analysis.rows), directory / TABLE_FILE)
+    if analysis.layer_rows:
+        yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
     for case in analysis.cases:
         folder = directory / case.case.name if len(analysis.cases) > 1 else directory
         provenance = Provenance(
@@ -54,3 +59,10 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
         if texts:
             yield folder / overlap_yaml.FILE_NAME, texts[0][1]
         yield from texts
+
+
+def _table(frame: pd.DataFrame, path: Path) -> Iterator[tuple[Path, bytes]]:
+    yield path.with_suffix(".csv"), frame.to_csv(index=False).encode()
+    parquet = io.BytesIO()
+    frame.to_parquet(parquet, index=False)
+    yield path.with_suffix(".parquet"), parquet.getvalue()

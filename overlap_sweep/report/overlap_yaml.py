@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import yaml
 
 from overlap_sweep import space
+from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.analysis.sweep import CaseAnalysis, SlotAnswer
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
@@ -47,7 +48,20 @@ def _origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[st
     ]
     if case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case.case.backend))
-    return lines
+    return lines + _beside_default(case, tp_size)
+
+
+def _beside_default(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """What the settings are worth in sum, where there is a default to compare them with."""
+    of_pass = {answer.choice.label: answer for answer in case.slots(tp_size) if answer.tried}
+    choices = [answer.choice for answer in of_pass.values()]
+    default_us = default_sum_us(choices)
+    if default_us is None:
+        return []
+    final_us = sum(answer.final.time_us for answer in of_pass.values())
+    none_us = sum(choice.none.time_us for choice in choices)
+    over = ", ".join(labels(choices))
+    return [f"Sum over {over}: {final_us:.1f} us, without overlap {none_us:.1f}, default {default_us:.1f}"]
 
 
 def transfer_warning(backend: str) -> str:
@@ -87,14 +101,19 @@ def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
 
 def _why_none(answer: SlotAnswer) -> str:
     if answer.setting:
-        return f"{space.setting_name(answer.setting)} is best, but the switches don't allow it beside the others"
-    return f"none wins; {answer.choice.reason}"
+        return f"{space.brief_name(answer.setting)} is best, but the switches don't allow it beside the others"
+    compared = f"; {answer.choice.none.time_us:.1f} us{_default(answer.choice)}" if answer.choice.default else ""
+    return f"none wins; {answer.choice.reason}{compared}"
 
 
 def _entry(answer: SlotAnswer) -> str:
     choice, final = answer.choice, answer.final
-    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}"
+    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}{_default(choice)}"
     together = " together" if len(final.settings) > 1 else ""
     predicted = "" if final.measured else ", predicted from its slots alone: measure them together"
     comment = f"# {choice.label}{together}: {compared}{predicted}\n"
     return comment + yaml.safe_dump({answer.slot: dict(answer.final_setting or {})}, sort_keys=False)
+
+
+def _default(choice: PassChoice) -> str:
+    return f", default {choice.default.time_us:.1f}" if choice.default else ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
-from collections import Counter
+import statistics
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,14 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_sweep import space
-from overlap_sweep.analysis.choice import PassChoice
+from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.analysis.drift import NOTABLE
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
 from overlap_sweep.analysis.switches import Plan
+from overlap_sweep.report import layers
 from overlap_sweep.report.console import console_for, fits
+from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.overlap_yaml import USERBUFFER_BACKENDS, transfer_warning
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.report.tuning_report import recommendations
@@ -37,6 +38,9 @@ def summary_text(analysis: Analysis) -> str:
     print_answers(analysis, console)
     for case in analysis.cases:
         _print_details(case, analysis, console)
+    for layer in analysis.layers:
+        _heading(console, f"Details of {layers.title(layer.point)}")
+        _lines(console, [_measured([layer.point]), f"in {layer.point.directory}"])
     commands = launch_commands(analysis.reading.points)
     if commands:
         _heading(console, "Commands")
@@ -48,6 +52,8 @@ def print_answers(analysis: Analysis, console: Console) -> None:
     """The answer first, then the table that it comes from, then what was left out."""
     for case in analysis.cases:
         _print_case(case, console)
+    for layer in analysis.layers:
+        layers.print_analysis(layer, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")
     console.print(
@@ -88,13 +94,16 @@ def _print_case(case: CaseAnalysis, console: Console) -> None:
 
 def _verdict(choices: Sequence[PassChoice]) -> str:
     time_us, none_us, floor_us = _sums(choices)
-    over = ", ".join(_labels(choices))
+    over = ", ".join(labels(choices))
+    default_us = default_sum_us(choices)
+    over_default = "" if default_us is None else f", {default_us / time_us:.2f}x the default"
     if not any(choice.chosen.settings for choice in choices):
-        return f"don't overlap {over}: nothing beats {_us(none_us)} us without overlap"
-    hidden = _percent(hidden_fraction(time_us, none_us, floor_us))
+        nothing = "nothing tried" if any(choice.default_wins for choice in choices) else "nothing"
+        return f"don't overlap {over}: {nothing} beats {as_us(none_us)} us without overlap{over_default}"
+    hidden = as_percent(hidden_fraction(time_us, none_us, floor_us))
     return (
-        f"{none_us / time_us:.2f}x no overlap in {over}: {_us(time_us)} us instead of {_us(none_us)}, "
-        f"GEMMs alone {_us(floor_us)}, hidden {hidden}"
+        f"{none_us / time_us:.2f}x no overlap{over_default} in {over}: {as_us(time_us)} us "
+        f"instead of {as_us(none_us)}, GEMMs alone {as_us(floor_us)}, hidden {hidden}"
     )
 
 
@@ -104,13 +113,6 @@ def _verdict_under_switches(plan: Plan) -> str:
         final.time_us - choice.chosen.time_us for choice, final in zip(plan.choices, plan.finals, strict=True)
     )
     return f"{none_us / (time_us + lost_us):.2f}x in Megatron-Core, whose switches don't allow all of it at once (*)"
-
-
-def _labels(choices: Sequence[PassChoice]) -> list[str]:
-    """`fc1` where both its passes are among the choices, else `fc1 fwd`."""
-    passes = Counter(choice.operator for choice in choices)
-    both = len(space.PASSES)
-    return list(dict.fromkeys(c.operator if passes[c.operator] == both else c.label for c in choices))
 
 
 def _sums(choices: Sequence[PassChoice]) -> tuple[float, float, float]:
@@ -131,40 +133,51 @@ def _print_table(answers: Sequence[SlotAnswer], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for header in ("TP", "slot", "setting"):
         table.add_column(header, no_wrap=True, justify="right" if header == "TP" else "left")
-    for header in ("time us", "noise us", "none us", "floor us", "speedup", "hidden", "overlap"):
+    headers = [header for header in _cells(answers[0].choice) if header != "default us" or _have_default(answers)]
+    for header in headers:
         table.add_column(header, no_wrap=True, justify="right")
     for tp_size, of_size in groupby(answers, key=lambda answer: answer.choice.tp_size):
         previous = None
         for answer in of_size:
-            numbers = ['"'] * 7 if answer.choice is previous else _numbers(answer.choice)
+            cells = _cells(answer.choice)
+            numbers = ['"' if answer.choice is previous else cells[header] for header in headers]
             style = "green" if answer.setting else ""
             table.add_row(str(tp_size), answer.slot, Text(_setting(answer), style), *numbers)
             previous = answer.choice
         table.add_section()
     if fits(table, console):
         console.print(table)
-        if any(len(list(same)) > 1 for _, same in groupby(answers, key=lambda answer: id(answer.choice))):
-            console.print('" as above: dgrad and wgrad can only be timed together\n', style="dim")
+        together = any(len(list(same)) > 1 for _, same in groupby(answers, key=lambda answer: id(answer.choice)))
+        notes = ['" as above: dgrad and wgrad can only be timed together'] if together else []
+        notes += ["default: as Transformer Engine overlaps by itself"] if _have_default(answers) else []
+        if notes:
+            console.print("\n".join([*notes, ""]), style="dim")
     else:
         _print_stacked(answers, console)
 
 
+def _have_default(answers: Sequence[SlotAnswer]) -> bool:
+    return any(answer.choice.default for answer in answers)
+
+
 def _setting(answer: SlotAnswer) -> str:
     overruled = answer.setting != answer.final_setting
-    return space.setting_name(answer.setting) + (" *" if overruled else "")
+    return space.brief_name(answer.setting) + (" *" if overruled else "")
 
 
-def _numbers(choice: PassChoice) -> list[str]:
+def _cells(choice: PassChoice) -> dict[str, str]:
+    """By header."""
     chosen, none_us = choice.chosen, choice.none.time_us
-    return [
-        _us(chosen.time_us),
-        _us(chosen.estimate.noise_us),
-        _us(none_us),
-        _us(choice.floor_us),
-        f"{none_us / chosen.time_us:.2f}x",
-        _percent(hidden_fraction(chosen.time_us, none_us, choice.floor_us)),
-        "-" if chosen.overlap_ratio is None else f"{chosen.overlap_ratio:.2f}",
-    ]
+    return {
+        "time us": as_us(chosen.time_us),
+        "noise us": as_us(chosen.estimate.noise_us),
+        "none us": as_us(none_us),
+        "default us": as_us(choice.default.time_us) if choice.default else "-",
+        "floor us": as_us(choice.floor_us),
+        "speedup": f"{none_us / chosen.time_us:.2f}x",
+        "hidden": as_percent(hidden_fraction(chosen.time_us, none_us, choice.floor_us)),
+        "overlap": "-" if chosen.overlap_ratio is None else f"{chosen.overlap_ratio:.2f}",
+    }
 
 
 def _print_stacked(answers: Sequence[SlotAnswer], console: Console) -> None:
@@ -174,9 +187,11 @@ def _print_stacked(answers: Sequence[SlotAnswer], console: Console) -> None:
         if answer.choice is previous:
             _lines(console, ["timed together with the slot above"])
         else:
-            time, noise, none, floor, speedup, hidden, overlap = _numbers(answer.choice)
-            _lines(console, [f"{time} us (noise {noise})", f"none {none} us, floor {floor} us"])
-            _lines(console, [f"speedup {speedup}, hidden {hidden}, overlap {overlap}"])
+            cells = _cells(answer.choice)
+            default = f"default {cells['default us']} us, " if answer.choice.default else ""
+            _lines(console, [f"{cells['time us']} us (noise {cells['noise us']})"])
+            _lines(console, [f"none {cells['none us']} us, {default}floor {cells['floor us']} us"])
+            _lines(console, [", ".join(f"{name} {cells[name]}" for name in ("speedup", "hidden", "overlap"))])
         previous = answer.choice
     console.print()
 
@@ -211,9 +226,9 @@ def _scaling_cell(result: OperatorScaling, tp_size: int) -> str:
     if tp_size not in result.e2e_times:
         return "-"
     if tp_size not in result.scaling_ratios:
-        return _us(result.e2e_times[tp_size])
+        return as_us(result.e2e_times[tp_size])
     mark = "" if result.scaling_efficient[tp_size] else "*"
-    return f"{_us(result.e2e_times[tp_size])} ({result.scaling_ratios[tp_size]:.2f}{mark})"
+    return f"{as_us(result.e2e_times[tp_size])} ({result.scaling_ratios[tp_size]:.2f}{mark})"
 
 
 def _cautions(case: CaseAnalysis) -> list[str]:
@@ -227,15 +242,30 @@ def _cautions(case: CaseAnalysis) -> list[str]:
                     f"TP={tp_size} {choice.label}: {choice.chosen.name} is predicted from its slots alone; "
                     "measure them together before you rely on it."
                 )
+            if choice.default and choice.default_wins:
+                lines.append(
+                    f"TP={tp_size} {choice.label}: the default, {as_us(choice.default.time_us)} us, is faster than "
+                    "anything tried; sweep more settings."
+                )
     if case.launch_bound:
         lines.append(f"Launch-bound, left out of the choice: {', '.join(case.launch_bound)}.")
     drifted = [drift for drift in case.drift if abs(drift.change) >= NOTABLE]
-    if drifted:
-        worst = max(drifted, key=lambda drift: abs(drift.change))
-        lines.append(
-            f"The baseline without overlap drifted by up to {worst.change:+.0%} ({worst.operator} {worst.pass_name}, "
-            f"TP={worst.tp_size}); settings are compared by what was measured beside them."
+    worst = {drift.baseline: drift for drift in sorted(drifted, key=lambda drift: abs(drift.change))}
+    if worst:
+        by_how_much = ", ".join(
+            f"{baseline} by up to {drift.change:+.0%} ({drift.operator} {drift.pass_name}, TP={drift.tp_size})"
+            for baseline, drift in worst.items()
         )
+        lines.append(f"Baselines drifted: {by_how_much}; settings are compared by what was measured beside them.")
+    if case.repeats:
+        widest, *_ = case.repeats
+        typical = statistics.median(repeats.spread for repeats in case.repeats)
+        lines.append(
+            f"Repeated points: the medians of {len(case.repeats)} passes, each measured up to "
+            f"{max(len(repeats.medians_us) for repeats in case.repeats)} times, spread by {typical:.1%} in the middle "
+            f"and {widest.spread:.1%} at most ({widest.point} {widest.pass_name})."
+        )
+    lines += dict.fromkeys(warning for point in case.points if point.result for warning in point.result.warnings)
     if len(environments(case.points)) > 1:
         lines.append("The points were measured in different environments; see tuning_report.json.")
     return lines
@@ -256,16 +286,20 @@ def _print_not_ok(points: Sequence[Point], console: Console) -> None:
 def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> None:
     _heading(console, f"Details of {case.case}")
     _lines(console, [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)])
-    _lines(console, [f"Measured {measured_when(case.points)} on {describe_machine(environments(case.points)[0])}"])
+    _lines(console, [_measured(case.points)])
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for header in ("TP", "none baseline of", "measured", "median us", "lowest", "highest", "later half"):
-            table.add_column(header, justify="left" if header == "none baseline of" else "right")
+        for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):
+            table.add_column(header, justify="left" if header == "baseline of" else "right")
         for drift in case.drift:
-            times = map(_us, (drift.median_us, drift.lowest_us, drift.highest_us))
-            of = f"{drift.operator} {drift.pass_name}"
+            times = map(as_us, (drift.median_us, drift.lowest_us, drift.highest_us))
+            of = f"{drift.operator} {drift.pass_name} {drift.baseline}"
             table.add_row(str(drift.tp_size), of, str(drift.measurements), *times, f"{drift.change:+.1%}")
         console.print(table)
+
+
+def _measured(points: Sequence[Point]) -> str:
+    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 
 def _heading(console: Console, title: str) -> None:
@@ -275,11 +309,3 @@ def _heading(console: Console, title: str) -> None:
 def _lines(console: Console, lines: Sequence[str], indent: int = 2) -> None:
     for line in lines:
         console.print(" " * indent + line)
-
-
-def _us(time_us: float) -> str:
-    return f"{time_us:,.1f}"
-
-
-def _percent(fraction: float) -> str:
-    return "-" if math.isnan(fraction) else f"{fraction:.0%}"

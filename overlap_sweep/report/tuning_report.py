@@ -6,12 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from overlap_sweep.analysis.choice import PassChoice
 from overlap_sweep.analysis.frame import config_id, hidden_fraction
+from overlap_sweep.analysis.layer_frame import point_cells, variant_cells
+from overlap_sweep.analysis.layers import LayerAnalysis
+from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.scaling import Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.report.layers import verdict
 from overlap_sweep.report.provenance import environments, launch_commands, measured_when
+from overlap_sweep.run_directory import VariantTimes
 
 FILE_NAME = "tuning_report.json"
 SCHEMA = 1
@@ -21,7 +28,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     """The report as plain data. Times are in microseconds; what is unknown or undefined is None.
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
-    their case; `tp_scaling` on top is the only case's, and None where there are several.
+    their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
+    layer point, with one in `variants` for each row of the tidy table of layers.
     """
     cases = [_case(case) for case in analysis.cases]
     return {
@@ -51,10 +59,16 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
             for advice in plan.switches
         ],
         "tp_scaling": cases[0]["tp_scaling"] if len(cases) == 1 else None,
+        "repeats": [
+            {"case": case.case.name, **_renamed(asdict(repeats)), "spread": repeats.spread}
+            for case in analysis.cases
+            for repeats in case.repeats
+        ],
         "drift": [
             {"case": case.case.name, **_renamed(asdict(drift))} for case in analysis.cases for drift in case.drift
         ],
         "configurations": [_row(row) for row in analysis.rows],
+        "layers": _layers(analysis),
     }
 
 
@@ -67,11 +81,12 @@ def recommendations(case: CaseAnalysis, overlap_threshold: float) -> list[dict[s
                 continue
             chosen, ratio = choice.chosen, choice.chosen.overlap_ratio
             effective = bool(chosen.settings) and ratio is not None and ratio >= overlap_threshold
-            speedup = choice.none.time_us / chosen.time_us
+            speedup, over_default = choice.none.time_us / chosen.time_us, _speedup_over_default(choice)
+            default = "" if over_default is None else f", {over_default:.2f}x the default"
             if not chosen.settings:
-                sentence = f"TP={tp_size} {choice.label}: don't overlap; {choice.reason}"
+                sentence = f"TP={tp_size} {choice.label}: don't overlap{default}; {choice.reason}"
             else:
-                sentence = f"TP={tp_size} {choice.label}: {chosen.name}, {speedup:.2f}x no overlap"
+                sentence = f"TP={tp_size} {choice.label}: {chosen.name}, {speedup:.2f}x no overlap{default}"
                 if ratio is not None:
                     sentence += f", overlap ratio {ratio:.2f} ({'effective' if effective else 'not effective'})"
                 if not chosen.measured:
@@ -84,6 +99,7 @@ def recommendations(case: CaseAnalysis, overlap_threshold: float) -> list[dict[s
                     "pass": choice.pass_name,
                     "settings": {slot: dict(setting) for slot, setting in chosen.settings.items()},
                     "speedup": speedup,
+                    "speedup_over_default": over_default,
                     "overlap_ratio": ratio,
                     "effective": effective,
                     "measured": chosen.measured,
@@ -105,6 +121,38 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
         "overruled": {str(tp_size): plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
         "tp_scaling": _tp_scaling(case.scaling),
     }
+
+
+def _layers(analysis: Analysis) -> list[dict[str, Any]]:
+    analysis_of = {layer.point.directory: layer for layer in analysis.layers}
+    return [
+        _layer(point, analysis_of.get(point.directory), analysis.reading.root)
+        for point in analysis.reading.points
+        if point.is_layer
+    ]
+
+
+def _layer(point: Point, analysis: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+    result = point.result
+    return {
+        **point_cells(point, root),
+        "measured": measured_when([point]),
+        "environment": result.environment if result else {},
+        "warnings": result.warnings if result else [],
+        "verdict": verdict(analysis) if analysis else None,
+        "variants": _variants(analysis, result.variants) if result and analysis else [],
+    }
+
+
+def _variants(analysis: LayerAnalysis, measured: Mapping[str, VariantTimes]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{column: _finite(value) for column, value in variant_cells(row, analysis).items()},
+            "settings": measured[row.name].settings,
+            "switches": measured[row.name].switches,
+        }
+        for row in analysis.rows
+    ]
 
 
 def _tp_scaling(scaling: Scaling) -> dict[str, Any]:
@@ -147,13 +195,20 @@ def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any
         "noise_us": chosen.estimate.noise_us,
         "none_us": choice.none.time_us,
         "floor_us": choice.floor_us,
+        "default_us": choice.default.time_us if choice.default else None,
+        "default_noise_us": choice.default.noise_us if choice.default else None,
         "speedup": choice.none.time_us / chosen.time_us,
+        "speedup_over_default": _speedup_over_default(choice),
         "hidden_fraction": _finite(hidden_fraction(chosen.time_us, choice.none.time_us, choice.floor_us)),
         "overlap_ratio": chosen.overlap_ratio,
         "candidates": len(choice.candidates),
         "reason": choice.reason,
         "points": list(chosen.points),
     }
+
+
+def _speedup_over_default(choice: PassChoice) -> float | None:
+    return choice.default.time_us / choice.chosen.time_us if choice.default else None
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,5 +220,5 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _renamed(drift: dict[str, Any]) -> dict[str, Any]:
-    return {"pass" if name == "pass_name" else name: value for name, value in drift.items()}
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"pass" if name == "pass_name" else name: value for name, value in fields.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice, choose_all
 from overlap_sweep.analysis.points import Point, group_cases, read_points
 from overlap_sweep.analysis.traces import read_traces
-from overlap_sweep.run_directory import PassTimes, Result, Status, Timing, write_result
+from overlap_sweep.run_directory import (
+    DefaultTiming,
+    PassTimes,
+    Result,
+    Status,
+    Timing,
+    VariantTimes,
+    write_result,
+)
 
 ENVIRONMENT = {
     "host": "node7",
@@ -27,11 +36,22 @@ def timing(median_us: float, spread_us: float = 0.0) -> Timing:
     return Timing(median_us, median_us - spread_us, median_us + spread_us, samples)
 
 
+def default_timing(default_us: float, none_us: float = 100.0, minute: int = 0, spread_us: float = 0.0) -> DefaultTiming:
+    """Measured at that minute of the hour."""
+    measured = f"2026-11-20T21:{minute:02}:30+00:00"
+    return DefaultTiming(timing(default_us, spread_us), timing(none_us, spread_us), measured)
+
+
 def pass_times(
-    point_us: float, none_us: float = 100.0, floor_us: float = 50.0, tp1_us: float | None = None, spread_us: float = 0.0
+    point_us: float,
+    none_us: float = 100.0,
+    floor_us: float = 50.0,
+    tp1_us: float | None = None,
+    spread_us: float = 0.0,
+    default: DefaultTiming | None = None,
 ) -> PassTimes:
     tp1 = None if tp1_us is None else timing(tp1_us)
-    return PassTimes(timing(point_us, spread_us), timing(none_us, spread_us), timing(floor_us), tp1)
+    return PassTimes(timing(point_us, spread_us), timing(none_us, spread_us), timing(floor_us), tp1, default)
 
 
 def config(
@@ -80,6 +100,56 @@ def write_point(
         ),
     )
     return directory / name
+
+
+def layer_config(
+    kind: str = "transformer_layer", tp_size: int = 4, num_replicas: int = 1, training: bool = False, **changed: Any
+) -> dict[str, Any]:
+    tokens = changed.pop("tokens", 8192)
+    return {
+        **config(tp_size, backend="megatron", **changed),
+        "workload": {"name": "layer", "tokens": tokens},
+        "layer": {"kind": kind, "num_replicas": num_replicas, "training": training, "recompute": None},
+    }
+
+
+def variant(whole_us: Sequence[float], step_us: float | None = None, **changed: Any) -> VariantTimes:
+    """`whole_us` by round; a third of it is forward, and the rest but for the optimizer's step is backward."""
+    parts = {
+        "fwd": [time_us / 3 for time_us in whole_us],
+        "bwd": [time_us * 2 / 3 - (step_us or 0.0) for time_us in whole_us],
+        "all": list(whole_us),
+    }
+    if step_us is not None:
+        parts["step"] = [step_us] * len(whole_us)
+    return VariantTimes(times={name: timing_of(samples) for name, samples in parts.items()}, **changed)
+
+
+def timing_of(samples_us: list[float]) -> Timing:
+    q1_us, median_us, q3_us = statistics.quantiles(samples_us, n=4, method="inclusive")
+    return Timing(median_us, q1_us, q3_us, samples_us)
+
+
+def write_layer(
+    directory: Path,
+    variants: Mapping[str, VariantTimes],
+    point: Mapping[str, Any] | None = None,
+    name: str = "layer",
+    status: Status = "ok",
+    **result: Any,
+) -> Path:
+    """Write result.json of a layer point into a folder of `directory`."""
+    (directory / name).mkdir(parents=True)
+    point = dict(point or layer_config())
+    written = Result(name=name, point=point, status=status, variants=dict(variants), environment=ENVIRONMENT, **result)
+    write_result(directory / name, written)
+    return directory / name
+
+
+def layer_point(directory: Path) -> Point:
+    """The directory's only point."""
+    (point,) = read_points(directory).points
+    return point
 
 
 def only_case(directory: Path) -> list[Point]:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.run_directory import PassTimes
-from tests.analysis.run_directories import choices, config, pass_times, write_point
+from overlap_sweep.analysis.choice import default_sum_us
+from overlap_sweep.run_directory import DefaultTiming, PassTimes
+from tests.analysis.run_directories import choices, config, default_timing, pass_times, write_point
 
 
-def bwd(time_us: float, spread_us: float = 0.0) -> PassTimes:
-    return pass_times(time_us, none_us=200.0, floor_us=150.0, spread_us=spread_us)
+def bwd(time_us: float, spread_us: float = 0.0, default: DefaultTiming | None = None) -> PassTimes:
+    return pass_times(time_us, none_us=200.0, floor_us=150.0, spread_us=spread_us, default=default)
 
 
 def test_fastest_setting_wins(tmp_path: Path) -> None:
@@ -119,3 +120,39 @@ def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path
         "none",
         "dgrad bulk_sm4 + wgrad bulk_sm4",
     ]
+
+
+def test_the_default_is_compared_through_the_none_beside_it(tmp_path: Path) -> None:
+    # Twice as slow a moment: 180 of 400 there is 90 of 200 here.
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, default=default_timing(180.0, none_us=400.0)))
+    choice = choices(tmp_path)[2, "fc1", "bwd"]
+    assert choice.default
+    assert choice.default.time_us == pytest.approx(90.0)
+    assert [candidate.name for candidate in choice.candidates] == ["none", "dgrad bulk_sm4 + wgrad bulk_sm4"]
+    assert choice.chosen.time_us == 150.0
+    assert choices(tmp_path)[2, "fc1", "fwd"].default is None
+
+
+def test_a_default_that_several_points_carry_counts_once(tmp_path: Path) -> None:
+    first, second = default_timing(180.0, 200.0, minute=0), default_timing(190.0, 200.0, minute=5)
+    for num_sm, default in ((1, first), (2, first), (4, first), (8, second)):
+        write_point(tmp_path, config(method="bulk", num_sm=num_sm), bwd=bwd(150.0, default=default))
+    default = choices(tmp_path)[2, "fc1", "bwd"].default
+    assert default
+    assert default.repeats == 10
+    assert default.time_us == pytest.approx(185.0)
+
+
+@pytest.mark.parametrize(("default_us", "wins"), [(120.0, True), (149.0, False), (180.0, False)])
+def test_a_default_that_beats_all_that_was_tried_is_known(tmp_path: Path, default_us: float, wins: bool) -> None:
+    default = default_timing(default_us, 200.0, spread_us=2.0)
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, 2.0, default))
+    assert choices(tmp_path)[2, "fc1", "bwd"].default_wins is wins
+
+
+def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> None:
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, default=default_timing(180.0, 200.0)))
+    found = choices(tmp_path)
+    assert default_sum_us([found[2, "fc1", "bwd"]]) == 180.0
+    assert default_sum_us(list(found.values())) is None
+    assert default_sum_us([]) is None

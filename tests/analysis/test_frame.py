@@ -10,7 +10,15 @@ import yaml
 from overlap_sweep.analysis.frame import COLUMNS, config_id, hidden_fraction, table_rows, to_frame
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.traces import read_traces
-from tests.analysis.run_directories import config, pass_times, write_point
+from tests.analysis.run_directories import (
+    config,
+    default_timing,
+    layer_config,
+    pass_times,
+    variant,
+    write_layer,
+    write_point,
+)
 
 
 def frame_of(directory: Path) -> pd.DataFrame:
@@ -93,3 +101,19 @@ def test_a_missing_trace_is_a_note(tmp_path: Path) -> None:
     row = frame_of(tmp_path).iloc[0]
     assert row["note"] == "trace_rank0.json.gz is missing"
     assert pd.isna(row["total_overlap_ratio"])
+
+
+def test_the_default_is_scaled_to_the_points_own_none(tmp_path: Path) -> None:
+    times = pass_times(160.0, none_us=200.0, default=default_timing(360.0, none_us=400.0))
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=times)
+    write_point(tmp_path, config(phase="fprop"))
+    frame = frame_of(tmp_path).set_index("slot")
+    assert frame.loc["fc1_dgrad", "default_us"] == pytest.approx(180.0)
+    assert pd.isna(frame.loc["fc1_fprop", "default_us"])
+
+
+def test_layers_have_a_table_of_their_own(tmp_path: Path) -> None:
+    write_point(tmp_path, config(phase="fprop"))
+    write_layer(tmp_path, {"none": variant([100.0, 100.0])}, name="ok_layer")
+    write_layer(tmp_path, {}, layer_config(), name="failed_layer", status="failed", error="boom")
+    assert frame_of(tmp_path)["slot"].tolist() == ["fc1_fprop"]

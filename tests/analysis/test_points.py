@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from overlap_sweep.analysis.points import group_cases, read_points
 from overlap_sweep.errors import UserError
-from tests.analysis.run_directories import config, pass_times, write_point
+from overlap_sweep.run_directory import VariantTimes
+from tests.analysis.run_directories import (
+    config,
+    default_timing,
+    layer_config,
+    pass_times,
+    variant,
+    write_layer,
+    write_point,
+)
 
 
 def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: Path) -> None:
@@ -22,7 +32,7 @@ def test_a_point_that_died_without_a_result_is_missing(tmp_path: Path) -> None:
     write_point(tmp_path, config())
     (tmp_path / "died" / ".hydra").mkdir(parents=True)
     composed = {**config(4, "qkv", "fprop", "ring_exchange"), "precision": None}
-    composed["workload"] = {"tokens": None}
+    composed["workload"] = {"name": "operator", "tokens": None}
     (tmp_path / "died" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(composed))
     died = next(point for point in read_points(tmp_path).points if point.name == "died")
     assert died.status == "missing"
@@ -77,3 +87,67 @@ def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:
     cases = group_cases(read_points(tmp_path).points)
     assert sorted(len(points) for points in cases.values()) == [1, 1, 1, 1, 2]
     assert "Qwen3-0.6B_transformer_engine_NVIDIA-H200_bf16_tokens8192" in {case.name for case in cases}
+
+
+def test_a_default_must_be_whole_too(tmp_path: Path) -> None:
+    write_point(tmp_path, config(), bwd=pass_times(90.0, default=default_timing(90.0, none_us=0.0)))
+    (problem,) = read_points(tmp_path).problems
+    assert "is ok without whole bwd times" in problem
+
+
+def test_layers_are_points_but_no_cases_of_operators(tmp_path: Path) -> None:
+    write_point(tmp_path, config())
+    write_layer(tmp_path, {"none": variant([100.0, 101.0])}, name="a_layer")
+    write_layer(tmp_path, {}, name="failed_layer", status="failed", error="boom")
+    (tmp_path / "lost_layer" / ".hydra").mkdir(parents=True)
+    (tmp_path / "lost_layer" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(layer_config()))
+    reading = read_points(tmp_path)
+    assert reading.problems == []
+    found = {point.name: point.status for point in reading.points if point.is_layer}
+    assert found == {"a_layer": "ok", "failed_layer": "failed", "lost_layer": "missing"}
+    ((operator,),) = group_cases(reading.points).values()
+    assert not operator.is_layer
+
+
+def test_a_layer_need_not_say_which_operator(tmp_path: Path) -> None:
+    point = {key: value for key, value in layer_config().items() if key not in ("operator", "phase", "method")}
+    write_layer(tmp_path, {"none": variant([100.0, 101.0])}, point)
+    assert read_points(tmp_path).problems == []
+
+
+def without(name: str) -> VariantTimes:
+    whole = variant([100.0, 101.0])
+    return VariantTimes(times={key: timing for key, timing in whole.times.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        {},
+        {"none": variant([100.0, 101.0]), "default": without("bwd")},
+        {"none": variant([100.0, 101.0]), "default": without("all")},
+        {"none": variant([100.0, 101.0]), "default": variant([100.0, 101.0, 102.0])},
+        {"none": variant([100.0, 101.0]), "default": variant([0.0, 101.0])},
+        {"none": variant([100.0, 101.0]), "default": variant([100.0, 101.0], step_us=0.0)},
+    ],
+    ids=["no variant", "no backward", "no whole", "unequal rounds", "a sample of 0", "a step of 0"],
+)
+def test_an_ok_layer_needs_whole_variants(tmp_path: Path, variants: dict[str, VariantTimes]) -> None:
+    directory = write_layer(tmp_path, variants)
+    (problem,) = read_points(tmp_path).problems
+    assert problem.startswith(f"{directory}/result.json is ok without whole times of its variants")
+    assert problem.endswith("measure the point again.")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"workload": {"name": "kernel", "tokens": 1}}, "says kernel, which is none of operator, layer; update"),
+        ({"workload": {"tokens": 1}}, "describes no point"),
+        ({"layer": {"kind": "linear"}}, "describes no point"),
+    ],
+)
+def test_what_a_later_version_wrote_is_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    write_layer(tmp_path, {"none": variant([100.0, 101.0])}, {**layer_config(), **change})
+    (problem,) = read_points(tmp_path).problems
+    assert reason in problem

@@ -22,7 +22,7 @@ def choice(operator: str, pass_name: str, candidates: Times) -> PassChoice:
         }
         made.append(Candidate(settings, Estimate(time_us, 0.0, 5), (), None))
     best = min(made, key=lambda candidate: candidate.time_us)
-    return PassChoice(2, operator, pass_name, tuple(made), best, "fastest", 0.0, None)
+    return PassChoice(2, operator, pass_name, tuple(made), best, "fastest", 0.0, None, None)
 
 
 def switched(found: Plan) -> dict[str, bool]:

@@ -15,7 +15,15 @@ import pytest
 import yaml
 
 from overlap_sweep.trace.overlap import analyse_trace
-from tests.analysis.run_directories import config, pass_times, write_point
+from tests.analysis.run_directories import (
+    config,
+    default_timing,
+    layer_config,
+    pass_times,
+    variant,
+    write_layer,
+    write_point,
+)
 from tests.report.sweeps import write_sweep
 
 ROOT = Path(__file__).parent.parent.parent
@@ -206,6 +214,93 @@ def test_a_terminal_of_any_width_shows_everything(tmp_path: Path, columns: int) 
         assert expected in shown
 
 
+def write_sweep_with_defaults(directory: Path) -> Path:
+    """fc1: forward default 190 beats none 200 and ring 220; backward default 440, none 400, bulk 320."""
+    fwd, bwd = default_timing(190.0, none_us=200.0), default_timing(440.0, none_us=400.0)
+    ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+    bulk = config(2, "fc1", "all", "bulk", num_sm=4)
+    for point, fwd_us, bwd_us in ((ring, 220.0, 400.0), (bulk, 200.0, 320.0)):
+        times = {"fwd": pass_times(fwd_us, 200.0, default=fwd), "bwd": pass_times(bwd_us, 400.0, default=bwd)}
+        write_point(directory, point, **times)
+    return directory
+
+
+def test_the_default_is_compared_with(tmp_path: Path) -> None:
+    lines = analyze(write_sweep_with_defaults(tmp_path)).stdout.splitlines()
+    assert any("TP=2: 1.15x no overlap, 1.21x the default in fc1: 520.0 us instead of 600.0" in line for line in lines)
+    assert next(line for line in lines if "fc1_dgrad " in line).split() == [
+        "2", "fc1_dgrad", "bulk_sm4", "320.0", "0.0", "400.0", "440.0", "50.0", "1.25x", "23%", "-",
+    ]  # fmt: skip
+    assert "TP=2 fc1 fwd: the default, 190.0 us, is faster than anything tried; sweep more settings." in lines
+    narrow = on_terminal(60, tmp_path)
+    assert "none 400.0 us, default 440.0 us, floor 50.0 us" in narrow
+
+
+def test_nothing_beats_no_overlap_only_where_the_default_does_not(tmp_path: Path) -> None:
+    for folder, default_us, expected in (
+        ("faster", 90.0, "nothing tried beats 100.0 us without overlap, 0.90x the default"),
+        ("slower", 110.0, "nothing beats 100.0 us without overlap, 1.10x the default"),
+    ):
+        ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+        write_point(tmp_path / folder, ring, fwd=pass_times(120.0, default=default_timing(default_us)))
+        assert f"TP=2: don't overlap fc1 fwd: {expected}\n" in analyze(tmp_path / folder).stdout
+
+
+def write_layers(directory: Path) -> Path:
+    variants = {
+        "none": variant([60_000.0] * 6),
+        "floor": variant([50_000.0] * 6),
+        "file:best.yaml": variant([57_000.0] * 6),
+    }
+    write_layer(directory, variants, name="a_layer", warnings=["GPU 3 was throttled."])
+    write_layer(directory, {}, name="b_layer", status="failed", error="[rank3] out of memory\n...")
+    (directory / "c_layer" / ".hydra").mkdir(parents=True)
+    (directory / "c_layer" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(layer_config()))
+    return directory
+
+
+def test_layers_alone(tmp_path: Path) -> None:
+    process = analyze(write_layers(tmp_path))
+    assert (process.returncode, process.stderr) == (0, "")
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "summary.txt", "tuning_report.json", "layers.csv", "layers.parquet",
+    }  # fmt: skip
+    lines = process.stdout.splitlines()
+    assert lines[1].startswith("llama3_8b transformer_layer, TP=4, 8192 tokens")
+    assert "file:best.yaml is 5.0% faster than none (5.0 to 5.0%)" in lines
+    assert "GPU 3 was throttled." in lines
+    assert "3 points: 1 ok, 1 failed, 1 missing" in lines
+    assert "  failed: b_layer: [rank3] out of memory" in lines
+    assert "  missing: c_layer: no result.json: given up, or still running" in lines
+    summary = (tmp_path / "summary.txt").read_text()
+    assert summary.startswith(process.stdout.partition("\nWritten to")[0].rstrip())
+    assert f"in {tmp_path}/a_layer" in summary
+    parquet, text = pd.read_parquet(tmp_path / "layers.parquet"), pd.read_csv(tmp_path / "layers.csv")
+    assert list(parquet.columns) == list(text.columns)
+    assert parquet["variant"].fillna("").tolist() == ["none", "floor", "file:best.yaml", "", ""]
+
+
+def test_layers_beside_operators(tmp_path: Path) -> None:
+    analyze(write_sweep(tmp_path / "alone"), "--output", tmp_path / "alone_reports")
+    write_sweep(tmp_path / "both" / "operators")
+    write_layers(tmp_path / "both" / "layers")
+    process = analyze(tmp_path / "both", "--output", tmp_path / "reports")
+    assert "12 points: 7 ok, 2 failed, 2 skipped, 1 missing" in process.stdout
+    written = {path.name for path in (tmp_path / "reports").iterdir()}
+    assert written == WRITTEN | {"layers.csv", "layers.parquet"}
+    with_layers = pd.read_csv(tmp_path / "reports" / "points.csv").drop(columns="directory")
+    pd.testing.assert_frame_equal(
+        with_layers, pd.read_csv(tmp_path / "alone_reports" / "points.csv").drop(columns="directory")
+    )
+    one = analyze(tmp_path / "both" / "layers" / "a_layer")
+    assert "1 point: 1 ok" in one.stdout
+
+
+def test_launch_bound_layers_are_counted(tmp_path: Path) -> None:
+    write_layer(tmp_path, {"none": variant([100.0] * 6), "default": variant([90.0] * 6, launch_bound=True)})
+    assert "1 point: 1 ok, 1 launch_bound" in analyze(tmp_path).stdout
+
+
 def test_trace_as_json_is_a_list_of_rows() -> None:
     process = analyze("trace", TRACE, "--format", "json")
     rows = json.loads(process.stdout)
@@ -242,6 +337,7 @@ def test_help(arguments: tuple[str, ...]) -> None:
 
 def test_analysis_never_imports_torch(tmp_path: Path) -> None:
     write_sweep(tmp_path)
+    write_layers(tmp_path)
     for arguments in (["--help"], [str(tmp_path)], ["trace", str(TRACE)]):
         command = [sys.executable, "-X", "importtime", "analyze.py", *arguments]
         process = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)

@@ -8,7 +8,7 @@ import yaml
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import config, pass_times, write_point
+from tests.analysis.run_directories import config, default_timing, pass_times, write_point
 from tests.report.sweeps import write_sweep
 
 
@@ -90,3 +90,21 @@ def test_cases_do_not_share_a_file(tmp_path: Path) -> None:
         (path,) = tmp_path.glob(f"*tokens{tokens}/optimal_tp_comm_overlap_cfg_tp2.yaml")
         assert yaml.safe_load(path.read_text())["fc1_dgrad"]["num_sm"] == num_sm
     assert not list(tmp_path.glob("optimal*"))
+
+
+def test_the_default_is_named_where_it_was_measured(tmp_path: Path) -> None:
+    fwd, bwd = default_timing(190.0, none_us=200.0), default_timing(352.0, none_us=400.0)
+    point = config(2, "fc1", "dgrad", "bulk", num_sm=4)
+    write_point(tmp_path, point, fwd=pass_times(200.0, 200.0, default=fwd), bwd=pass_times(320.0, 400.0, default=bwd))
+    ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+    write_point(tmp_path, ring, fwd=pass_times(220.0, 200.0, default=fwd), bwd=pass_times(400.0, 400.0, default=bwd))
+    text = written(tmp_path, "optimal_tp_comm_overlap_cfg_tp2.yaml")
+    assert "# fc1 bwd: 320.0 us, without overlap 400.0, default 352.0\n" in text
+    assert "Sum over fc1: 520.0 us, without overlap 600.0, default 542.0" in head(text)
+    assert "fc1_fprop: none wins; the best overlap, ring_agg0, is 10.0% slower; 200.0 us, default 190.0" in head(text)
+
+
+def test_the_default_is_not_named_where_it_was_not(tmp_path: Path) -> None:
+    text = written(write_sweep(tmp_path), "optimal_tp_comm_overlap_cfg_tp2.yaml")
+    assert "# fc1 bwd together: 320.0 us, without overlap 400.0\n" in text
+    assert "Sum over" not in text

@@ -12,7 +12,15 @@ from overlap_sweep.analysis.frame import COLUMNS
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import config, pass_times, write_point
+from tests.analysis.run_directories import (
+    config,
+    default_timing,
+    layer_config,
+    pass_times,
+    variant,
+    write_layer,
+    write_point,
+)
 from tests.report.sweeps import write_sweep
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -112,12 +120,19 @@ def test_drift_of_the_baseline(tmp_path: Path) -> None:
         times = pass_times(90.0, none_us=none_us)
         point = config(2, "fc1", "all", "bulk", num_sm=4)
         write_point(tmp_path, point, fwd=times, bwd=times, started=f"2026-11-20T21:0{minute}:00+00:00")
-    first, _ = report_of(tmp_path)["drift"]
+    drifts = report_of(tmp_path)["drift"]
+    assert [(drift["pass"], drift["baseline"]) for drift in drifts] == [
+        ("bwd", "none"), ("bwd", "floor"), ("fwd", "none"), ("fwd", "floor"),
+    ]  # fmt: skip
+    first = drifts[0]
     assert first["change"] == pytest.approx(0.1)
     assert {name: first[name] for name in ("operator", "pass", "tp_size", "measurements")} == {
         "operator": "fc1", "pass": "bwd", "tp_size": 2, "measurements": 4,
     }  # fmt: skip
     assert (first["median_us"], first["lowest_us"], first["highest_us"]) == (105.0, 100.0, 110.0)
+    summary = (tmp_path / "summary.txt").read_text()
+    assert "Baselines drifted: none by up to +10% (fc1 fwd, TP=2); settings are compared by what" in summary
+    assert "fc1 bwd floor" in summary
 
 
 def test_cases_are_apart(tmp_path: Path) -> None:
@@ -147,3 +162,54 @@ def test_a_choice_that_the_switches_overrule_is_told_from_what_runs(tmp_path: Pa
     given = (tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()
     assert yaml.safe_load(given) == {}
     assert "fc2_dgrad: ring_agg0 is best, but the switches don't allow it beside the others" in given
+
+
+def test_the_default_stands_beside_none_and_floor(tmp_path: Path) -> None:
+    times = pass_times(320.0, 400.0, 300.0, default=default_timing(352.0, none_us=400.0))
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=times)
+    report = report_of(tmp_path)
+    best = report["best"][0]
+    assert (best["default_us"], best["default_noise_us"]) == (352.0, 0.0)
+    assert best["speedup_over_default"] == pytest.approx(1.1)
+    sentence = "TP=2 fc1 bwd: dgrad bulk_sm4 + wgrad bulk_sm4, 1.25x no overlap, 1.10x the default"
+    assert report["recommendations"][0]["recommendation"] == sentence
+    assert report["recommendations"][0]["speedup_over_default"] == pytest.approx(1.1)
+
+
+def test_without_a_default_it_is_null(tmp_path: Path) -> None:
+    report = report_of(write_sweep(tmp_path))
+    assert {entry["default_us"] for entry in report["best"]} == {None}
+    assert {entry["speedup_over_default"] for entry in report["recommendations"]} == {None}
+    assert "default" not in (tmp_path / "summary.txt").read_text()
+
+
+def test_what_a_point_warned_of_is_said_once(tmp_path: Path) -> None:
+    for num_sm in (1, 2):
+        write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=num_sm), warnings=["GPU 3 was throttled."])
+    report_of(tmp_path)
+    assert (tmp_path / "summary.txt").read_text().count("GPU 3 was throttled.") == 1
+
+
+def test_layers_with_their_variants(tmp_path: Path) -> None:
+    variants = {
+        "none": variant([100.0] * 6),
+        "file:a.yaml": variant(
+            [90.0] * 6, settings={"fc1_fprop": {"method": "ring_exchange"}}, switches={"tp_comm_overlap": True}
+        ),
+    }
+    write_layer(tmp_path, variants, layer_config(training=True), name="a", warnings=["GPU 3 was throttled."])
+    write_layer(tmp_path, {}, name="b", status="failed", error="boom")
+    report = report_of(tmp_path)
+    assert report["counts"]["points"] == 2
+    assert (report["cases"], report["configurations"]) == ([], [])
+    measured, failed = report["layers"]
+    assert (measured["kind"], measured["training"], measured["tp_size"]) == ("transformer_layer", True, 4)
+    assert measured["verdict"] == "file:a.yaml is 10.0% faster than none (10.0 to 10.0%)"
+    assert measured["warnings"] == ["GPU 3 was throttled."]
+    assert measured["environment"]["gpu"] == "NVIDIA H200"
+    none, best = measured["variants"]
+    assert none["hidden_fraction"] is None
+    assert (best["variant"], best["ratio"], best["differs"]) == ("file:a.yaml", pytest.approx(0.9), True)
+    assert best["settings"] == {"fc1_fprop": {"method": "ring_exchange"}}
+    assert best["switches"] == {"tp_comm_overlap": True}
+    assert (failed["status"], failed["error"], failed["verdict"], failed["variants"]) == ("failed", "boom", None, [])

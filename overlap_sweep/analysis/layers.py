@@ -1,0 +1,102 @@
+"""Layers: how the variants of one layer point compare, round by round."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from overlap_sweep.analysis.estimate import Interval, median_interval
+from overlap_sweep.analysis.frame import hidden_fraction
+from overlap_sweep.analysis.points import Point
+from overlap_sweep.run_directory import VariantTimes
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One variant; its times are medians over the rounds, in microseconds."""
+
+    name: str
+    fwd_us: float
+    bwd_us: float
+    step_us: float | None
+    """None without an optimizer."""
+    all_us: float
+    ratio: float
+    """Median over the rounds of the whole time over the reference's of the same round: below 1 is faster."""
+    interval: Interval
+    """Of the ratio."""
+    hidden_fraction: float
+    """Of the medians of the whole time; NaN where `none` or `floor` was not measured."""
+    launch_bound: bool
+    relative_error: float | None
+    """The largest of any tensor, against `none`."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is faster or slower than the reference beyond the noise."""
+        return self.interval.excludes(1.0)
+
+
+@dataclass(frozen=True)
+class LayerAnalysis:
+    """One `ok` layer point, its variants in the order of measuring."""
+
+    point: Point
+    reference: str
+    """The variant that ratios are to: `none`, or where that was not measured the first."""
+    rows: list[VariantRow]
+    rounds: int
+
+    @property
+    def contenders(self) -> list[VariantRow]:
+        """What can be used instead of the reference, by ratio: the floor computes nothing meaningful, and a
+        launch-bound variant's time says nothing about the device."""
+        rows = [row for row in self.rows if row.name not in (self.reference, "floor") and not row.launch_bound]
+        return sorted(rows, key=lambda row: row.ratio)
+
+    @property
+    def winner(self) -> VariantRow | None:
+        """The fastest of those that are faster than the reference beyond the noise."""
+        return next((row for row in self.contenders if row.interval.high < 1), None)
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether some variant's times say nothing about the device."""
+        return any(row.launch_bound for row in self.rows)
+
+
+def analyse_layer(point: Point) -> LayerAnalysis:
+    """Compare the variants of an `ok` layer point."""
+    assert point.result
+    variants = point.result.variants
+    reference = "none" if "none" in variants else next(iter(variants))
+    rows = [_row(name, variants, variants[reference]) for name in variants]
+    return LayerAnalysis(point, reference, rows, rounds=len(variants[reference].times["all"].samples_us))
+
+
+def _row(name: str, variants: dict[str, VariantTimes], reference: VariantTimes) -> VariantRow:
+    variant = variants[name]
+    whole, step = variant.times["all"], variant.times.get("step")
+    ratios = [
+        time_us / reference_us
+        for time_us, reference_us in zip(whole.samples_us, reference.times["all"].samples_us, strict=True)
+    ]
+    return VariantRow(
+        name=name,
+        fwd_us=variant.times["fwd"].median_us,
+        bwd_us=variant.times["bwd"].median_us,
+        step_us=step.median_us if step else None,
+        all_us=whole.median_us,
+        ratio=statistics.median(ratios),
+        interval=median_interval(ratios),
+        hidden_fraction=_hidden(whole.median_us, variants),
+        launch_bound=variant.launch_bound,
+        relative_error=max(variant.relative_error.values(), default=None),
+    )
+
+
+def _hidden(time_us: float, variants: dict[str, VariantTimes]) -> float:
+    if "none" not in variants or "floor" not in variants:
+        return math.nan
+    return hidden_fraction(time_us, variants["none"].times["all"].median_us, variants["floor"].times["all"].median_us)
