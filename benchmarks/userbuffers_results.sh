@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The runs behind docs/results/*-userbuffers-*.md, each with its log and its analysis in OUT, the most wanted first.
+#   benchmarks/userbuffers_results.sh OUT [TP]
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$1 tp=${2:-8}
+mkdir -p "$out"
+
+# NAME OVERRIDES...: a sweep into OUT/NAME, then its analysis; the log ends in the seconds it took.
+sweep() {
+  local name=$1 start=$SECONDS
+  shift
+  timeout 240 python3 launch.py -m "$@" tp_size="$tp" hydra.sweep.dir="$out/$name" > "$out/$name.log" 2>&1
+  echo "$((SECONDS - start)) s" >> "$out/$name.log"
+  timeout 60 python3 analyze.py "$out/$name" > "$out/$name.txt" 2>&1
+  echo "$name: $(tail -2 "$out/$name.log" | tr '\n' ' ')"
+}
+
+grid=(operator=qkv,proj,fc1,fc2 method=bulk,ring_exchange,pipeline num_sm=1,2,3,4,6,8,10,12,16,20,24,28,32 profile=best)
+layers=(workload=layer 'layer.variants=[none,default,ring_exchange,rs_dgrad]' profile=none)
+
+sweep llama3_70b backend=transformer_engine model=llama3_70b "${grid[@]}"
+sweep layers "${layers[@]}" model=llama3_70b,llama3_405b precision=bf16,fp8_delayed
+sweep repetitions repetition=0,1,2,3,4 backend=transformer_engine,megatron model=llama3_70b \
+  operator=qkv,proj,fc1,fc2 method=ring_exchange num_sm=4 profile=none
+sweep qwen3_0_6b backend=transformer_engine model=qwen3_0_6b "${grid[@]}"
