@@ -131,7 +131,8 @@ class Runtime:
     multicast: bool = False
     """Allow NVLink multicast (otherwise UB_SKIPMC=1 and its kin are set for every worker)."""
     bootstrap_backend: str = one_of("gloo", "gloo", "nccl", "mpi")
-    """Who exchanges the userbuffers' handles. gloo takes 15 ms where NCCL takes 200 and keeps half a gigabyte."""
+    """Who exchanges the userbuffers' handles. On two H200s gloo takes 10 ms where NCCL takes 180 at first and keeps
+    half a gigabyte."""
 
 
 @dataclass

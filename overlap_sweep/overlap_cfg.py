@@ -33,6 +33,7 @@ _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILI
 
 # Transformer Engine knows them too, though nothing about them can be chosen.
 _RIDING = {"proj_wgrad", "fc2_wgrad"}
+_COUNTS = ("num_sm", "num_splits", "cga_size")
 _MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
 
 
@@ -49,11 +50,12 @@ def read(path: Path) -> OverlapConfig:
     """Read one file. UserError when it is no such file, with the mend."""
     try:
         text = path.read_text()
-        slots = yaml.safe_load(text) or {}
+        slots = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
             f"{path} cannot be read ({' '.join(str(error).split())}); give a tp_comm_overlap_cfg."
         ) from None
+    slots = {} if slots is None else slots
     if not isinstance(slots, dict) or not all(isinstance(setting, dict) for setting in slots.values()):
         raise UserError(f"{path} is no tp_comm_overlap_cfg; it should map slots such as fc1_dgrad to their settings.")
     if reason := slots_refusal(slots):
@@ -86,6 +88,8 @@ def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
         for knob, value in setting.items():
             if knob != "method" and not isinstance(value, int):
                 return f"{slot}: {knob}={value} is no number, true or false"
+            if knob in _COUNTS and value < 1:
+                return f"{slot}: {knob}={value} is less than 1"
     for operator in ("qkv", "fc1"):
         if _scatters(slots, operator) and f"{operator}_wgrad" in slots:
             method = slots[f"{operator}_dgrad"]["method"]

@@ -45,6 +45,11 @@ _KNOBS_OF_METHOD = {
     "pipeline": ("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
 }
 
+_KNOBS_OF_SOME = {
+    "aggregate": "joins the chunks of an all-gather",
+    "fp8_buf": "is for a reduce-scatter that can be in FP8",
+}
+
 Setting = dict[str, Any]
 """What one slot is given: `method` and the knobs that apply to it. A slot without overlap has none at all."""
 
@@ -67,10 +72,13 @@ def gathers(operator: str, phase: str, method: str) -> bool:
 
 def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
     """Knobs that change anything in this slot under this method."""
-    knobs = _KNOBS_OF_METHOD[method]
-    if not gathers(operator, phase, method):
-        knobs = tuple(knob for knob in knobs if knob != "aggregate")
-    return knobs
+    gathering = gathers(operator, phase, method)
+    # Only what is reduced can be in FP8 or not: FP8 activations are always gathered as they are. A ring exchange of
+    # dgrad's own output never is (Transformer Engine 2.20 leaves out the knob there).
+    in_fp8 = not gathering and (method, phase) != ("ring_exchange", "dgrad")
+    without = {"fp8_buf"} if not in_fp8 else set()
+    without |= {"aggregate"} if not gathering else set()
+    return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in without)
 
 
 def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
@@ -99,8 +107,9 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     given = settings(point)
     if not given:
         return f"{method} does not fit {operator}{'' if phase == 'all' else '_' + phase}: {describe_methods(operator)}"
-    if point.get("aggregate") and not any("aggregate" in setting for setting in given.values()):
-        return f"aggregate joins the chunks of an all-gather, and {method} on {', '.join(given)} has none"
+    for knob, what in _KNOBS_OF_SOME.items():
+        if point.get(knob) and not any(knob in setting for setting in given.values()):
+            return f"{knob} {what}, and {method} on {', '.join(given)} has none"
     return None
 
 

@@ -182,3 +182,23 @@ def test_a_name_stays_inside_its_sweep() -> None:
     name = space.point_name(point(model={"name": "a/../.."}), ["workload.tokens=../../x"])
     assert "/" not in name
     assert name not in (".", "..")
+
+
+@pytest.mark.parametrize(
+    ("operator", "phase", "method", "has_it"),
+    [
+        ("fc2", "fprop", "pipeline", True),
+        ("fc2", "fprop", "ring_exchange", True),
+        ("fc1", "dgrad", "pipeline", True),
+        ("fc1", "dgrad", "ring_exchange", False),
+        ("fc1", "fprop", "ring_exchange", False),
+        ("fc2", "dgrad", "ring_exchange", False),
+    ],
+)
+def test_only_what_is_reduced_can_be_in_fp8_or_not(operator: str, phase: str, method: str, has_it: bool) -> None:
+    assert ("fp8_buf" in space.knobs_of(operator, phase, method)) == has_it
+
+
+def test_fp8_buf_where_no_slot_has_it_is_refused() -> None:
+    given = {"operator": "fc1", "phase": "all", "method": "ring_exchange", "tp_size": 2, "fp8_buf": True}
+    assert "fp8_buf is for a reduce-scatter that can be in FP8" in str(space.refusal(given))

@@ -19,10 +19,14 @@ A backend offers these functions. The first three are called where there is no t
 
 `build(point, purpose, ranks, parameters) -> ParallelLinear`
     The operator as `purpose` says. Collective: every rank builds alike.
+
+`close() -> None`
+    Free what it holds, before the process group ends. Collective.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -62,6 +66,13 @@ def load(name: str) -> Any:
     if name not in BACKENDS:
         raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
     return import_module(BACKENDS[name])
+
+
+def close_all() -> None:
+    """Close every backend that this process has loaded. Collective."""
+    for path in BACKENDS.values():
+        if path in sys.modules:
+            sys.modules[path].close()
 
 
 def choose(device: str) -> str:

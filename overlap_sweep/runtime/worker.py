@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_sweep import run_directory, workloads
+from overlap_sweep import backends, run_directory, workloads
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.ranks import Ranks
@@ -31,6 +31,7 @@ def main(address: str, device: str, timeout_s: float) -> None:
     channel.send({"rank": ranks.rank, "pid": os.getpid()})
     while request := channel.receive():
         channel.send(_work(request, ranks))
+    backends.close_all()
     dist.destroy_process_group()
 
 

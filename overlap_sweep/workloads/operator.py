@@ -108,8 +108,10 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
     for repeat in range(2):
         ours, theirs = (_results(variant, repeat) for variant in (candidate, reference))
         for name, expected in theirs.items():
-            error = (ours[name].float() - expected.float()).abs().max() / expected.float().abs().max()
-            error = torch.nan_to_num(error, nan=torch.inf)
+            difference = (ours[name].float() - expected.float()).abs().max()
+            error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf)
+            # Zeros equal zeros.
+            error = torch.where(difference == 0, difference, error)
             errors[name] = torch.maximum(error, errors[name]) if name in errors else error
     return dict(zip(errors, ranks.slowest(torch.stack(list(errors.values())).tolist()), strict=True))
 

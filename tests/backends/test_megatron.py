@@ -10,7 +10,7 @@ from tests.points import gpu_point
 
 def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Have exactly these be there."""
-    reasons = {name: f"{name} is not installed" for name in {"transformer_engine", "megatron"} - set(packages)}
+    reasons = {name: f"{name} is not installed" for name in {"transformer_engine", "megatron.core"} - set(packages)}
     monkeypatch.setattr(megatron, "missing", lambda package="transformer_engine": reasons.get(package))
 
 
@@ -22,9 +22,9 @@ def point(**changes: Any) -> dict[str, Any]:
     ("packages", "reason"),
     [
         ((), "transformer_engine is not installed"),
-        (("megatron",), "transformer_engine is not installed"),
-        (("transformer_engine",), "megatron is not installed"),
-        (("transformer_engine", "megatron"), None),
+        (("megatron.core",), "transformer_engine is not installed"),
+        (("transformer_engine",), "megatron.core is not installed"),
+        (("transformer_engine", "megatron.core"), None),
     ],
 )
 def test_both_packages_are_needed(monkeypatch: pytest.MonkeyPatch, packages: tuple[str], reason: str | None) -> None:
@@ -43,5 +43,5 @@ def test_both_packages_are_needed(monkeypatch: pytest.MonkeyPatch, packages: tup
 def test_what_userbuffers_refuse_is_refused(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: str
 ) -> None:
-    install(monkeypatch, "transformer_engine", "megatron")
+    install(monkeypatch, "transformer_engine", "megatron.core")
     assert says in str(megatron.refusal(point(**changes)))

@@ -98,7 +98,8 @@ def covered(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> float:
 
 def test_real_processes_on_gloo(tmp_path: Path) -> None:
     script = Path(__file__).parent / "record_gloo_trace.py"
-    subprocess.run([sys.executable, script, tmp_path], check=True, timeout=120, capture_output=True)
+    done = subprocess.run([sys.executable, script, tmp_path], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         rows = by_phase(analyse_trace(tmp_path / f"rank{rank}.json"))
         assert set(rows) == {(iteration, phase) for iteration in (0, 1) for phase in ("fwd", "bwd", "all")}

@@ -100,7 +100,7 @@ def test_tolerance(changes: dict[str, Any], allowed: float) -> None:
         ({"set_sm_margin": True}, "backend=torch has no set_sm_margin on cpu"),
         ({"method": "ring_exchange", "use_ce": True}, "backend=torch has no use_ce on cpu"),
         ({"method": "ring_exchange", "atomic_gemm": True}, "backend=torch has no atomic_gemm on cpu"),
-        ({"method": "ring_exchange", "fp8_buf": False}, "backend=torch has no fp8_buf on cpu"),
+        ({"operator": "fc2", "method": "pipeline", "fp8_buf": False}, "backend=torch has no fp8_buf on cpu"),
         ({"precision": "fp8_delayed"}, "backend=torch has no precision=fp8_delayed; it has fp32, fp16, bf16"),
         ({"precision": "fp8_current", "method": "none"}, "backend=torch has no precision=fp8_current"),
     ],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.backends.transformer_engine import (
+    close,
     default_knobs,
     has_default,
     missing,
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
     from overlap_sweep.ranks import Ranks
 
-__all__ = ["build", "default_knobs", "has_default", "parameter_shapes", "prepare", "refusal"]
+__all__ = ["build", "close", "default_knobs", "has_default", "parameter_shapes", "prepare", "refusal"]
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    return missing() or missing("megatron") or userbuffers_refusal(point)
+    return missing() or missing("megatron.core") or userbuffers_refusal(point)
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:

@@ -64,3 +64,7 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
         input_shape=shape.input_shape,
         output_shape=shape.output_shape,
     )
+
+
+def close() -> None:
+    """Its communicators end with the process group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,8 @@ PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
 @cache
 def missing(package: str = "transformer_engine") -> str | None:
     """Why nothing can be run with the package here, or None."""
-    if find_spec(package) is None:
+    parent = package.partition(".")[0]
+    if find_spec(parent) is None or find_spec(package) is None:
         return f"{package} is not installed; pip install -c constraints-gpu.txt -e '.[gpu]'"
     return None
 
@@ -58,14 +60,14 @@ def _fp8_refusal(shape: LinearShape) -> str | None:
 
 
 def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
-    operator, _, phase = slot.partition("_")
+    phase = slot.partition("_")[2]
     fp8 = point["precision"].startswith("fp8")
     if setting.get("atomic_gemm"):
         if not fp8:
             return "Transformer Engine: atomic GEMM overlap is supported for FP8 GEMMs only"
         if (cuda := cuda_major()) and cuda >= 13:
             return f"Transformer Engine: atomic GEMM requires CUDA >=12.2.0 and <13.0.0, and this is CUDA {cuda}"
-    if setting.get("fp8_buf") and not space.gathers(operator, phase, setting["method"]):
+    if setting.get("fp8_buf"):
         if not fp8:
             return "fp8_buf needs an FP8 precision"
         if point["precision"] == "fp8_current":
@@ -125,3 +127,10 @@ def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: 
     from overlap_sweep.backends.transformer_engine import linear
 
     return linear.build(point, purpose, ranks, parameters, linear.transformer_engine_module)
+
+
+def close() -> None:
+    # Loading it for this would mean loading Transformer Engine, for which many a point has no use.
+    userbuffers = sys.modules.get(f"{__name__}.userbuffers")
+    if userbuffers:
+        userbuffers.destroy()
