@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from overlap_sweep.run_directory import VariantTimes, trace_file
 from overlap_sweep.workloads import layer_variants
 
 if TYPE_CHECKING:
+    from overlap_sweep.measure.variant import Variant
     from overlap_sweep.ranks import Ranks
 
 TOLERANCE = 5e-2
@@ -79,27 +80,21 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     """Check, time and profile every variant; the fields of `Result` that were measured."""
     from overlap_sweep.backends.transformer_engine import userbuffers
     from overlap_sweep.measure.attention import attention_backend, attention_warnings
-    from overlap_sweep.measure.profile import capture
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.layer_bench import layer_bench
-    from overlap_sweep.workloads.operator import relative_error
 
     configs = layer_variants.configurations(point)
     names = layer_variants.names(point["layer"])
     # `none` is what the others are checked against, also where the user did not ask for its time.
     variants = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
     reference = variants["none"] if "none" in names else variants.pop("none")
-    errors, warnings = {}, []
-    for name in configs:
-        variants[name].get_ready()
-        errors[name] = relative_error(variants[name], reference, ranks)
-        if reason := _wrong(errors[name], tolerance(point)):
-            warnings.append(f"{name} computes wrong numbers and was not measured: {reason}.")
-            del variants[name]
-    if configs and not any(name in variants for name in configs):
-        raise WrongNumbers(" ".join(warnings))
+    errors = _errors([name for name in names if name in configs], variants, reference, ranks)
+    wrong = _wrong(errors, tolerance(point))
+    if wrong and len(wrong) == len(configs):
+        raise WrongNumbers(" ".join(wrong.values()))
     workload = point["workload"]
-    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    right = {name: variant for name, variant in variants.items() if name not in wrong}
+    samples = time_variants(right, ranks, workload["warmup"], workload["repeats"])
     found = {
         name: VariantTimes(
             times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
@@ -110,22 +105,66 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         )
         for name, taken in samples.items()
     }
-    real = {name: times.times["all"].median_us for name, times in found.items() if name != "floor"}
-    profiled = {"all": list(found), "best": ["none", min(real, key=real.__getitem__)], "none": []}[point["profile"]]
-    traces = []
-    for name in dict.fromkeys(name for name in profiled if name in variants):
-        capture(variants[name], ranks, workload["profiled"], directory, name)
-        traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
-    backend = attention_backend()
+    traces = _profile(point, found, right, directory, ranks)
     userbuffers.destroy()
+    backend = attention_backend()
     return {
         "variants": found,
-        "objective_us": min(real.values()),
+        "objective_us": found[_fastest(found)].times["all"].median_us,
         "launch_bound": any(times.launch_bound for times in found.values()),
         "traces": traces,
         "attention_backend": backend,
-        "warnings": warnings + attention_warnings(backend),
+        "warnings": [*wrong.values(), *attention_warnings(backend)],
     }
+
+
+def _errors(
+    names: Sequence[str], variants: Mapping[str, Variant], reference: Variant, ranks: Ranks
+) -> dict[str, dict[str, float]]:
+    """By variant, its relative errors against `none`, each under its own userbuffers."""
+    from overlap_sweep.measure.agreement import relative_error
+
+    errors = {}
+    for name in names:
+        variants[name].get_ready()
+        errors[name] = relative_error(variants[name], reference, ranks)
+    return errors
+
+
+def _wrong(errors: Mapping[str, Mapping[str, float]], allowed: float) -> dict[str, str]:
+    """What to say of the variants that are off by more than is allowed."""
+    said = {}
+    for name, error in errors.items():
+        worst = max(error, key=error.__getitem__)
+        if error[worst] > allowed:
+            said[name] = (
+                f"{name} computes wrong numbers and was not measured: {worst} differs from none by "
+                f"{error[worst]:.2g} of its largest value, tolerance {allowed:g}."
+            )
+    return said
+
+
+def _fastest(found: Mapping[str, VariantTimes]) -> str:
+    """The floor is no way to compute a layer."""
+    return min((name for name in found if name != "floor"), key=lambda name: found[name].times["all"].median_us)
+
+
+def _profile(
+    point: Mapping[str, Any],
+    found: Mapping[str, VariantTimes],
+    variants: Mapping[str, Variant],
+    directory: Path,
+    ranks: Ranks,
+) -> list[str]:
+    """Capture the variants that `profile` asks for; the names of the traces. `best` is the fastest and `none`."""
+    from overlap_sweep.measure.profile import capture
+
+    wanted = {"all": set(found), "best": {"none", _fastest(found)}, "none": set[str]()}[point["profile"]]
+    traces = []
+    for name in (name for name in variants if name in wanted):
+        capture(variants[name], ranks, point["workload"]["profiled"], directory, name)
+        traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
+    return traces
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
@@ -134,10 +173,3 @@ def tolerance(point: Mapping[str, Any]) -> float:
     if given is not None:
         return given
     return FP8_TOLERANCE if point["precision"].startswith("fp8") else TOLERANCE
-
-
-def _wrong(error: Mapping[str, float], allowed: float) -> str | None:
-    worst = max(error, key=error.__getitem__)
-    if error[worst] <= allowed:
-        return None
-    return f"{worst} differs from none by {error[worst]:.2g} of its largest value, tolerance {allowed:g}"

@@ -13,9 +13,6 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.run_directory import DefaultTiming, PassTimes, trace_file
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from overlap_sweep.measure.variant import Variant
     from overlap_sweep.ranks import Ranks
     from overlap_sweep.workloads.bench import Bench, DefaultOverlap
 
@@ -41,6 +38,7 @@ def overlap_settings(point: Mapping[str, Any]) -> dict[str, Mapping[str, space.S
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile the point; the fields of `Result` that were measured."""
+    from overlap_sweep.measure.agreement import relative_error
     from overlap_sweep.measure.profile import capture
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.bench import bench_for, tp1_times
@@ -97,30 +95,6 @@ def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
             raise Refused(f"num_sm={point['num_sm']} is more than the GPU's {count}")
 
 
-def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:
-    """Largest difference of each tensor over the reference's largest magnitude, over all ranks; inf for NaN.
-
-    Two inputs follow each other, so that what reads the last call's buffer instead of waiting for this one's is found.
-    """
-    import torch
-
-    errors: dict[str, Tensor] = {}
-    for repeat in range(2):
-        ours, theirs = (_results(variant, repeat) for variant in (candidate, reference))
-        for name, expected in theirs.items():
-            difference = (ours[name].float() - expected.float()).abs().max()
-            error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf)
-            # Zeros equal zeros.
-            error = torch.where(difference == 0, difference, error)
-            errors[name] = torch.maximum(error, errors[name]) if name in errors else error
-    return dict(zip(errors, ranks.slowest(torch.stack(list(errors.values())).tolist()), strict=True))
-
-
-def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
-    output = variant.forward(repeat)
-    return {"output": output.detach(), **variant.backward(repeat, output)}
-
-
 def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     """Measured again when its last measurement has become too old."""
     if backends.load(point["backend"]).has_default(point):
@@ -132,6 +106,7 @@ def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
 
 
 def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
+    from overlap_sweep.measure.agreement import relative_error
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.bench import DefaultOverlap
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overlap_sweep.backends import Purpose
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.space import OPERATORS, Setting, slot
 
 MEGATRON_NAMES = {
@@ -20,13 +21,7 @@ MEGATRON_NAMES = {
 
 Switches = dict[str, bool]
 
-DEFAULTS: Switches = {
-    "ub_overlap_ag": True,
-    "ub_overlap_rs": True,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": True,
-    "ub_bulk_wgrad": True,
-}
+DEFAULTS: Switches = {ours: SWITCH_DEFAULTS[theirs] for ours, theirs in MEGATRON_NAMES.items()}
 """Of Megatron-Core and of `te.TransformerLayer`."""
 
 _OF_PARALLEL = {
