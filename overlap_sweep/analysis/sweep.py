@@ -8,6 +8,7 @@ from pathlib import Path
 
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
+from overlap_sweep.analysis.conditions import GpuConditions, gpu_conditions
 from overlap_sweep.analysis.drift import Drift, baseline_drift
 from overlap_sweep.analysis.frame import Row, table_rows
 from overlap_sweep.analysis.layer_frame import layer_rows
@@ -57,6 +58,7 @@ class CaseAnalysis:
     scaling: Scaling
     drift: list[Drift]
     repeats: list[Repeats]
+    conditions: GpuConditions | None
     launch_bound: list[str]
     """Points whose times say nothing about the device."""
 
@@ -116,6 +118,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
                 drift=baseline_drift(points),
                 repeats=repeated(points),
+                conditions=gpu_conditions(points),
                 launch_bound=[point.name for point in points if point.result and point.result.launch_bound],
             )
         )

@@ -265,6 +265,8 @@ def _cautions(case: CaseAnalysis) -> list[str]:
             f"{max(len(repeats.medians_us) for repeats in case.repeats)} times, spread by {typical:.1%} in the middle "
             f"and {widest.spread:.1%} at most ({widest.point} {widest.pass_name})."
         )
+    for reason, names in case.conditions.slowed.items() if case.conditions else ():
+        lines.append(f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}.")
     lines += dict.fromkeys(warning for point in case.points if point.result for warning in point.result.warnings)
     if len(environments(case.points)) > 1:
         lines.append("The points were measured in different environments; see tuning_report.json.")
@@ -287,6 +289,9 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
     _heading(console, f"Details of {case.case}")
     _lines(console, [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)])
     _lines(console, [_measured(case.points)])
+    if case.conditions:
+        (coolest, hottest), (slowest, fastest) = case.conditions.temperature_c, case.conditions.sm_clock_mhz
+        _lines(console, [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"])
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.analysis.conditions import gpu_conditions
+from tests.analysis.run_directories import config, only_case, write_point
+
+
+def conditions(*gpus: tuple[float, float, int]) -> dict[str, Any]:
+    listed = [
+        {"temperature_c": temperature, "sm_clock_mhz": clock, "throttle_reasons": reasons}
+        for temperature, clock, reasons in gpus
+    ]
+    return {"before": {"load_1min": 0.5, "gpus": listed[:1]}, "after": {"load_1min": 0.5, "gpus": listed[1:]}}
+
+
+def test_ranges_over_all_gpus_and_who_was_slowed_down(tmp_path: Path) -> None:
+    write_point(tmp_path, config(), name="cool", conditions=conditions((30, 1980, 0), (41, 1700, 0x04)))
+    write_point(tmp_path, config(), name="hot", conditions=conditions((45, 1500, 0x01), (88, 1200, 0x44)))
+    found = gpu_conditions(only_case(tmp_path))
+    assert found is not None
+    assert (found.temperature_c, found.sm_clock_mhz) == ((30, 88), (1200, 1980))
+    # The power cap, 0x04, and idling, 0x01, are no news.
+    assert found.slowed == {"hardware thermal slowdown": ["hot"]}
+
+
+def test_nothing_is_known_of_a_cpu(tmp_path: Path) -> None:
+    write_point(tmp_path, config(), conditions={"before": {"load_1min": 0.5}, "after": {"load_1min": 0.5}})
+    assert gpu_conditions(only_case(tmp_path)) is None
