@@ -51,6 +51,14 @@ def test_every_overlap_computes_what_no_overlap_does(tmp_path: Path, backend: st
 
 
 @pytest.mark.gpu(count=2)
+def test_sums_in_fp8_are_off_by_no_more_than_fp8_rounds(tmp_path: Path) -> None:
+    given = ("operator=proj,fc2", "method=pipeline", "num_sm=16", "fp8_buf=true", "precision=fp8_delayed")
+    for result in sweep(tmp_path, "backend=transformer_engine", *given).values():
+        assert result.status == "ok", result.error
+        assert 1e-3 < result.relative_error["output"] < 0.2
+
+
+@pytest.mark.gpu(count=2)
 def test_what_initialize_ub_was_given_is_in_the_run_directory(tmp_path: Path) -> None:
     sweep(tmp_path, "backend=transformer_engine", "operator=fc2", "method=pipeline", "num_sm=8", "num_splits=2")
     (written,) = tmp_path.glob("*/tp_comm_overlap_cfg.yaml")
