@@ -68,7 +68,7 @@ def measure(model: str, operator: str, overlaps: Mapping[str, tuple[str, int]], 
     bench = bench_for(points["none"], ranks)
     for name, point in points.items():
         purpose: Any = name if name in ("none", "default") else "point"
-        backends.load(point["backend"]).prepare(point, purpose, ranks)
+        backends.load(point["backend"]).prepare(point, purpose)
         variant = bench.none if name == "none" else bench.variant(point, purpose)
         naive_us, host_us = naive(variant, ranks)
         clock = GpuClock(CudaStream(ranks))

@@ -31,8 +31,6 @@ SWITCH_DEFAULTS = {
 
 _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
 
-# Transformer Engine knows them too, though nothing about them can be chosen.
-_RIDING = {"proj_wgrad", "fc2_wgrad"}
 _COUNTS = ("num_sm", "num_splits", "cga_size")
 _MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
 
@@ -69,22 +67,17 @@ def read(path: Path) -> OverlapConfig:
 
 def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Why Transformer Engine would not take these slots, or None."""
-    known = {
-        space.slot(operator, phase): space.methods_of(operator, phase)
-        for operator in space.OPERATORS
-        for phase in space.PHASES
-    }
     for slot, setting in slots.items():
-        if slot not in known:
-            return f"{slot} is no slot; they are {', '.join(s for s in known if s not in _RIDING)}"
-        if slot in _RIDING:
+        if slot not in space.SLOTS:
+            return f"{slot} is no slot; they are {', '.join(slot for slot, methods in space.SLOTS.items() if methods)}"
+        if not space.SLOTS[slot]:
             return f"{slot} rides on its dgrad and cannot be configured; leave it out"
         unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
         if unknown:
             return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
         method = setting.get("method")
-        if method is not None and method not in known[slot]:
-            return f"{slot} takes {', '.join(known[slot])}, not {method}"
+        if method is not None and method not in space.SLOTS[slot]:
+            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {method}"
         for knob, value in setting.items():
             if knob != "method" and not isinstance(value, int):
                 return f"{slot}: {knob}={value} is no number, true or false"
@@ -106,7 +99,8 @@ def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _scatters(slots: Mapping[str, Mapping[str, Any]], operator: str) -> bool:
-    return slots.get(f"{operator}_dgrad", {}).get("method") in ("ring_exchange", "pipeline")
+    method = slots.get(f"{operator}_dgrad", {}).get("method")
+    return method is not None and not space.gathers(operator, "dgrad", method)
 
 
 def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(space.OPERATORS)) -> str | None:

@@ -63,6 +63,10 @@ def methods_of(operator: str, phase: str) -> tuple[str, ...]:
     return _METHODS_OF_PHASE[OPERATORS[operator], phase]
 
 
+SLOTS = {slot(operator, phase): methods_of(operator, phase) for operator in OPERATORS for phase in PHASES}
+"""The overlapping methods of every slot; none at all where nothing about it can be chosen."""
+
+
 def gathers(operator: str, phase: str, method: str) -> bool:
     """Whether the slot overlaps an all-gather under this method (otherwise a reduce-scatter)."""
     if phase == "dgrad" and OPERATORS[operator] == "column":
@@ -72,13 +76,14 @@ def gathers(operator: str, phase: str, method: str) -> bool:
 
 def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
     """Knobs that change anything in this slot under this method."""
-    gathering = gathers(operator, phase, method)
-    # Only what is reduced can be in FP8 or not: FP8 activations are always gathered as they are. A ring exchange of
-    # dgrad's own output never is (Transformer Engine 2.20 leaves out the knob there).
-    in_fp8 = not gathering and (method, phase) != ("ring_exchange", "dgrad")
-    without = {"fp8_buf"} if not in_fp8 else set()
-    without |= {"aggregate"} if not gathering else set()
-    return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in without)
+    absent = set()
+    if not gathers(operator, phase, method):
+        absent.add("aggregate")
+    # FP8 activations are always gathered as they are, and a ring exchange of dgrad's own output is never in FP8
+    # (Transformer Engine 2.20 leaves out the knob there).
+    if gathers(operator, phase, method) or (phase, method) == ("dgrad", "ring_exchange"):
+        absent.add("fp8_buf")
+    return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in absent)
 
 
 def settings(point: Mapping[str, Any]) -> dict[str, Setting]:

@@ -14,7 +14,7 @@ A backend offers these functions. The first three are called where there is no t
 `parameter_shapes(point, shape) -> Mapping[str, tuple[int, ...]]`
     The operator's parameters on this rank.
 
-`prepare(point, purpose, ranks) -> None`
+`prepare(point, purpose) -> None`
     Make ready what the next calls of what was built for `purpose` communicate with. Collective.
 
 `build(point, purpose, ranks, parameters) -> ParallelLinear`

@@ -15,7 +15,7 @@ from overlap_sweep.run_directory import Timing
 
 @dataclass
 class Samples:
-    """Per pass the times of every repeat in microseconds, slowest rank; `all` is forward and backward together."""
+    """Per pass the times of every repeat in microseconds, slowest rank; `all` is their sum."""
 
     us: dict[str, list[float]]
     launch_bound: bool

@@ -89,13 +89,7 @@ def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
     ]
     lines += [f"  {a.slot}: {_why_none(a)}" for a in slots if a.tried and not a.final_setting]
     known = {answer.slot for answer in slots if answer.tried}
-    configurable = [
-        space.slot(operator, phase)
-        for operator in space.OPERATORS
-        for phase in space.PHASES
-        if space.methods_of(operator, phase)
-    ]
-    missing = [slot for slot in configurable if slot not in known]
+    missing = [slot for slot, methods in space.SLOTS.items() if methods and slot not in known]
     return lines + ([f"  not measured: {', '.join(missing)}"] if missing else [])
 
 

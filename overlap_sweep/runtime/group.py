@@ -133,9 +133,9 @@ class WorkerGroup:
     def run(self, point: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
 
-        GroupError when the group died or did not answer in `timeout_s`. Then, and after a point that failed without
-        every rank saying that it is `sound`, the group is dead: who knows what the failure left of memory, streams and
-        other ranks' collectives.
+        GroupError when the group died or did not answer in `timeout_s`. Then, and after a failure that not
+        every rank calls `sound`, the group is dead: who knows what was left of memory, streams and other ranks'
+        collectives.
         """
         try:
             for channel in self._channels:
@@ -148,9 +148,9 @@ class WorkerGroup:
             self.kill()
             raise
         wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
-        if any(reply["status"] == "failed" for reply in wrong) and not all(
-            reply.get("sound") for reply in replies.values()
-        ):
+        failed = [reply for reply in wrong if reply["status"] == "failed"]
+        sound = len(replies) == len(self._channels) and all(reply.get("sound") for reply in failed)
+        if failed and not sound:
             self.kill()
         return wrong[0] if wrong else replies[0]
 

@@ -66,27 +66,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             f"{asked} needs {needed} GPUs and {visible_gpus()} are visible; "
             "use a smaller tp_size, or runtime.device=cpu."
         )
-    if workload["name"] == "layer":
-        if point["backend"] == "auto":
-            point["backend"] = "transformer_engine"
-    else:
-        del point["layer"]
-        if point["backend"] == "auto":
-            point["backend"] = backends.choose(runtime["device"])
-        _fill_knobs(point)
     defaults = DEFAULTS[runtime["device"]]
     point["precision"] = point["precision"] or defaults["precision"]
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
-    # Whatever of the user's cannot be understood is said before anything runs.
-    workloads.load(workload["name"]).overlap_settings(point)
-    return point
-
-
-def _fill_knobs(point: dict[str, Any]) -> None:
-    """Give the knobs that the user left null their meaning in this backend under this method."""
-    for knob, value in backends.load(point["backend"]).default_knobs(point["method"]).items():
-        if point[knob] is None:
-            point[knob] = value
+    completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
+    return completed
 
 
 @cache

@@ -1,10 +1,18 @@
-"""What one point runs. Each workload is a module with three functions.
+"""What one point runs. Each workload is a module with four functions; only `run` imports torch.
 
-`refusal(point)` decides from the resolved configuration alone whether the point makes sense (no torch import);
-`overlap_settings(point)` gives, by variant or for the whole point under "", what the backend is given, for the run
-directory (UserError when that cannot be told); `run(point, directory, ranks)` is
-called on every rank of the group, writes what belongs into the run directory, and returns the `Measured` part of
-the point's result. `Refused` from it skips the point with that reason.
+`complete(point)`
+    The point with what its configuration only names filled in: the backend, knobs, the content of files. What comes
+    after reads nothing else. UserError when something of the user's cannot be understood.
+
+`refusal(point)`
+    Why the completed point makes no sense, or None.
+
+`overlap_settings(point)`
+    By variant, or for the whole point under "", what the backend is given, for the run directory.
+
+`run(point, directory, ranks)`
+    Called on every rank of the group: writes what belongs into the run directory, and returns the measured fields of
+    the point's `Result`. `Refused` from it skips the point with that reason, `WrongNumbers` fails it.
 """
 
 from __future__ import annotations

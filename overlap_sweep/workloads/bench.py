@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overlap_sweep import backends, models, space
 from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.measure.timing import Samples, summarise, time_variants
+from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.models import LinearShape
 from overlap_sweep.ranks import Ranks
@@ -46,8 +46,6 @@ class DefaultOverlap:
 class Bench:
     """One operator on this rank. The variants share weights and inputs wherever their shapes are the same."""
 
-    point: Mapping[str, Any]
-    """The first that came for it; only what `_key` names may be relied on."""
     ranks: Ranks
     parameters: Mapping[str, Tensor]
     none: Variant
@@ -97,7 +95,7 @@ def _bench(key: str, ranks: Ranks) -> Bench:
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")
     )
-    return Bench(point, ranks, parameters, none, floor, inputs)
+    return Bench(ranks, parameters, none, floor, inputs)
 
 
 def _input_stream(point: Mapping[str, Any], ranks: Ranks) -> torch.Generator:
@@ -161,8 +159,7 @@ def _tp1(key: str, ranks: Ranks) -> dict[str, Timing]:
         parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], alone, seed)
         variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
         us = time_variants({"tp1": variant}, alone, point["workload"]["warmup"], repeats)["tp1"].us
-    samples = Samples({name: ranks.slowest(taken) for name, taken in us.items()}, launch_bound=False)
-    return {name: summarise(taken) for name, taken in samples.us.items()}
+    return {name: summarise(ranks.slowest(taken)) for name, taken in us.items()}
 
 
 def tp1_times(point: Mapping[str, Any], ranks: Ranks) -> dict[str, Timing]:

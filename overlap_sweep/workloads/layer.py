@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,18 @@ _OPERATORS_OF_KIND = {
     "multihead_attention": ("qkv", "proj"),
     "transformer_layer": tuple(space.OPERATORS),
 }
+_WITH_ATTENTION = ("multihead_attention", "transformer_layer")
+
+
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Record the configuration that each variant stands for, as its file is now."""
+    backend = "transformer_engine" if point["backend"] == "auto" else point["backend"]
+    configs = {name: asdict(config) for name, config in layer_variants.configurations(point).items()}
+    return {**point, "backend": backend, "layer": {**point["layer"], "configurations": configs}}
+
+
+def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    return {name: OverlapConfig(**config) for name, config in point["layer"]["configurations"].items()}
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -48,7 +61,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
         if reason or (reason := transformer_engine.userbuffers_refusal({**point, **unset})):
             return reason
-    for name, config in layer_variants.configurations(point).items():
+    for name, config in _configs(point).items():
         if reason := _variant_refusal(point, config):
             return f"{name}: {reason}"
     return None
@@ -73,17 +86,16 @@ def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | N
 
 def overlap_settings(point: Mapping[str, Any]) -> dict[str, Mapping[str, space.Setting]]:
     """By variant, what initialize_ub is given."""
-    return {name: config.slots for name, config in layer_variants.configurations(point).items()}
+    return {name: config.slots for name, config in _configs(point).items()}
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile every variant; the fields of `Result` that were measured."""
-    from overlap_sweep.backends.transformer_engine import userbuffers
     from overlap_sweep.measure.attention import attention_backend, attention_warnings
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.layer_bench import layer_bench
 
-    configs = layer_variants.configurations(point)
+    configs = _configs(point)
     names = layer_variants.names(point["layer"])
     # `none` is what the others are checked against, also where the user did not ask for its time.
     variants = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
@@ -106,8 +118,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         for name, taken in samples.items()
     }
     traces = _profile(point, found, right, directory, ranks)
-    userbuffers.destroy()
-    backend = attention_backend()
+    backend = attention_backend() if point["layer"]["kind"] in _WITH_ATTENTION else None
     return {
         "variants": found,
         "objective_us": found[_fastest(found)].times["all"].median_us,

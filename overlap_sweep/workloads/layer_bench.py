@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.backends.transformer_engine import userbuffers
-from overlap_sweep.backends.transformer_engine.layers import BuiltLayer, build_layer
+from overlap_sweep.backends.transformer_engine.layers import build_layer, run_layer
 from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate
 from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
@@ -39,9 +39,9 @@ def layer_bench(
         prepare()
         torch.manual_seed(stream_seed(point["workload"]["seed"], "parameters", tp_rank))
         group = SilentGroup(tp_rank, point["tp_size"]) if name == "floor" else tp_group
-        layer = build_layer(point, group, config.switches if config else {})
+        module, input_shape = build_layer(point, group, config.switches if config else {})
         replicas = None if name == "floor" else dp_group
-        variants[name] = _variant(point, layer, group, replicas, prepare, ranks)
+        variants[name] = _variant(point, module, input_shape, group, replicas, prepare, ranks)
     return variants
 
 
@@ -74,7 +74,8 @@ def _prepare(point: Mapping[str, Any], config: OverlapConfig | None) -> Callable
 
 def _variant(
     point: Mapping[str, Any],
-    layer: BuiltLayer,
+    layer: torch.nn.Module,
+    input_shape: tuple[int, int, int],
     group: dist.ProcessGroup | None,
     replicas: dist.ProcessGroup | None,
     prepare: Callable[[], None],
@@ -82,11 +83,9 @@ def _variant(
 ) -> Variant:
     training, precision = point["layer"]["training"], point["precision"]
     generator = stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
-    inputs = [_draw(layer.input_shape, generator).requires_grad_() for _ in range(INPUTS)]
-    parameters = dict(layer.module.named_parameters())
-    module: Any = layer.module
-    if replicas is not None:
-        module = DistributedDataParallel(layer.module, process_group=replicas)
+    inputs = [_draw(input_shape, generator).requires_grad_() for _ in range(INPUTS)]
+    parameters = dict(layer.named_parameters())
+    module = DistributedDataParallel(layer, process_group=replicas) if replicas is not None else layer
     optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE) if training else None
     gradients: list[Tensor] = []
     first = True
@@ -97,7 +96,7 @@ def _variant(
         for tensor in (x, *parameters.values()):
             tensor.grad = None
         with autocast(precision, group):
-            output = layer.forward(module, x, first or training)
+            output = run_layer(module, x, first or training)
         first = False
         if not gradients:
             gradients.extend(_draw(tuple(output.shape), generator) for _ in range(INPUTS))

@@ -23,6 +23,15 @@ FP8_SUM_TOLERANCE = 0.2
 BEST_MARGIN = 0.01
 
 
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the backend, and give knobs left null the meaning that they have in it under the point's method."""
+    backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
+    defaults = backends.load(backend).default_knobs(point["method"])
+    unset = {knob: value for knob, value in defaults.items() if point[knob] is None}
+    own = {name: value for name, value in point.items() if name != "layer"}
+    return {**own, **unset, "backend": backend}
+
+
 def refusal(point: Mapping[str, Any]) -> str | None:
     tokens = point["workload"]["tokens"]
     return (
@@ -47,7 +56,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     workload, backend = point["workload"], backends.load(point["backend"])
     bench = bench_for(point, ranks)
     default = _default_overlap(point, bench)
-    backend.prepare(point, "point", ranks)
+    backend.prepare(point, "point")
     variants = {"point": bench.variant(point, "point"), "none": bench.none, "floor": bench.floor}
     error = relative_error(variants["point"], variants["none"], ranks)
     allowed = tolerance(point)
@@ -112,7 +121,7 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
 
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
     measured = datetime.now(UTC).isoformat(timespec="seconds")
-    backend.prepare(point, "default", ranks)
+    backend.prepare(point, "default")
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks)
     if max(error.values()) > DEFAULT_TOLERANCE:

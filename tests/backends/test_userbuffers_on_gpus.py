@@ -94,6 +94,8 @@ def test_every_layer_trains_on_two_replicas(tmp_path: Path) -> None:
     for result in results.values():
         assert result.status == "ok", result.error
         assert set(result.variants["none"].times) == {"fwd", "bwd", "step", "all"}
+        has_attention = result.point["layer"]["kind"] in ("multihead_attention", "transformer_layer")
+        assert (result.attention_backend is not None) == has_attention
 
 
 @pytest.mark.gpu(count=4)

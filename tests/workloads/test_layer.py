@@ -24,9 +24,13 @@ def written(directory: Path, text: str) -> str:
     return f"file:{directory}/cfg.yaml"
 
 
+def point(**changes: Any) -> dict[str, Any]:
+    return layer.complete(layer_point(**changes))
+
+
 def refusal_of(variant: str, **changes: Any) -> str | None:
     of_layer = {"variants": [variant], **changes.pop("layer", {})}
-    return layer.refusal(layer_point(**changes, layer=of_layer))
+    return layer.refusal(point(**changes, layer=of_layer))
 
 
 def test_it_is_the_workload_of_its_name() -> None:
@@ -72,12 +76,12 @@ def test_every_kind_runs_in_fp8(kind: str, precision: str) -> None:
     ],
 )
 def test_what_cannot_run_at_all(changes: dict[str, Any], reason: str) -> None:
-    assert layer.refusal(layer_point(**changes)) == reason
+    assert layer.refusal(point(**changes)) == reason
 
 
 def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer_engine, "missing", lambda: "it is not there")
-    assert layer.refusal(layer_point()) == "it is not there"
+    assert layer.refusal(point()) == "it is not there"
 
 
 @pytest.mark.parametrize(
@@ -85,14 +89,14 @@ def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [("layernorm_mlp", False), ("linear", False), ("layernorm_linear", True), ("transformer_layer", True)],
 )
 def test_only_the_operators_of_the_kind_have_to_divide(kind: str, refused: bool) -> None:
-    reason = layer.refusal(layer_point(tp_size=8, layer={"kind": kind}))
+    reason = layer.refusal(point(tp_size=8, layer={"kind": kind}))
     assert reason == ("qkv: 4 key-value heads do not divide by tp_size=8" if refused else None)
 
 
 def test_one_rank_has_nothing_to_overlap() -> None:
     reason = "default: tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
-    assert layer.refusal(layer_point(tp_size=1)) == reason
-    assert layer.refusal(layer_point(tp_size=1, layer={"comm_overlap": False})) is None
+    assert layer.refusal(point(tp_size=1)) == reason
+    assert layer.refusal(point(tp_size=1, layer={"comm_overlap": False})) is None
 
 
 @pytest.mark.parametrize("cuda", [None, 12])
@@ -154,12 +158,11 @@ def test_a_files_knobs_are_its_own_and_not_the_points(tmp_path: Path) -> None:
 
 def test_an_unknown_variant_is_the_users_error() -> None:
     with pytest.raises(UserError, match=r"layer\.variants: magic is not known"):
-        layer.overlap_settings(layer_point(layer={"variants": ["magic"]}))
+        layer.overlap_settings(point(layer={"variants": ["magic"]}))
 
 
 def test_the_settings_are_the_slots_of_what_overlaps() -> None:
-    point = layer_point(layer={"variants": ["none", "default", "rs_dgrad"]})
-    given = layer.overlap_settings(point)
+    given = layer.overlap_settings(point(layer={"variants": ["none", "default", "rs_dgrad"]}))
     assert list(given) == ["default", "rs_dgrad"]
     assert given["default"] == {}
     methods = {slot: setting["method"] for slot, setting in given["rs_dgrad"].items()}
@@ -177,4 +180,13 @@ def test_the_settings_are_the_slots_of_what_overlaps() -> None:
     ],
 )
 def test_tolerance(given: float | None, precision: str, allowed: float) -> None:
-    assert layer.tolerance(layer_point(precision=precision, workload={"tolerance": given})) == allowed
+    assert layer.tolerance(point(precision=precision, workload={"tolerance": given})) == allowed
+
+
+def test_a_file_is_read_once_and_recorded(tmp_path: Path) -> None:
+    variant = written(tmp_path, "fc2_fprop: {method: pipeline, num_splits: 4}\n")
+    completed = point(backend="auto", layer={"variants": [variant]})
+    (tmp_path / "cfg.yaml").unlink()
+    assert completed["backend"] == "transformer_engine"
+    assert layer.overlap_settings(completed) == {variant: {"fc2_fprop": {"method": "pipeline", "num_splits": 4}}}
+    assert layer.refusal(completed) is None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.workloads import operator
-from tests.points import operator_point
+from tests.points import gpu_point, operator_point
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,16 @@ def test_pairs_of_an_odd_number_of_ranks_are_refused() -> None:
 def test_the_settings_are_the_whole_points() -> None:
     settings = {"method": "bulk", "num_sm": 4}
     assert operator.overlap_settings(operator_point()) == {"": {"fc1_dgrad": settings, "fc1_wgrad": settings}}
+
+
+def test_knobs_left_null_get_their_meaning_and_others_stay() -> None:
+    asked = {**gpu_point(method="pipeline", cga_size=1), "layer": {"kind": "linear"}}
+    done = operator.complete(asked)
+    assert (done["cga_size"], done["set_sm_margin"], done["num_splits"], done["use_ce"]) == (1, True, 4, None)
+    assert "layer" not in done
+    assert asked["num_splits"] is None
+
+
+def test_auto_on_a_cpu_is_torch_which_has_no_defaults() -> None:
+    asked = operator_point(backend="auto", method="ring_exchange")
+    assert operator.complete(asked) == {**asked, "backend": "torch"}

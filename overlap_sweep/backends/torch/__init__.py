@@ -47,7 +47,7 @@ def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[st
     return {"weight": shape.weight_shape, "bias": shape.weight_shape[:1]}
 
 
-def prepare(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks) -> None:
+def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
     """Communicators are made once per worker and kept."""
 
 

@@ -115,7 +115,7 @@ def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[st
     return shapes
 
 
-def prepare(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks) -> None:
+def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
     from overlap_sweep.backends.transformer_engine import userbuffers
 
     if purpose in ("point", "default"):

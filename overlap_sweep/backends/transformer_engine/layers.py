@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,34 +11,30 @@ import transformer_engine.pytorch as te
 from torch import Tensor
 
 from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES
+from overlap_sweep.models import LinearShape, linear_shape
 
 
-@dataclass(frozen=True)
-class BuiltLayer:
-    module: torch.nn.Module
-    input_shape: tuple[int, int, int]
-    """[sequence, batch, features] on this rank."""
+def build_layer(
+    point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Mapping[str, bool]
+) -> tuple[torch.nn.Module, tuple[int, int, int]]:
+    """The layer of `point["layer"]["kind"]` and its input's shape on this rank, [sequence, batch, features].
 
-    def forward(self, module: torch.nn.Module, x: Tensor, first: bool) -> Tensor:
-        """`module` is the layer's, or what wraps it; `first` has FP8 weights quantised, later calls use them again."""
-        output = module(x, is_first_microbatch=first)
-        return output[0] if isinstance(output, tuple) else output
-
-
-def build_layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Mapping[str, bool]) -> BuiltLayer:
-    """The layer of `point["layer"]["kind"]`, weights drawn from torch's default generators.
-
-    `switches` are Megatron-Core's names; none at all builds a layer that does not overlap.
+    Weights are drawn from torch's default generators. `switches` are Megatron-Core's names; none at all builds a layer
+    that does not overlap.
     """
     kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
-    sequence = point["workload"]["tokens"] // batch
-    hidden, tp_size = point["model"]["hidden_size"], point["tp_size"]
     module = _MAKERS[kind](point, _common_arguments(point, group), te_switches(switches))
     if switches.get("tp_comm_overlap_disable_qkv"):
         _disable_qkv(module, switches)
-    features = hidden if kind != "linear" else _attention_width(point["model"]) // tp_size
-    rows = sequence // tp_size if kind != "linear" else sequence
-    return BuiltLayer(module, (rows, batch, features))
+    # Every layer but the bare row-parallel linear begins with a column-parallel operator.
+    rows, features = _shape(point, "proj" if kind == "linear" else "qkv").input_shape
+    return module, (rows // batch, batch, features)
+
+
+def run_layer(module: torch.nn.Module, x: Tensor, first: bool) -> Tensor:
+    """The output of the layer or of what wraps it. `first` has FP8 weights quantised; later calls use them again."""
+    output = module(x, is_first_microbatch=first)
+    return output[0] if isinstance(output, tuple) else output
 
 
 def te_switches(switches: Mapping[str, bool]) -> dict[str, bool]:
@@ -69,29 +64,26 @@ def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
     return lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5)
 
 
-def _attention_width(model: Mapping[str, Any]) -> int:
-    return int(model["num_attention_heads"] * model["head_dim"])
+def _shape(point: Mapping[str, Any], operator: str) -> LinearShape:
+    return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
 
 
 def _linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
     """The attention's output projection."""
-    model = point["model"]
+    shape = _shape(point, "proj")
     own = {name: on[name] for name in ("ub_overlap_ag", "ub_overlap_rs")}
-    return te.Linear(
-        _attention_width(model), model["hidden_size"], parallel_mode="row", ub_name="proj", **common, **own
-    )
+    return te.Linear(shape.in_features, shape.out_features, parallel_mode="row", ub_name="proj", **common, **own)
 
 
 def _layernorm_linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
     """The projection to queries, keys and values."""
-    model = point["model"]
-    outputs = (model["num_attention_heads"] + 2 * model["num_kv_heads"]) * model["head_dim"]
+    shape = _shape(point, "qkv")
     own = {name: value for name, value in on.items() if name != "ub_overlap_rs"}
     return te.LayerNormLinear(
-        model["hidden_size"],
-        outputs,
+        shape.in_features,
+        shape.out_features,
         parallel_mode="column",
-        normalization=model["normalization"],
+        normalization=point["model"]["normalization"],
         ub_name="qkv",
         **common,
         **own,
@@ -99,16 +91,12 @@ def _layernorm_linear(point: Mapping[str, Any], common: dict[str, Any], on: dict
 
 
 def _layernorm_mlp(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
-    model, batch = point["model"], point["layer"]["micro_batch_size"]
+    model = point["model"]
     return te.LayerNormMLP(
         model["hidden_size"],
         model["ffn_hidden_size"],
-        set_parallel_mode=True,
-        normalization=model["normalization"],
         activation=_activation(model),
-        output_layer_init_method=_initializer(model["hidden_size"]),
-        seq_length=point["workload"]["tokens"] // batch,
-        micro_batch_size=batch,
+        **_block_arguments(point),
         **common,
         **on,
     )
@@ -121,6 +109,7 @@ def _multihead_attention(point: Mapping[str, Any], common: dict[str, Any], on: d
         input_layernorm=True,
         attn_mask_type="causal",
         **_attention_arguments(point),
+        **_block_arguments(point),
         **common,
         **on,
     )
@@ -137,23 +126,30 @@ def _transformer_layer(point: Mapping[str, Any], common: dict[str, Any], on: dic
         activation=_activation(model),
         ub_tp_comm_overlap=any(on.values()),
         **_attention_arguments(point),
+        **_block_arguments(point),
         **common,
         **on,
     )
 
 
-def _attention_arguments(point: Mapping[str, Any]) -> dict[str, Any]:
-    model, batch = point["model"], point["layer"]["micro_batch_size"]
+def _block_arguments(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Of layers that hold a column-parallel and a row-parallel linear."""
+    batch = point["layer"]["micro_batch_size"]
     return {
-        "num_gqa_groups": model["num_kv_heads"],
-        "kv_channels": model["head_dim"],
-        "attention_dropout": 0.0,
-        "output_layer_init_method": _initializer(model["hidden_size"]),
-        "normalization": model["normalization"],
-        "fuse_qkv_params": True,
+        "normalization": point["model"]["normalization"],
+        "output_layer_init_method": _initializer(point["model"]["hidden_size"]),
         "set_parallel_mode": True,
         "seq_length": point["workload"]["tokens"] // batch,
         "micro_batch_size": batch,
+    }
+
+
+def _attention_arguments(point: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_gqa_groups": point["model"]["num_kv_heads"],
+        "kv_channels": point["model"]["head_dim"],
+        "attention_dropout": 0.0,
+        "fuse_qkv_params": True,
     }
 
 

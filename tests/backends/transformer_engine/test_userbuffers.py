@@ -209,7 +209,7 @@ def prepare_for(ranks: Ranks, purpose: Purpose) -> list[Any]:
     from overlap_sweep.backends import transformer_engine
 
     point = gpu_point(tp_size=ranks.world_size)
-    transformer_engine.prepare(point, purpose, ranks)
+    transformer_engine.prepare(point, purpose)
     return [given["ub_cfgs"] and sorted(given["ub_cfgs"]) for given in base.given]
 
 
