@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # The runs behind docs/results/*-userbuffers-*.md, each with its log and its analysis in OUT, the most wanted first.
-#   benchmarks/userbuffers_results.sh OUT [TP]
+#   benchmarks/userbuffers_results.sh OUT [TP [NAME ...]]     only the runs of these names
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$1 tp=${2:-8}
+out=$1 tp=${2:-8} only=" ${*:3} "
 mkdir -p "$out"
 
 # NAME OVERRIDES...: a sweep into OUT/NAME, then its analysis; the log ends in the seconds it took.
 sweep() {
   local name=$1 start=$SECONDS
   shift
+  [[ $only == "  " || $only == *" $name "* ]] || return 0
   timeout 240 python3 launch.py -m "$@" tp_size="$tp" hydra.sweep.dir="$out/$name" > "$out/$name.log" 2>&1
   echo "$((SECONDS - start)) s" >> "$out/$name.log"
   timeout 60 python3 analyze.py "$out/$name" > "$out/$name.txt" 2>&1

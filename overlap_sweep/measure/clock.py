@@ -18,8 +18,9 @@ from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
 
 SPIN_MARGIN = 1.5
-"""The spin lasts this many times the longest enqueueing seen."""
+"""The spin lasts this many times the longest of the variants' last enqueueings."""
 FIRST_SPIN_US = 2000.0
+"""And at least this long."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,14 @@ class GpuClock:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._spin_us = FIRST_SPIN_US
+        # Only the last of each variant: the first run may compile for a second, which no later spin has to outlast.
+        self._enqueue_us: dict[Variant, float] = {}
 
     def time(self, variant: Variant, repeat: int) -> Turn:
         stream, marks, kept = self._stream, {}, None
+        spin_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(self._enqueue_us.values(), default=0.0))
         stream.wait()
-        stream.spin(self._spin_us)
+        stream.spin(spin_us)
         start_us = stream.now_us()
         for name, run in variant.passes():
             stream.meet()
@@ -130,10 +133,9 @@ class GpuClock:
             marks[name] = start, stream.mark()
         enqueue_us = stream.now_us() - start_us
         stream.wait()
-        late = enqueue_us > self._spin_us
         # All ranks spin alike, or the first to wake waits for the last inside its collective.
-        self._spin_us = max(self._spin_us, SPIN_MARGIN * stream.slowest(enqueue_us))
-        return Turn({name: stream.between_us(*pair) for name, pair in marks.items()}, late)
+        self._enqueue_us[variant] = stream.slowest(enqueue_us)
+        return Turn({name: stream.between_us(*pair) for name, pair in marks.items()}, late=enqueue_us > spin_us)
 
 
 def spin(ranks: Ranks, us: float) -> None:

@@ -52,13 +52,26 @@ def test_a_late_host_is_in_time_once_the_spin_has_grown() -> None:
     assert second.us == {"fwd": 40.0, "bwd": 80.0}
 
 
-def test_the_spin_grows_by_the_margin_and_never_shrinks() -> None:
+def test_the_spin_outlasts_the_slowest_variant_and_never_falls_below_the_first() -> None:
     stream = SimulatedStream()
+    clock, slow, fast = GpuClock(stream), kernels(stream, 1000.0), kernels(stream, 1.0)
+    for variant in (fast, slow, fast, slow):
+        clock.time(variant, 0)
+    grown = SPIN_MARGIN * 8000.0
+    assert stream.spins == [FIRST_SPIN_US, FIRST_SPIN_US, grown, grown]
+
+
+def test_a_variant_that_was_slow_once_is_not_waited_for_again() -> None:
+    """Its first run compiles: were every spin as long, a layer's 21 rounds would take a minute more."""
+    stream = SimulatedStream()
+    host_us = iter([1e6, 1.0, 1.0, 1.0])
+    compiling, other = kernels(stream, 1.0), kernels(stream, 1.0)
+    compiling = replace(compiling, forward=lambda repeat: [stream.run(1, next(host_us), 1.0), repeat][1])
     clock = GpuClock(stream)
-    for launch_us in (1.0, 1000.0, 1.0, 1000.0, 2000.0, 0.0):
-        clock.time(kernels(stream, launch_us), 0)
-    grown, more = SPIN_MARGIN * 8000.0, SPIN_MARGIN * 16000.0
-    assert stream.spins == [FIRST_SPIN_US, FIRST_SPIN_US, grown, grown, grown, more]
+    for repeat in range(3):
+        clock.time(compiling, repeat)
+        clock.time(other, repeat)
+    assert [spin_us > 1e6 for spin_us in stream.spins] == [False, True, True, False, False, False]
 
 
 def test_the_spin_is_long_enough_for_the_slowest_rank() -> None:
