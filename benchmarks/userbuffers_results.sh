@@ -20,8 +20,18 @@ sweep() {
 grid=(operator=qkv,proj,fc1,fc2 method=bulk,ring_exchange,pipeline num_sm=1,2,3,4,6,8,10,12,16,20,24,28,32 profile=best)
 layers=(workload=layer 'layer.variants=[none,default,ring_exchange,rs_dgrad]' profile=none)
 
+# NAME PRECISION: what that sweep chose, on the whole layer.
+tuned() {
+  local file=$out/$1/optimal_tp_comm_overlap_cfg.yaml
+  sweep "$1_layer" workload=layer model=llama3_70b precision="$2" profile=none \
+    "layer.variants=[none,default,ring_exchange,rs_dgrad,file:$file]"
+}
+
 sweep llama3_70b backend=transformer_engine model=llama3_70b "${grid[@]}"
+tuned llama3_70b bf16
 sweep layers "${layers[@]}" model=llama3_70b,llama3_405b precision=bf16,fp8_delayed
 sweep repetitions repetition=0,1,2,3,4 backend=transformer_engine,megatron model=llama3_70b \
   operator=qkv,proj,fc1,fc2 method=ring_exchange num_sm=4 profile=none
 sweep qwen3_0_6b backend=transformer_engine model=qwen3_0_6b "${grid[@]}"
+sweep llama3_70b_fp8 backend=transformer_engine model=llama3_70b precision=fp8_delayed "${grid[@]}"
+tuned llama3_70b_fp8 fp8_delayed

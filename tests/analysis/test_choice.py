@@ -143,10 +143,22 @@ def test_a_default_that_several_points_carry_counts_once(tmp_path: Path) -> None
     assert default.time_us == pytest.approx(185.0)
 
 
-@pytest.mark.parametrize(("default_us", "wins"), [(120.0, True), (149.0, False), (180.0, False)])
-def test_a_default_that_beats_all_that_was_tried_is_known(tmp_path: Path, default_us: float, wins: bool) -> None:
-    default = default_timing(default_us, 200.0, spread_us=2.0)
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, 2.0, default))
+@pytest.mark.parametrize(
+    ("default_us", "spread_us", "wins"),
+    [
+        (120.0, 2.0, True),
+        (149.0, 2.0, False),
+        (180.0, 2.0, False),
+        # Without noise the margin decides.
+        (149.0, 0.0, True),
+        (149.5, 0.0, False),
+    ],
+)
+def test_a_default_that_beats_all_that_was_tried_is_known(
+    tmp_path: Path, default_us: float, spread_us: float, wins: bool
+) -> None:
+    default = default_timing(default_us, 200.0, spread_us=spread_us)
+    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, spread_us, default))
     assert choices(tmp_path)[2, "fc1", "bwd"].default_wins is wins
 
 
