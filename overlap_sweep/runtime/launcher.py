@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
@@ -28,7 +29,7 @@ def launch(
     job_overrides: Sequence[Sequence[str]],
     first_index: int,
 ) -> list[JobReturn]:
-    """Run every job; returns in the order of `job_overrides`, whatever the order of running.
+    """Run every job, one that occurs twice once; returns in the order of `job_overrides`, whatever that of running.
 
     UserError before anything is started when any job's configuration is wrong.
     """
@@ -37,14 +38,15 @@ def launch(
     # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
     log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
     jobs = [_compose(config, context, list(given), first_index + i) for i, given in enumerate(job_overrides)]
-    world_sizes = [space.world_size(resolve(_without_hydra(job))) for job in jobs]
-    _check_names(jobs)
+    points = [resolve(_without_hydra(job)) for job in jobs]
+    to_run = _first_of_same(jobs, points)
+    distinct = sorted(dict.fromkeys(to_run), key=lambda index: space.world_size(points[index]))
     sweep_directory = Path(str(config.hydra.sweep.dir))
     sweep_directory.mkdir(parents=True, exist_ok=True)
     share_pool(sweep_directory)
     returned: dict[int, JobReturn] = {}
-    with progress(len(jobs), outcomes):
-        for index in sorted(range(len(jobs)), key=world_sizes.__getitem__):
+    with progress(len(distinct), outcomes):
+        for index in distinct:
             returned[index] = run_job(
                 hydra_context=context,
                 task_function=task,
@@ -53,7 +55,7 @@ def launch(
                 job_subdir_key="hydra.sweep.subdir",
             )
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    return [returned[index] for index in range(len(jobs))]
+    return [returned[index] for index in to_run]
 
 
 def _compose(config: DictConfig, context: HydraContext, overrides: list[str], index: int) -> DictConfig:
@@ -68,12 +70,21 @@ def _without_hydra(job: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
 
 
-def _check_names(jobs: list[DictConfig]) -> None:
-    """Two points in one directory would overwrite each other."""
-    seen: dict[str, int] = {}
+def _first_of_same(jobs: Sequence[DictConfig], points: Sequence[Mapping[str, Any]]) -> list[int]:
+    """For each job the first that is the same point: a sweeper that samples may draw one twice.
+
+    UserError for jobs that differ and share a directory; they would overwrite each other.
+    """
+    first: dict[str, int] = {}
+    found = []
     for index, job in enumerate(jobs):
         HydraConfig.instance().set_config(job)
-        name = str(job.hydra.sweep.subdir)
-        if name in seen:
-            raise UserError(f"jobs {seen[name]} and {index} of the sweep are the same point, {name}; remove one.")
-        seen[name] = index
+        directory = str(job.hydra.sweep.subdir)
+        earlier = first.setdefault(directory, index)
+        if points[index] != points[earlier]:
+            raise UserError(
+                f"jobs {earlier} and {index} of the sweep differ and would both be written to {directory}; "
+                "give a hydra.sweep.subdir that tells them apart."
+            )
+        found.append(earlier)
+    return found

@@ -238,10 +238,21 @@ def test_one_point_without_multirun_and_hydras_basic_launcher(tmp_path: Path) ->
     assert [result.status for result in launch.results().values()] == ["ok", "ok"]
 
 
-def test_the_same_point_twice_is_refused(tmp_path: Path) -> None:
-    done = Launch(tmp_path).run("-m", "num_sm=2,2", *SMALL)
+def test_the_same_point_twice_is_measured_once(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    done = launch.run("-m", "num_sm=2,4,2", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "[2/2] ok" in done.stdout
+    assert len(launch.results()) == 2
+
+
+def test_two_points_in_one_directory_are_refused(tmp_path: Path) -> None:
+    done = Launch(tmp_path).run("-m", "num_sm=2,4", "hydra.sweep.subdir=here", *SMALL)
     assert done.returncode == 1
-    assert "are the same point" in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "error: jobs 0 and 1 of the sweep differ and would both be written to here; "
+        "give a hydra.sweep.subdir that tells them apart."
+    )
 
 
 def test_optuna_minimises_the_objective_unchanged(tmp_path: Path) -> None:
