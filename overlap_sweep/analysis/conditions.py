@@ -29,7 +29,7 @@ class GpuConditions:
 
 
 def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
-    """None where nothing was recorded: on a CPU, or without NVML."""
+    """None where nothing was recorded: on a CPU, without NVML, or of a GPU that does not tell."""
     found = [
         (point.name, gpu)
         for point in points
@@ -39,10 +39,12 @@ def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
     ]
     if not found:
         return None
-    temperatures = [gpu["temperature_c"] for _, gpu in found]
-    clocks = [gpu["sm_clock_mhz"] for _, gpu in found]
+    temperatures = [gpu["temperature_c"] for _, gpu in found if "temperature_c" in gpu]
+    clocks = [gpu["sm_clock_mhz"] for _, gpu in found if "sm_clock_mhz" in gpu]
+    if not temperatures or not clocks:
+        return None
     slowed = {
-        reason: list(dict.fromkeys(name for name, gpu in found if int(gpu["throttle_reasons"]) & bit))
+        reason: list(dict.fromkeys(name for name, gpu in found if int(gpu.get("throttle_reasons", 0)) & bit))
         for bit, reason in SLOWDOWNS.items()
     }
     return GpuConditions(

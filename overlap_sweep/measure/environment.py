@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -82,13 +84,19 @@ def _nvml_handles(count: int) -> list[Any]:
 
 
 def _gpu_conditions(handle: Any) -> dict[str, float]:
-    return {
-        "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-        "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-        "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    """Without what the GPU does not tell: parts of one (MIG) and virtual ones know less."""
+    queries: dict[str, Callable[[], float]] = {
+        "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
     }
+    told = {}
+    for name, query in queries.items():
+        with contextlib.suppress(pynvml.NVMLError_NotSupported):
+            told[name] = query()
+    return told
 
 
 def _version(package: str) -> str | None:
