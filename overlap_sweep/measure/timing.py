@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -26,26 +27,27 @@ def time_variants(
 ) -> dict[str, Samples]:
     """Time every variant `repeats` times, in turns that rotate, so that drift and order hit all alike.
 
+    Turns are numbered through, so that none finds in a cache the input that another variant has just read.
     Collective over the ranks. With `ranks.world_size` 1 nobody else is waited for.
     """
     clock = clock or clock_for(ranks)
-    names = list(variants)
-    for repeat in range(warmup):
+    names, number = list(variants), count()
+    for _ in range(warmup):
         for name in names:
-            _take_turn(clock, variants[name], repeat)
+            _take_turn(clock, variants[name], next(number))
     measured: dict[str, list[Turn]] = {name: [] for name in names}
     for repeat in range(repeats):
-        turn = repeat % len(names)
-        for name in names[turn:] + names[:turn]:
-            measured[name].append(_take_turn(clock, variants[name], warmup + repeat))
+        first = repeat % len(names)
+        for name in names[first:] + names[:first]:
+            measured[name].append(_take_turn(clock, variants[name], next(number)))
     return {name: _over_ranks(turns, ranks) for name, turns in measured.items()}
 
 
-def _take_turn(clock: Clock, variant: Variant, repeat: int) -> Turn:
+def _take_turn(clock: Clock, variant: Variant, number: int) -> Turn:
     if variant.prepare:
         variant.prepare()
-        clock.time(variant, repeat)
-    return clock.time(variant, repeat)
+        clock.time(variant, number)
+    return clock.time(variant, number)
 
 
 def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:

@@ -14,7 +14,7 @@ Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Variant:
-    """Passes that follow each other. `forward` and `backward` take the repeat's number, to rotate their inputs by."""
+    """Passes that follow each other. `forward` and `backward` take the turn's number, to rotate their inputs by."""
 
     forward: Forward
     """-> what `backward` needs: the output."""

@@ -23,7 +23,8 @@ from overlap_sweep.workloads.seeding import stream
 
 L2_BYTES = 128 * 2**20
 """More than any GPU's L2 cache: inputs rotate through at least this much memory."""
-MOST_INPUTS = 8
+MOST_INPUTS = 64
+"""Of 2 MiB, which is a small model's at TP=8."""
 KEPT_BENCHES = 8
 """A sweep over the four operators and two backends or precisions finds each one's still there."""
 TP1_REPEATS = 7
