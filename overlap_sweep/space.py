@@ -158,6 +158,12 @@ USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
 """What Transformer Engine 2.20 gives to a method by default. They are always given explicitly: initialize_ub takes a
 missing knob from the default of the slot, which may be that of another method."""
 
+USERBUFFERS_MOST_SMS = 32
+"""Its kernels count their blocks up to this number and tell the other ranks then: more blocks may tell too early."""
+USERBUFFERS_RANKS = (2, 4, 8)
+"""The sizes of group that its kernels for bulk and pipeline are compiled for; with another nothing is launched at all,
+without a word. A ring exchange copies between neighbours and takes any."""
+
 _ALWAYS_SHOWN = ("method", "aggregate", "num_splits")
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import models, space
+from overlap_sweep import models, overlap_cfg, space
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.models import LinearShape
 
@@ -44,10 +44,11 @@ def userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
     fp8 = point["precision"].startswith("fp8")
     if fp8 and (reason := _fp8_refusal(shape)):
         return reason
-    for slot, setting in space.settings(point).items():
+    settings = space.settings(point)
+    for slot, setting in settings.items():
         if reason := _setting_refusal(slot, setting, point, shape):
             return reason
-    return None
+    return overlap_cfg.slots_refusal(settings)
 
 
 def _fp8_refusal(shape: LinearShape) -> str | None:
@@ -61,6 +62,11 @@ def _fp8_refusal(shape: LinearShape) -> str | None:
 
 def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, Any], shape: LinearShape) -> str | None:
     phase = slot.partition("_")[2]
+    method, tp_size = setting["method"], point["tp_size"]
+    if method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
+        return f"userbuffers have no kernels for {method} on tp_size={tp_size}; they are for 2, 4 and 8 ranks"
+    if setting.get("aggregate") and tp_size % 2:
+        return f"aggregate joins the chunks of two neighbours, and tp_size={tp_size} is odd"
     fp8 = point["precision"].startswith("fp8")
     if setting.get("atomic_gemm"):
         if not fp8:
@@ -100,7 +106,7 @@ def default_knobs(method: str) -> Mapping[str, Any]:
 
 
 def has_default(point: Mapping[str, Any]) -> bool:
-    return bool(point["tp_size"] > 1)
+    return point["tp_size"] in space.USERBUFFERS_RANKS
 
 
 def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
@@ -118,8 +124,8 @@ def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[st
 def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
     from overlap_sweep.backends.transformer_engine import userbuffers
 
-    if purpose in ("point", "default"):
-        settings = space.settings(point) if purpose == "point" else {}
+    settings = space.settings(point) if purpose == "point" else {}
+    if settings or purpose == "default":
         userbuffers.initialize(userbuffers.Userbuffers.of(point, settings))
 
 

@@ -5,6 +5,7 @@ They print from C++; the worker has standard output redirected to the point's lo
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,9 @@ class Userbuffers:
         )
 
 
+_BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
+"""In the library's own RuntimeErrors: something went wrong, where the others say that something is not supported."""
+
 _current: Userbuffers | None = None
 
 
@@ -73,6 +77,8 @@ def initialize(wanted: Userbuffers) -> None:
                 bootstrap_backend=wanted.bootstrap_backend,
             )
     except (ValueError, AssertionError, RuntimeError) as error:
+        if isinstance(error, (torch.OutOfMemoryError, dist.DistError)) or _BROKEN.search(str(error)):
+            raise
         base.destroy_ub()
         reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise Refused(f"Transformer Engine: {reason}") from error

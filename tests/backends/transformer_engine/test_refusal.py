@@ -207,3 +207,31 @@ def test_parameters_of_every_operator(operator: str, model: dict[str, Any], name
     assert shapes["weight"] == shape.weight_shape
     assert shapes.get("bias", (shape.weight_shape[0],)) == (shape.weight_shape[0],)
     assert shapes.get("layer_norm_weight", (256,)) == (256,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_sm": 33}, "num_sm=33 is more than the 32 that userbuffers take"),
+        ({"tp_size": 3}, "userbuffers have no kernels for bulk on tp_size=3; they are for 2, 4 and 8 ranks"),
+        (
+            {"tp_size": 6, "operator": "fc2", "method": "pipeline"},
+            "userbuffers have no kernels for pipeline on tp_size=6",
+        ),
+        (
+            {"tp_size": 3, "phase": "fprop", "method": "ring_exchange", "aggregate": True},
+            "aggregate joins the chunks of two neighbours, and tp_size=3 is odd",
+        ),
+        ({"num_sm": 32}, None),
+        ({"tp_size": 3, "phase": "fprop", "method": "ring_exchange", "aggregate": False}, None),
+        ({"tp_size": 6, "phase": "fprop", "method": "ring_exchange", "aggregate": True}, None),
+    ],
+)
+def test_what_the_kernels_of_userbuffers_are_made_for(changes: dict[str, Any], reason: str | None) -> None:
+    refused = transformer_engine.refusal(gpu_point(**{"workload": {"tokens": 96}, **changes}))
+    assert refused is None if reason is None else reason in str(refused)
+
+
+@pytest.mark.parametrize(("tp_size", "expected"), [(1, False), (2, True), (3, False), (4, True), (6, False), (8, True)])
+def test_the_librarys_default_has_bulk_and_pipeline(tp_size: int, expected: bool) -> None:
+    assert transformer_engine.has_default(gpu_point(tp_size=tp_size)) is expected

@@ -137,14 +137,37 @@ def fail(ranks: Ranks, error: Exception) -> dict[str, Any]:
         (ValueError("At fc1_fprop, that is not supported."), "At fc1_fprop, that is not supported."),
         (AssertionError("first line\nsecond line"), "first line"),
         (
-            RuntimeError("/src/userbuffers.cu:42 in function f: CUDA Error\n\nmore"),
-            "/src/userbuffers.cu:42 in function f: CUDA Error",
+            RuntimeError("/src/comm_gemm_overlap.cpp:42 in function f: Assertion failed: atomic_gemm\n\nmore"),
+            "/src/comm_gemm_overlap.cpp:42 in function f: Assertion failed: atomic_gemm",
         ),
     ],
 )
 def test_what_the_library_refuses_is_refused_in_its_words(error: Exception, text: str) -> None:
     expected = {"text": f"Transformer Engine: {text}", "initialized": False, "nothing to destroy": True, "again": True}
     assert run_ranks(2, fail, error) == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no more"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("[/src/userbuffers-host.cpp:42] CUDA Error: out of memory"),
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp"),
+    ],
+)
+def test_what_went_wrong_is_no_refusal(error: Exception) -> None:
+    assert run_ranks(1, goes_wrong, error) == [type(error).__name__]
+
+
+def goes_wrong(ranks: Ranks, error: Exception) -> str:
+    base = install_fake_library()
+    from overlap_sweep.backends.transformer_engine import userbuffers
+
+    base.fails_with = error
+    with pytest.raises(type(error)) as raised:
+        userbuffers.initialize(wanted(BULK))
+    return type(raised.value).__name__
 
 
 def test_an_error_without_a_word_is_refused_too() -> None:
