@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.backends.transformer_engine import userbuffers
 from overlap_sweep.backends.transformer_engine.layers import build_layer, run_layer
-from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate
+from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate, freeze, kept_apart
 from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
+from overlap_sweep.errors import Refused
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.ranks import Ranks
@@ -28,21 +29,25 @@ LEARNING_RATE = 1e-4
 
 def layer_bench(
     point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
-) -> dict[str, Variant]:
-    """By name. Collective."""
+) -> tuple[dict[str, Variant], dict[str, str]]:
+    """By name, the variants, and why the library refuses the others. Collective."""
     tp_group, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
     tp_rank = ranks.rank % point["tp_size"]
-    variants = {}
+    variants, refused = {}, {}
     for name in names:
         config = configs.get(name)
         prepare = _prepare(point, config)
-        prepare()
+        try:
+            prepare()
+        except Refused as reason:
+            refused[name] = str(reason)
+            continue
         torch.manual_seed(stream_seed(point["workload"]["seed"], "parameters", tp_rank))
         group = SilentGroup(tp_rank, point["tp_size"]) if name == "floor" else tp_group
         module, input_shape = build_layer(point, group, config.switches if config else {})
         replicas = None if name == "floor" else dp_group
         variants[name] = _variant(point, module, input_shape, group, replicas, prepare, ranks)
-    return variants
+    return variants, refused
 
 
 @cache
@@ -88,16 +93,17 @@ def _variant(
     module = DistributedDataParallel(layer, process_group=replicas) if replicas is not None else layer
     optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE) if training else None
     gradients: list[Tensor] = []
-    first = True
+    # Training updates the scales in every step; without it they are frozen once found.
+    select_scales = kept_apart() if training else None
 
-    def forward(repeat: int) -> Tensor:
-        nonlocal first
+    def forward(repeat: int, first: bool = training) -> Tensor:
+        if select_scales:
+            select_scales()
         x = inputs[repeat % INPUTS]
         for tensor in (x, *parameters.values()):
             tensor.grad = None
         with autocast(precision, group):
-            output = run_layer(module, x, first or training)
-        first = False
+            output = run_layer(module, x, first)
         if not gradients:
             gradients.extend(_draw(tuple(output.shape), generator) for _ in range(INPUTS))
         return output
@@ -108,10 +114,10 @@ def _variant(
         found = {"input": x.grad, **{name: parameter.grad for name, parameter in parameters.items()}}
         return {f"{name}_grad": gradient for name, gradient in found.items() if gradient is not None}
 
-    variant = Variant(forward, backward, optimizer.step if optimizer else None, prepare)
+    calibrate(precision, lambda: backward(0, forward(0, first=True)))
     if not training:
-        calibrate(precision, lambda: backward(0, forward(0)))
-    return variant
+        freeze()
+    return Variant(forward, backward, optimizer.step if optimizer else None, prepare)
 
 
 def _draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

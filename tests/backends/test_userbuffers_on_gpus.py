@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from overlap_sweep import models
+from overlap_sweep.backends import transformer_engine
+from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import Result
 from overlap_sweep.space import LAYER_KINDS
+from overlap_sweep.workloads.bench import draw_parameters
+from tests.points import gpu_point
 from tests.sweeps import Launch
 
 SMALL_MODEL = ("model=llama3_8b", "workload.tokens=2048", "workload.repeats=5", "tp_size=2", "profile=none")
@@ -83,6 +89,49 @@ def test_the_variants_of_a_layer_agree(tmp_path: Path) -> None:
         assert not result.warnings
         assert list(result.variants) == ["none", "default", "bulk", "ring_exchange", "split", "rs_dgrad", "floor"]
         assert str(result.attention_backend).startswith(("fused", "flash"))
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_current"])
+def test_variants_that_train_keep_their_scales_apart(tmp_path: Path, precision: str) -> None:
+    variants = "layer.variants=[none,default,ring_exchange]"
+    given = ("workload=layer", variants, "layer.training=true", f"precision={precision}")
+    (result,) = sweep(tmp_path, *given).values()
+    assert result.status == "ok", result.error
+    assert not result.warnings
+    assert set(result.variants["default"].times) == {"fwd", "bwd", "step", "all"}
+
+
+@pytest.mark.gpu(count=2)
+def test_a_variant_that_cannot_run_is_left_out(tmp_path: Path) -> None:
+    given = ("workload=layer", "layer.variants=[none,default,atomic]", "precision=fp8_delayed")
+    (result,) = sweep(tmp_path, *given).values()
+    assert result.status == "ok", result.error
+    assert list(result.variants) == ["none", "default", "floor"]
+    assert ["atomic was not measured" in warning for warning in result.warnings] == [True]
+
+
+@pytest.mark.gpu(count=2)
+def test_one_rank_needs_no_userbuffers(tmp_path: Path) -> None:
+    given = ("backend=transformer_engine,megatron", "operator=qkv,fc2", "method=none", "tp_size=1")
+    results = sweep(tmp_path, *given)
+    assert [result.status for result in results.values()] == ["ok"] * 4
+
+
+@pytest.mark.gpu(count=1)
+@pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_current"])
+def test_weights_in_fp8_are_rounded_with_their_scale(precision: str) -> None:
+    """With a scale of 1 they are so small here that every eighth would be zero, and the output off by a tenth."""
+    sizes = {"hidden_size": 1024, "ffn_hidden_size": 28672}
+    point = gpu_point(tp_size=1, operator="fc2", method="none", model=sizes, workload={"tokens": 512})
+    ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point["model"], "fc2", 512, 1)
+    parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
+    x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
+    rounded, exact = (
+        transformer_engine.build({**point, "precision": name}, "none", ranks, parameters).forward(x).detach().float()
+        for name in (precision, "bf16")
+    )
+    assert (rounded - exact).norm() / exact.norm() < 0.05
 
 
 @pytest.mark.gpu(count=2)

@@ -53,7 +53,7 @@ def megatron_module(
     module = make(shape.in_features, shape.out_features, **arguments)
 
     def forward(x: Tensor, first: bool) -> Tensor:
-        # The layer keeps account of the first microbatch by itself.
+        module.is_first_microbatch = first
         output, _bias = module(x)
         return output
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from overlap_sweep import models, space
 from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate
+from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate, freeze
 from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
 from overlap_sweep.backends.transformer_engine.switches import Switches, operator_switches
 from overlap_sweep.models import LinearShape
@@ -45,21 +45,19 @@ def build(
     for name, parameter in parameters.items():
         setattr(module, name, parameter)
     assert {name for name, _ in module.named_parameters()} == set(parameters)
-    first = True
 
-    def forward(x: Tensor) -> Tensor:
-        nonlocal first
+    def forward(x: Tensor, first: bool = False) -> Tensor:
         with autocast(point["precision"], group):
-            y = module_forward(x, first)
-        first = False
-        return y
+            return module_forward(x, first)
 
     linear = ParallelLinear(forward, parameters, shape.input_shape, shape.output_shape)
-    calibrate(point["precision"], _step(linear, point["workload"]["seed"] + ranks.rank))
+    seed = point["workload"]["seed"] + ranks.rank
+    calibrate(point["precision"], _step(linear, partial(forward, first=True), seed))
+    freeze()
     return linear
 
 
-def _step(linear: ParallelLinear, seed: int) -> Callable[[], object]:
+def _step(linear: ParallelLinear, forward: Callable[[Tensor], Tensor], seed: int) -> Callable[[], object]:
     """A forward and backward on random input."""
 
     def step() -> object:
@@ -68,7 +66,7 @@ def _step(linear: ParallelLinear, seed: int) -> Callable[[], object]:
         draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
         x = torch.randn(linear.input_shape, **draw).requires_grad_()
         gradient = torch.randn(linear.output_shape, **draw)
-        return torch.autograd.grad(linear.forward(x), (x, *linear.parameters.values()), gradient)
+        return torch.autograd.grad(forward(x), (x, *linear.parameters.values()), gradient)
 
     return step
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch.distributed as dist
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
-from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalStateManager
 
-CALIBRATION_STEPS = 3
-"""The first step runs with scales of 1, the second with those of the first step's activations; the gradients' come
-one step later."""
+CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
+"""Delayed scaling runs its first step with scales of 1, the second with those of the first step's weights and
+activations; the gradients' come one step later. Every FP8 layer quantises its weights at least once."""
 
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
@@ -31,12 +31,32 @@ def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContext
 
 
 def calibrate(precision: str, step: Callable[[], object]) -> None:
-    """Run `step`, a forward and backward, until delayed scaling has its scales; then leave them alone.
+    """Run `step`, a forward and backward that quantises the weights, until they and the scales are what they should be.
 
-    Afterwards no step updates them or reduces them over the ranks: Megatron-LM does that once for a whole model, so
-    it is no part of one operator's time. Two layers calibrated on the same inputs compute with the same scales.
+    Two layers calibrated on the same inputs compute with the same scales.
     """
-    if precision == "fp8_delayed":
-        for _ in range(CALIBRATION_STEPS):
-            step()
-        FP8GlobalStateManager.reset()
+    for _ in range(CALIBRATION_STEPS.get(precision, 0)):
+        step()
+
+
+def freeze() -> None:
+    """Leave all scales as they are.
+
+    No step updates them any more or reduces them over the ranks: Megatron-LM does that once for a whole model, so it is
+    no part of one operator's time. Layers enter themselves for updates in their first forward only, and the library
+    forgets them here.
+    """
+    FP8GlobalStateManager.reset()
+
+
+def kept_apart() -> Callable[[], None]:
+    """-> what to call before each forward of one layer, so that only its own scales are updated with it.
+
+    The library updates those of every layer in the process at once, as those of one model.
+    """
+    state = FP8GlobalState()
+
+    def select() -> None:
+        FP8GlobalStateManager.quantization_state = state
+
+    return select
