@@ -101,9 +101,9 @@ class Layer:
     own reduce-scatter by ring exchange instead of the bulk overlaps); `atomic` (ring exchange of one atomic GEMM).
     `floor`, the same layer without communication, is always measured too. null: none, and what the next three say."""
     comm_overlap: bool = True
-    """false: `none` alone."""
+    """false: `none` alone, whatever else is given."""
     tp_comm_overlap_cfg: str | None = None
-    """A file to overlap by instead of the default."""
+    """A file to overlap by instead of the default; in `variants` it is `file:<path>`."""
     ub_overlap_rs_dgrad: bool = False
     """`rs_dgrad` instead of the default."""
     num_replicas: int = ranged(1, 1, 1024)

@@ -31,6 +31,14 @@ SWITCH_DEFAULTS = {
 
 _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
 
+_HEAD_OF_OPERATOR = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).
+# The operator's slots that are not here were not overlapped: their overlap was switched off in its layer.
+"""
+_HEAD_OF_LAYER = """# What initialize_ub was given, and what the layer was, in the names of Megatron-Core's switches:
+"""
+_TAIL_OF_LAYER = """# A slot that is not here ran at Transformer Engine's default where its switch is on.
+"""
+
 _COUNTS = ("num_sm", "num_splits", "cga_size")
 _MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
 
@@ -42,6 +50,7 @@ class OverlapConfig:
     slots: dict[str, space.Setting] = field(default_factory=dict)
     """initialize_ub's `ub_cfgs`; a slot that is not in it runs at the library's default where its switch is on."""
     switches: dict[str, bool] = field(default_factory=lambda: dict(SWITCH_DEFAULTS))
+    """Empty for a single operator: its other slots are not overlapped."""
 
 
 def read(path: Path) -> OverlapConfig:
@@ -56,8 +65,8 @@ def read(path: Path) -> OverlapConfig:
     slots = {} if slots is None else slots
     if not isinstance(slots, dict) or not all(isinstance(setting, dict) for setting in slots.values()):
         raise UserError(f"{path} is no tp_comm_overlap_cfg; it should map slots such as fc1_dgrad to their settings.")
-    if reason := slots_refusal(slots):
-        raise UserError(f"{path}: {reason}.")
+    if mistake := _mistake(slots):
+        raise UserError(f"{path}: {mistake}.")
     named = {name: value == "true" for name, value in _SWITCH_COMMENT.findall(text) if name in SWITCH_DEFAULTS}
     switches = {**SWITCH_DEFAULTS, **named}
     if scatters_dgrad(slots) and "tp_comm_overlap_rs_dgrad" not in named:
@@ -65,8 +74,15 @@ def read(path: Path) -> OverlapConfig:
     return OverlapConfig(slots, switches)
 
 
-def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why Transformer Engine would not take these slots, or None."""
+def text(config: OverlapConfig) -> str:
+    """The file that `read` reads."""
+    switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
+    head = _HEAD_OF_LAYER + switches + _TAIL_OF_LAYER if switches else _HEAD_OF_OPERATOR
+    return head + yaml.safe_dump(config.slots, sort_keys=False)
+
+
+def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What is no slot, knob or value at all, or None."""
     for slot, setting in slots.items():
         if slot not in space.SLOTS:
             return f"{slot} is no slot; they are {', '.join(slot for slot, methods in space.SLOTS.items() if methods)}"
@@ -75,14 +91,24 @@ def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
         unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
         if unknown:
             return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
-        method = setting.get("method")
-        if method is not None and method not in space.SLOTS[slot]:
-            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {method}"
+        if "method" in setting and setting["method"] not in space.METHODS:
+            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {setting['method']}"
         for knob, value in setting.items():
             if knob != "method" and not isinstance(value, int):
                 return f"{slot}: {knob}={value} is no number, true or false"
             if knob in _COUNTS and value < 1:
                 return f"{slot}: {knob}={value} is less than 1"
+    return None
+
+
+def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why Transformer Engine would not take these slots, or None."""
+    for slot, setting in slots.items():
+        method = setting.get("method")
+        if method is not None and method not in space.SLOTS[slot]:
+            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {method}"
+        if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
+            return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers take"
     for operator in ("qkv", "fc1"):
         if _scatters(slots, operator) and f"{operator}_wgrad" in slots:
             method = slots[f"{operator}_dgrad"]["method"]
@@ -106,12 +132,31 @@ def _scatters(slots: Mapping[str, Mapping[str, Any]], operator: str) -> bool:
 def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(space.OPERATORS)) -> str | None:
     """Why a layer that has these operators cannot run these slots under these switches, or None."""
     switches = config.switches
-    if not (switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]):
+    if not switches["tp_comm_overlap"]:
         return None
     for operator in (operator for operator in ("qkv", "fc1") if operator in operators):
-        if not switches[f"tp_comm_overlap_disable_{operator}"] and not _scatters(config.slots, operator):
+        scatters = _scatters(config.slots, operator)
+        off = f"tp_comm_overlap_disable_{operator}"
+        wanted = switches["tp_comm_overlap_rs_dgrad"] and not switches[off]
+        if wanted and not scatters:
             return (
                 f"tp_comm_overlap_rs_dgrad holds for qkv and fc1 alike, and {operator}_dgrad is not set to "
                 "ring_exchange or pipeline"
             )
+        if scatters and not wanted and switches["tp_comm_bulk_dgrad"]:
+            switch = f"{off} is on" if switches[off] else "tp_comm_overlap_rs_dgrad is off"
+            return (
+                f"{switch}, so that {operator}_dgrad overlaps in bulk, and its buffers are set up for "
+                f"{config.slots[f'{operator}_dgrad']['method']}"
+            )
     return None
+
+
+def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
+    """Whether any overlap of a layer that has these operators is switched on."""
+    switches = config.switches
+    column = not {"qkv", "fc1"}.isdisjoint(operators)
+    row = not {"proj", "fc2"}.isdisjoint(operators)
+    on = switches["tp_comm_overlap_ag"] or (row and switches["tp_comm_overlap_rs"])
+    of_column = ("tp_comm_overlap_rs_dgrad", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")
+    return switches["tp_comm_overlap"] and (on or (column and any(switches[name] for name in of_column)))

@@ -92,8 +92,9 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     """What a reader must know before believing the numbers, one sentence each."""
     objective_us: float | None = None
     """What a sweeper minimises: the median time of the passes that the point is about."""
-    relative_error: dict[str, float] = {}
-    """Largest difference from the operator without overlap over the largest magnitude there: output, gradients."""
+    relative_error: dict[str, float | None] = {}
+    """Largest difference from the operator without overlap over the largest magnitude there: output, gradients; null
+    where it is infinite. Of a failed layer by variant and tensor."""
     launch_bound: bool = False
     """The host could not enqueue as fast as the GPU ran: the times say nothing about the GPU."""
     environment: dict[str, Any] = {}

@@ -14,7 +14,6 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.runtime.point import settings_yaml
 from tests.analysis.run_directories import config, pass_times, write_point
 from tests.report.sweeps import write_sweep
 
@@ -114,8 +113,18 @@ def test_a_report_of_a_scattering_dgrad_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slots", [SLOTS, {}])
-def test_what_a_point_was_given_comes_back(tmp_path: Path, slots: dict[str, space.Setting]) -> None:
-    assert overlap_cfg.read(written(tmp_path, settings_yaml(slots).decode())).slots == slots
+@pytest.mark.parametrize("switches", [SWITCH_DEFAULTS, {name: not on for name, on in SWITCH_DEFAULTS.items()}])
+def test_what_a_layer_was_given_comes_back(
+    tmp_path: Path, slots: dict[str, space.Setting], switches: dict[str, bool]
+) -> None:
+    config = OverlapConfig(slots, switches)
+    assert overlap_cfg.read(written(tmp_path, overlap_cfg.text(config))) == config
+
+
+def test_of_what_an_operator_was_given_the_slots_come_back(tmp_path: Path) -> None:
+    text = overlap_cfg.text(OverlapConfig(SLOTS, {}))
+    assert "not here were not overlapped" in text
+    assert overlap_cfg.read(written(tmp_path, text)).slots == SLOTS
 
 
 @pytest.mark.parametrize(
@@ -127,7 +136,15 @@ def test_what_a_point_was_given_comes_back(tmp_path: Path, slots: dict[str, spac
         ("bulk", "is no tp_comm_overlap_cfg"),
         ("fc1_dgrad: bulk", "is no tp_comm_overlap_cfg"),
         ("fc1_dgrad:", "is no tp_comm_overlap_cfg"),
-        ("fc3_fprop: {method: bulk}", "fc3_fprop is no slot; they are qkv_fprop"),
+        ("fc3_fprop: {}", "no slot; they are qkv_fprop, qkv_dgrad, qkv_wgrad, proj_fprop, proj_dgrad, fc1_fprop"),
+        ("proj_wgrad: {method: bulk}", "proj_wgrad rides on its dgrad and cannot be configured; leave it out"),
+        ("fc2_wgrad: {}", "fc2_wgrad rides on its dgrad"),
+        ("fc1_dgrad: {method: bulk, sms: 4}", "fc1_dgrad has no sms; its knobs are num_sm, aggregate"),
+        ("fc1_dgrad: {method: magic}", "fc1_dgrad takes bulk, ring_exchange, pipeline, not magic"),
+        ("fc2_fprop: {method: pipeline, num_sm: many}", "fc2_fprop: num_sm=many is no number"),
+        ("fc2_fprop: {method: pipeline, num_splits: [4]}", "fc2_fprop: num_splits=[4] is no number"),
+        ("fc2_fprop: {method: pipeline, aggregate: maybe}", "fc2_fprop: aggregate=maybe is no number"),
+        ("fc2_fprop: {method: pipeline, num_splits: 0}", "fc2_fprop: num_splits=0 is less than 1"),
         ("1: {method: bulk}", "1 is no slot"),
         ("fc1_fprop: {1: 2}", "fc1_fprop has no 1"),
         ("fc1_fprop: {1: 2, sms: 3}", "fc1_fprop has no 1, sms"),
@@ -164,13 +181,6 @@ def test_every_slot_takes_its_methods_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("slots", "says"),
     [
-        (
-            {"fc3_fprop": {}},
-            "no slot; they are qkv_fprop, qkv_dgrad, qkv_wgrad, proj_fprop, proj_dgrad, fc1_fprop",
-        ),
-        ({"proj_wgrad": {"method": "bulk"}}, "proj_wgrad rides on its dgrad and cannot be configured; leave it out"),
-        ({"fc2_wgrad": {}}, "fc2_wgrad rides on its dgrad"),
-        ({"fc1_dgrad": {"method": "bulk", "sms": 4}}, "fc1_dgrad has no sms; its knobs are num_sm, aggregate"),
         ({"fc1_fprop": {"method": "pipeline"}}, "fc1_fprop takes ring_exchange, not pipeline"),
         ({"proj_dgrad": {"method": "pipeline"}}, "proj_dgrad takes ring_exchange, not pipeline"),
         ({"fc2_fprop": {"method": "bulk"}}, "fc2_fprop takes ring_exchange, pipeline, not bulk"),
@@ -184,22 +194,16 @@ def test_every_slot_takes_its_methods_and_no_others() -> None:
         ),
     ],
 )
-def test_what_transformer_engine_would_not_take(slots: dict[str, dict[str, Any]], says: str) -> None:
-    assert says in str(overlap_cfg.slots_refusal(slots))
+def test_what_transformer_engine_would_not_take_is_read_all_the_same(
+    tmp_path: Path, slots: dict[str, dict[str, Any]], says: str
+) -> None:
+    assert says in str(overlap_cfg.slots_refusal(overlap_cfg.read(written(tmp_path, slots)).slots))
 
 
-@pytest.mark.parametrize(
-    ("knob", "value"), [("num_sm", "many"), ("num_splits", "four"), ("num_splits", [4]), ("aggregate", "maybe")]
-)
-def test_a_knob_that_is_no_number_is_refused(knob: str, value: Any) -> None:
-    reason = overlap_cfg.slots_refusal({"proj_fprop": {"method": "pipeline", knob: value}})
-    assert reason is not None
-    assert knob in reason
-
-
-def test_switches_of_knobs_may_be_numbers() -> None:
+def test_switches_of_knobs_may_be_numbers(tmp_path: Path) -> None:
     # As in Megatron-LM's and NeMo's own files.
-    assert overlap_cfg.slots_refusal({"fc2_fprop": {"method": "pipeline", "set_sm_margin": 1, "fp8_buf": 0}}) is None
+    slots = {"fc2_fprop": {"method": "pipeline", "set_sm_margin": 1, "fp8_buf": 0}}
+    assert overlap_cfg.read(written(tmp_path, slots)).slots == slots
 
 
 def test_knobs_without_a_method_are_the_defaults_of_the_slot() -> None:
@@ -219,7 +223,7 @@ ON, QKV_OFF, FC1_OFF = "tp_comm_overlap_rs_dgrad", "tp_comm_overlap_disable_qkv"
     ("slots", "switches", "lacking"),
     [
         ({}, {}, None),
-        ({"fc1_dgrad": RING}, {}, None),
+        ({"fc1_dgrad": RING}, {"tp_comm_bulk_dgrad": False}, None),
         ({"fc1_dgrad": RING, "qkv_dgrad": {"method": "pipeline"}}, {ON: True}, None),
         ({"fc1_dgrad": RING}, {ON: True}, "qkv_dgrad"),
         ({"qkv_dgrad": RING}, {ON: True}, "fc1_dgrad"),
@@ -236,3 +240,31 @@ def test_a_scattering_dgrad_holds_for_qkv_and_fc1_alike(
 ) -> None:
     reason = overlap_cfg.switches_refusal(OverlapConfig(slots, changed(**switches)))
     assert reason is None if lacking is None else f"{lacking} is not set to ring_exchange or pipeline" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("switches", "says"),
+    [
+        ({}, "tp_comm_overlap_rs_dgrad is off, so that fc1_dgrad overlaps in bulk"),
+        ({ON: True, FC1_OFF: True}, f"{FC1_OFF} is on, so that fc1_dgrad overlaps in bulk"),
+    ],
+)
+def test_a_scattering_dgrads_buffers_are_not_for_bulk(switches: dict[str, bool], says: str) -> None:
+    config = OverlapConfig({"fc1_dgrad": RING, "qkv_dgrad": RING}, changed(**switches))
+    assert says in str(overlap_cfg.switches_refusal(config, ["fc1"]))
+    assert overlap_cfg.switches_refusal(config, ["proj", "fc2"]) is None
+
+
+@pytest.mark.parametrize(
+    ("switches", "operators", "expected"),
+    [
+        ({}, ["proj"], True),
+        ({"tp_comm_overlap": False}, list(space.OPERATORS), False),
+        ({"tp_comm_overlap_ag": False, "tp_comm_overlap_rs": False}, ["proj"], False),
+        ({"tp_comm_overlap_ag": False, "tp_comm_overlap_rs": False}, ["qkv"], True),
+        ({"tp_comm_overlap_ag": False, "tp_comm_bulk_dgrad": False, "tp_comm_bulk_wgrad": False}, ["qkv"], False),
+        ({"tp_comm_overlap_ag": False, "tp_comm_bulk_dgrad": False, "tp_comm_bulk_wgrad": False}, ["fc1", "fc2"], True),
+    ],
+)
+def test_whether_a_layer_overlaps_at_all(switches: dict[str, bool], operators: list[str], expected: bool) -> None:
+    assert overlap_cfg.overlaps(OverlapConfig({}, changed(**switches)), operators) is expected

@@ -115,7 +115,7 @@ def _measured(point: Point, phase: str, common: Row) -> Row:
     operator, pass_name = point.config["operator"], space.PASS_OF_PHASE[phase]
     slot = space.slot(operator, phase)
     setting = point.result.settings.get(slot)
-    errors = point.result.relative_error.values()
+    errors = [math.inf if error is None else error for error in point.result.relative_error.values()]
     return {
         **common,
         "config_id": config_id(point.config["tp_size"], operator, phase, setting),
@@ -126,7 +126,7 @@ def _measured(point: Point, phase: str, common: Row) -> Row:
         **(setting or {}),
         **_times(point.result.times[pass_name]),
         "launch_bound": point.result.launch_bound,
-        "relative_error": max(errors) if errors else None,
+        "relative_error": max(errors, default=None),
     }
 
 

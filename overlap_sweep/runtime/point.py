@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import backends, models, space, workloads
+from overlap_sweep import backends, models, overlap_cfg, space, workloads
 from overlap_sweep.config import WORKLOAD_SCHEMAS, SweepConfig, check
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (
     LOG_FILE,
     RESULT_FILE,
@@ -35,9 +35,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
 }
 """What null stands for, by device."""
-SETTINGS_HEAD = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).
-# The operator's slots that are not here were not overlapped: their overlap was switched off in its layer.
-"""
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
@@ -88,35 +85,38 @@ def run_point(config: DictConfig, directory: Path) -> float:
 
 def _measure(point: dict[str, Any], directory: Path) -> Result:
     status: Status
+    relative_error: dict[str, float | None] = {}
     started = datetime.now(UTC).isoformat(timespec="seconds")
     workload = workloads.load(point["workload"]["name"])
-    given = workload.overlap_settings(point)
+    given = workload.overlap_configs(point)
     reason = workload.refusal(point)
     if reason:
         status, error = "skipped", reason
     else:
-        for variant, settings in given.items():
-            write_atomically(directory / settings_file(variant), settings_yaml(settings))
+        for variant, config in given.items():
+            write_atomically(directory / settings_file(variant), overlap_cfg.text(config).encode())
         with pool_for_point(directory) as pool:
             try:
                 reply = pool.run(point, directory)
                 status, error = reply["status"], reply.get("error")
+                relative_error = reply.get("relative_error", {})
             except GroupError as failure:
                 status, error = "timeout" if failure.timed_out else "failed", str(failure)
     if status == "ok":
         return read_result(directory / RESULT_FILE)
     if status != "skipped":
         error = "\n".join(filter(None, (error, _tail(directory / LOG_FILE))))
-    settings = given.get("", {})
-    result = Result(name=directory.name, point=point, status=status, error=error, settings=settings, started=started)
+    result = Result(
+        name=directory.name,
+        point=point,
+        status=status,
+        error=error,
+        settings=given.get("", OverlapConfig()).slots,
+        relative_error=relative_error,
+        started=started,
+    )
     write_result(directory, result)
     return result
-
-
-def settings_yaml(settings: Mapping[str, space.Setting]) -> bytes:
-    """tp_comm_overlap_cfg.yaml: what the backend is given, initialize_ub's `ub_cfgs` where it is userbuffers."""
-    entries = OmegaConf.to_yaml(OmegaConf.create(dict(settings))) if settings else "{}\n"
-    return (SETTINGS_HEAD + entries).encode()
 
 
 def _tail(log: Path) -> str:

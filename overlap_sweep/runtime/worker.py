@@ -19,6 +19,7 @@ import torch.distributed as dist
 from overlap_sweep import backends, run_directory, workloads
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.environment import conditions, environment
+from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import LOG_FILE, Result
 from overlap_sweep.runtime.channel import Channel
@@ -63,7 +64,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         except Refused as reason:
             return {"status": "skipped", "error": str(reason)}
         except WrongNumbers as error:
-            return {"status": "failed", "error": str(error), "sound": True}
+            return {"status": "failed", "error": str(error), "sound": True, "relative_error": error.relative_error}
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
@@ -73,7 +74,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             name=directory.name,
             point=point,
             status="ok",
-            settings=workload.overlap_settings(point).get("", {}),
+            settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
             environment=environment(ranks.device),
             conditions={"before": before, "after": after},
             started=started,

@@ -7,8 +7,8 @@
 `refusal(point)`
     Why the completed point makes no sense, or None.
 
-`overlap_settings(point)`
-    By variant, or for the whole point under "", what the backend is given, for the run directory.
+`overlap_configs(point)`
+    By variant, or for the whole point under "", what the backend is given: an OverlapConfig, for the run directory.
 
 `run(point, directory, ranks)`
     Called on every rank of the group: writes what belongs into the run directory, and returns the measured fields of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import models, overlap_cfg, space
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.errors import WrongNumbers
+from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import VariantTimes, trace_file
 from overlap_sweep.workloads import layer_variants
@@ -61,16 +61,27 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
         if reason or (reason := transformer_engine.userbuffers_refusal({**point, **unset})):
             return reason
-    for name, config in _configs(point).items():
-        if reason := _variant_refusal(point, config):
-            return f"{name}: {reason}"
+    refused = _refused(point)
+    if refused and len(refused) == len(_configs(point)):
+        return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
+
+
+def _refused(point: Mapping[str, Any]) -> dict[str, str]:
+    """By name, why variants that overlap cannot run."""
+    reasons = {name: _variant_refusal(point, config) for name, config in _configs(point).items()}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | None:
     if point["tp_size"] == 1:
         return "tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
-    operators = _OPERATORS_OF_KIND[point["layer"]["kind"]]
+    if point["tp_size"] not in space.USERBUFFERS_RANKS:
+        return f"userbuffers have no kernels for tp_size={point['tp_size']}; they are for 2, 4 and 8 ranks"
+    kind = point["layer"]["kind"]
+    operators = _OPERATORS_OF_KIND[kind]
+    if not overlap_cfg.overlaps(config, operators):
+        return f"it overlaps nothing in layer={kind}"
     if config.switches["tp_comm_overlap_disable_fc1"] and "fc1" in operators:
         return "Transformer Engine's layers cannot switch off fc1's overlap alone, as tp_comm_overlap_disable_fc1 asks"
     if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
@@ -84,9 +95,10 @@ def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | N
     return None
 
 
-def overlap_settings(point: Mapping[str, Any]) -> dict[str, Mapping[str, space.Setting]]:
-    """By variant, what initialize_ub is given."""
-    return {name: config.slots for name, config in _configs(point).items()}
+def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    """By variant that can run. One that cannot is left out, with a warning, as long as another can."""
+    refused = _refused(point)
+    return {name: config for name, config in _configs(point).items() if name not in refused}
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -95,15 +107,21 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.layer_bench import layer_bench
 
-    configs = _configs(point)
-    names = layer_variants.names(point["layer"])
+    refused = _refused(point)
+    names = [name for name in layer_variants.names(point["layer"]) if name not in refused]
     # `none` is what the others are checked against, also where the user did not ask for its time.
-    variants = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
+    to_build = list(dict.fromkeys(["none", *names]))
+    variants, refused_there = layer_bench(point, to_build, overlap_configs(point), ranks)
+    refused |= refused_there
+    configs = {name: config for name, config in overlap_configs(point).items() if name in variants}
+    if refused and not configs:
+        raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     reference = variants["none"] if "none" in names else variants.pop("none")
-    errors = _errors([name for name in names if name in configs], variants, reference, ranks)
+    errors = _errors(list(configs), variants, reference, ranks)
     wrong = _wrong(errors, tolerance(point))
+    wrong_errors = {f"{name} {tensor}": error for name in wrong for tensor, error in errors[name].items()}
     if wrong and len(wrong) == len(configs):
-        raise WrongNumbers(" ".join(wrong.values()))
+        raise WrongNumbers(" ".join(wrong.values()), wrong_errors)
     workload = point["workload"]
     right = {name: variant for name, variant in variants.items() if name not in wrong}
     samples = time_variants(right, ranks, workload["warmup"], workload["repeats"])
@@ -125,7 +143,12 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "launch_bound": any(times.launch_bound for times in found.values()),
         "traces": traces,
         "attention_backend": backend,
-        "warnings": [*wrong.values(), *attention_warnings(backend)],
+        "relative_error": wrong_errors,
+        "warnings": [
+            *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
+            *wrong.values(),
+            *attention_warnings(backend),
+        ],
     }
 
 

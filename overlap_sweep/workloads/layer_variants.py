@@ -10,6 +10,7 @@ from overlap_sweep import overlap_cfg, space
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.run_directory import settings_file
 
 NOT_OVERLAPPED = ("none", "floor")
 FILE = "file:"
@@ -19,8 +20,17 @@ _OFF = {**dict.fromkeys(overlap_cfg.SWITCH_DEFAULTS, False), "tp_comm_overlap": 
 
 
 def names(layer: Mapping[str, Any]) -> list[str]:
-    """What is measured, in order: `floor` always last, `none` as well unless the user's own list leaves it out."""
+    """What is measured, in order: `floor` always last, `none` as well unless the user's own list leaves it out.
+
+    UserError where two options say different things of what overlaps.
+    """
     given = layer["variants"]
+    asked = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
+    if layer["comm_overlap"] and len(asked) > 1:
+        raise UserError(
+            f"layer.{asked[0]} and layer.{asked[1]} both say how the layer overlaps; give one of them "
+            "(in layer.variants a file is file:<path>)."
+        )
     if given is None:
         chosen = layer["tp_comm_overlap_cfg"] and FILE + str(layer["tp_comm_overlap_cfg"])
         overlapped = chosen or ("rs_dgrad" if layer["ub_overlap_rs_dgrad"] else "default")
@@ -33,7 +43,12 @@ def names(layer: Mapping[str, Any]) -> list[str]:
 
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
     """By name, the configuration of every variant that overlaps. UserError for a name or a file that is none."""
-    return {name: _configuration(name, point) for name in names(point["layer"]) if name not in NOT_OVERLAPPED}
+    overlapped = [name for name in names(point["layer"]) if name not in NOT_OVERLAPPED]
+    written = {settings_file(name): name for name in overlapped}
+    for name in overlapped:
+        if (other := written[settings_file(name)]) != name:
+            raise UserError(f"layer.variants: files of {name} and {other} would have one name; rename one of the two.")
+    return {name: _configuration(name, point) for name in overlapped}
 
 
 def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import backends, models, space
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import DefaultTiming, PassTimes, trace_file
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     )
 
 
-def overlap_settings(point: Mapping[str, Any]) -> dict[str, Mapping[str, space.Setting]]:
-    return {"": space.settings(point)}
+def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    """The operator's slots that are not configured are not overlapped, by its own switches."""
+    return {"": OverlapConfig(space.settings(point), switches={})}
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     allowed = tolerance(point)
     if max(error.values()) > allowed:
         shown = ", ".join(f"{name} {value:.2g}" for name, value in error.items() if value > allowed)
-        raise WrongNumbers(f"wrong numbers: relative error {shown} against no overlap, tolerance {allowed:g}")
+        raise WrongNumbers(f"wrong numbers: relative error {shown} against no overlap, tolerance {allowed:g}", error)
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
     tp1 = tp1_times(point, ranks)
     times = {}
@@ -121,7 +123,10 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
 
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]
     measured = datetime.now(UTC).isoformat(timespec="seconds")
-    backend.prepare(point, "default")
+    try:
+        backend.prepare(point, "default")
+    except Refused as reason:
+        return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks)
     if max(error.values()) > DEFAULT_TOLERANCE:

@@ -68,6 +68,8 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed(tmp_path: Path) -> None
     (result,) = launch.results().values()
     assert result.status == "failed"
     assert "wrong numbers" in str(result.error)
+    assert {"output", "input_grad", "weight_grad"} <= set(result.relative_error)
+    assert 0 < (result.relative_error["output"] or 0) < 1e-5
     assert result.times == {}
     assert strict.returncode == 1
     assert (tmp_path / result.name / "worker.log").exists()

@@ -39,8 +39,32 @@ def test_it_is_the_workload_of_its_name() -> None:
 
 @pytest.mark.parametrize("kind", space.LAYER_KINDS)
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "atomic"])
-def test_every_kind_runs_every_preset(kind: str, preset: str) -> None:
-    assert refusal_of(preset, layer={"kind": kind}) is None
+def test_every_kind_runs_every_preset_that_overlaps_in_it(kind: str, preset: str) -> None:
+    reason = "bulk: it overlaps nothing in layer=linear" if (kind, preset) == ("linear", "bulk") else None
+    assert refusal_of(preset, layer={"kind": kind}) == reason
+
+
+def test_a_variant_that_cannot_run_is_left_out_where_another_can() -> None:
+    mixed = point(precision="bf16", layer={"variants": ["none", "atomic", "default"]})
+    assert layer.refusal(mixed) is None
+    assert list(layer.overlap_configs(mixed)) == ["default"]
+    none_left = point(precision="bf16", layer={"variants": ["none", "atomic"]})
+    assert str(layer.refusal(none_left)).startswith("atomic: Transformer Engine: atomic GEMM")
+    assert layer.refusal(point(layer={"comm_overlap": False})) is None
+
+
+@pytest.mark.parametrize("tp_size", [3, 16])
+def test_userbuffers_have_kernels_for_2_4_and_8_ranks(tp_size: int) -> None:
+    sizes = {"hidden_size": 768, "ffn_hidden_size": 1536, "num_attention_heads": 48, "num_kv_heads": 48, "head_dim": 16}
+    reason = layer.refusal(point(tp_size=tp_size, model=sizes, workload={"tokens": 768}))
+    assert reason == f"default: userbuffers have no kernels for tp_size={tp_size}; they are for 2, 4 and 8 ranks"
+
+
+def test_userbuffers_take_32_sms(tmp_path: Path) -> None:
+    assert refusal_of("bulk", num_sm=32) is None
+    assert "num_sm=33 is more than the 32 that userbuffers take" in str(refusal_of("bulk", num_sm=33))
+    variant = written(tmp_path, "fc1_fprop: {num_sm: 33}\n")
+    assert refusal_of(variant) == f"{variant}: fc1_fprop: num_sm=33 is more than the 32 that userbuffers take"
 
 
 @pytest.mark.parametrize("kind", space.LAYER_KINDS)
@@ -158,14 +182,14 @@ def test_a_files_knobs_are_its_own_and_not_the_points(tmp_path: Path) -> None:
 
 def test_an_unknown_variant_is_the_users_error() -> None:
     with pytest.raises(UserError, match=r"layer\.variants: magic is not known"):
-        layer.overlap_settings(point(layer={"variants": ["magic"]}))
+        layer.overlap_configs(point(layer={"variants": ["magic"]}))
 
 
 def test_the_settings_are_the_slots_of_what_overlaps() -> None:
-    given = layer.overlap_settings(point(layer={"variants": ["none", "default", "rs_dgrad"]}))
+    given = layer.overlap_configs(point(layer={"variants": ["none", "default", "rs_dgrad"]}))
     assert list(given) == ["default", "rs_dgrad"]
-    assert given["default"] == {}
-    methods = {slot: setting["method"] for slot, setting in given["rs_dgrad"].items()}
+    assert given["default"].slots == {}
+    methods = {slot: setting["method"] for slot, setting in given["rs_dgrad"].slots.items()}
     assert methods == {"qkv_dgrad": "ring_exchange", "fc1_dgrad": "ring_exchange"}
 
 
@@ -188,5 +212,5 @@ def test_a_file_is_read_once_and_recorded(tmp_path: Path) -> None:
     completed = point(backend="auto", layer={"variants": [variant]})
     (tmp_path / "cfg.yaml").unlink()
     assert completed["backend"] == "transformer_engine"
-    assert layer.overlap_settings(completed) == {variant: {"fc2_fprop": {"method": "pipeline", "num_splits": 4}}}
+    assert layer.overlap_configs(completed)[variant].slots == {"fc2_fprop": {"method": "pipeline", "num_splits": 4}}
     assert layer.refusal(completed) is None

@@ -25,7 +25,6 @@ def names(**layer: Any) -> list[str]:
         ({}, "default"),
         ({"ub_overlap_rs_dgrad": True}, "rs_dgrad"),
         ({"tp_comm_overlap_cfg": "/a/b.yaml"}, "file:/a/b.yaml"),
-        ({"tp_comm_overlap_cfg": "/a/b.yaml", "ub_overlap_rs_dgrad": True}, "file:/a/b.yaml"),
     ],
 )
 def test_unasked_the_users_one_configuration_runs_beside_none(layer: dict[str, Any], overlapped: str) -> None:
@@ -33,7 +32,6 @@ def test_unasked_the_users_one_configuration_runs_beside_none(layer: dict[str, A
     assert names(**layer, comm_overlap=False) == ["none", "floor"]
 
 
-@pytest.mark.parametrize("more", [{}, {"ub_overlap_rs_dgrad": True}, {"tp_comm_overlap_cfg": "/a/b.yaml"}])
 @pytest.mark.parametrize(
     ("variants", "overlapping", "not_overlapping"),
     [
@@ -46,10 +44,30 @@ def test_unasked_the_users_one_configuration_runs_beside_none(layer: dict[str, A
     ],
 )
 def test_a_list_of_ones_own_is_kept_in_its_order_with_the_floor_last(
-    variants: list[str], overlapping: list[str], not_overlapping: list[str], more: dict[str, Any]
+    variants: list[str], overlapping: list[str], not_overlapping: list[str]
 ) -> None:
-    assert names(variants=variants, **more) == overlapping
-    assert names(variants=variants, comm_overlap=False, **more) == not_overlapping
+    assert names(variants=variants) == overlapping
+    assert names(variants=variants, comm_overlap=False) == not_overlapping
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        {"variants": ["default"], "ub_overlap_rs_dgrad": True},
+        {"variants": ["default"], "tp_comm_overlap_cfg": "/a/b.yaml"},
+        {"tp_comm_overlap_cfg": "/a/b.yaml", "ub_overlap_rs_dgrad": True},
+    ],
+)
+def test_what_overlaps_is_said_once(several: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"^layer\.\w+ and layer\.\w+ both say how the layer overlaps; give one of"):
+        names(**several)
+    assert names(**several, comm_overlap=False) == ["none", "floor"]
+
+
+def test_two_files_of_one_name_in_the_run_directory_are_refused(tmp_path: Path) -> None:
+    point = layer_point(layer={"variants": [f"file:{tmp_path}/a/b.yaml", f"file:{tmp_path}/a-b.yaml"]})
+    with pytest.raises(UserError, match="would have one name; rename one"):
+        layer_variants.configurations(point)
 
 
 @pytest.mark.parametrize("variants", [[], ["floor"]])

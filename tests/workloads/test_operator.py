@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import operator
 from tests.points import gpu_point, operator_point
 
@@ -77,7 +78,8 @@ def test_pairs_of_an_odd_number_of_ranks_are_refused() -> None:
 
 def test_the_settings_are_the_whole_points() -> None:
     settings = {"method": "bulk", "num_sm": 4}
-    assert operator.overlap_settings(operator_point()) == {"": {"fc1_dgrad": settings, "fc1_wgrad": settings}}
+    config = OverlapConfig({"fc1_dgrad": settings, "fc1_wgrad": settings}, switches={})
+    assert operator.overlap_configs(operator_point()) == {"": config}
 
 
 def test_knobs_left_null_get_their_meaning_and_others_stay() -> None:
