@@ -120,6 +120,8 @@ def read_hf_sizes(name: str) -> dict[str, Any]:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
     config = config.get_text_config()
+    if not hasattr(config, "num_attention_heads") or not hasattr(config, "hidden_size"):
+        raise UserError(f"model.name={name} is no transformer: its config has no attention heads; give its sizes.")
     heads, hidden = config.num_attention_heads, config.hidden_size
     ffn = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
     return {

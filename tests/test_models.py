@@ -87,6 +87,12 @@ def test_hf_config_file_and_folder(tmp_path: Path) -> None:
         assert {k: read[k] for k in models.SIZES} == expected
 
 
+def test_a_model_without_attention_is_one_clear_error(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config.json", model_type="mamba", hidden_size=64)
+    with pytest.raises(UserError, match="is no transformer: its config has no attention heads; give its sizes"):
+        models.read_hf_sizes(str(config))
+
+
 def test_hf_config_of_an_older_kind(tmp_path: Path) -> None:
     config = write_config(tmp_path / "config.json", model_type="gpt2", n_embd=768, n_head=12, n_inner=None)
     read = models.read_hf_sizes(str(config))
