@@ -13,6 +13,7 @@ import signal
 import threading
 import uuid
 from multiprocessing import forkserver
+from pathlib import Path
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
     # through _dynamo: the fork server does it once for all workers, while this process imports torch too.
     multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker", "torch._dynamo"])
     forkserver.ensure_running()
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from overlap_sweep.runtime import worker
@@ -42,6 +44,8 @@ def main() -> None:
         max_restarts=0,
         monitor_interval=0.1,
         start_method="forkserver",
+        # Its files go with the group's, instead of staying in the temporary directory.
+        logs_specs=DefaultLogsSpecs(log_dir=str(Path(arguments.address).parent)),
     )
     elastic_launch(config, worker.main)(arguments.address, arguments.device, arguments.timeout_s)
 

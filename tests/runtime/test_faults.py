@@ -30,6 +30,15 @@ def test_ctrl_c_keeps_results_and_leaves_no_process(tmp_path: Path) -> None:
     assert all(result.status == "ok" for result in results.values())
 
 
+def test_a_sweep_leaves_nothing_in_the_temporary_directory(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = Launch(tmp_path / "runs", {"TMPDIR": str(temporary)}).run("method=none", "tp_size=2", *SMALL)
+    assert done.returncode == 0, done.stderr
+    # The cache of torch's compiler is for every later process too.
+    assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+
+
 @pytest.mark.parametrize("victim", ["launcher", "agent"])
 def test_a_killed_launcher_or_agent_leaves_no_process(tmp_path: Path, victim: str) -> None:
     launch = Launch(tmp_path)
