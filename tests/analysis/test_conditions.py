@@ -25,6 +25,15 @@ def test_ranges_over_all_gpus_and_who_was_slowed_down(tmp_path: Path) -> None:
     assert found.slowed == {"hardware thermal slowdown": ["hot"]}
 
 
+def test_a_gpu_may_tell_less(tmp_path: Path) -> None:
+    write_point(tmp_path, config(), name="mute", conditions={"before": {"gpus": [{"temperature_c": 30}]}})
+    assert gpu_conditions(only_case(tmp_path)) is None
+    write_point(tmp_path, config(num_sm=2), name="some", conditions={"before": {"gpus": [{"sm_clock_mhz": 1500}]}})
+    found = gpu_conditions(only_case(tmp_path))
+    assert found is not None
+    assert (found.temperature_c, found.sm_clock_mhz, found.slowed) == ((30, 30), (1500, 1500), {})
+
+
 def test_nothing_is_known_of_a_cpu(tmp_path: Path) -> None:
     write_point(tmp_path, config(), conditions={"before": {"load_1min": 0.5}, "after": {"load_1min": 0.5}})
     assert gpu_conditions(only_case(tmp_path)) is None
