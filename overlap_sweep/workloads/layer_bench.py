@@ -40,6 +40,8 @@ def layer_bench(
         try:
             prepare()
         except Refused as reason:
+            if not config:
+                raise
             refused[name] = str(reason)
             continue
         torch.manual_seed(stream_seed(point["workload"]["seed"], "parameters", tp_rank))

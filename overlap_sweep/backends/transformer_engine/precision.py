@@ -35,6 +35,8 @@ def calibrate(precision: str, step: Callable[[], object]) -> None:
 
     Two layers calibrated on the same inputs compute with the same scales.
     """
+    # A layer that trained in an earlier point is not to be updated with this one.
+    FP8GlobalStateManager.reset()
     for _ in range(CALIBRATION_STEPS.get(precision, 0)):
         step()
 
