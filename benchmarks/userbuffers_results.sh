@@ -17,15 +17,15 @@ sweep() {
   echo "$name: $(tail -2 "$out/$name.log" | tr '\n' ' ')"
 }
 
-grid=(operator=qkv,proj,fc1,fc2 method=bulk,ring_exchange,pipeline num_sm=1,2,3,4,6,8,10,12,16,20,24,28,32 profile=best)
-layers=(workload=layer 'layer.variants=[none,default,ring_exchange,rs_dgrad]' profile=none)
-
 # NAME PRECISION: what that sweep chose, on the whole layer.
 tuned() {
   local file=$out/$1/optimal_tp_comm_overlap_cfg.yaml
   sweep "$1_layer" workload=layer model=llama3_70b precision="$2" profile=none \
     "layer.variants=[none,default,ring_exchange,rs_dgrad,file:$file]"
 }
+
+grid=(operator=qkv,proj,fc1,fc2 method=bulk,ring_exchange,pipeline num_sm=1,2,3,4,6,8,10,12,16,20,24,28,32 profile=best)
+layers=(workload=layer 'layer.variants=[none,default,ring_exchange,rs_dgrad]' profile=none)
 
 sweep llama3_70b backend=transformer_engine model=llama3_70b "${grid[@]}"
 tuned llama3_70b bf16

@@ -15,7 +15,8 @@ A backend offers these functions. The first three are called where there is no t
     The operator's parameters on this rank.
 
 `prepare(point, purpose) -> None`
-    Make ready what the next calls of what was built for `purpose` communicate with. Collective.
+    Make ready what is built for `purpose` communicates with: before it is built, and before it is called again after
+    another purpose or point was prepared. Collective.
 
 `build(point, purpose, ranks, parameters) -> ParallelLinear`
     The operator as `purpose` says. Collective: every rank builds alike.

@@ -107,13 +107,13 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.layer_bench import layer_bench
 
-    refused = _refused(point)
+    refused, configs = _refused(point), overlap_configs(point)
     names = [name for name in layer_variants.names(point["layer"]) if name not in refused]
     # `none` is what the others are checked against, also where the user did not ask for its time.
     to_build = list(dict.fromkeys(["none", *names]))
-    variants, refused_there = layer_bench(point, to_build, overlap_configs(point), ranks)
+    variants, refused_there = layer_bench(point, to_build, configs, ranks)
     refused |= refused_there
-    configs = {name: config for name, config in overlap_configs(point).items() if name in variants}
+    configs = {name: config for name, config in configs.items() if name in variants}
     if refused and not configs:
         raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     reference = variants["none"] if "none" in names else variants.pop("none")
