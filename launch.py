@@ -37,7 +37,8 @@ def print_layers() -> None:
 if __name__ == "__main__":
     try:
         main()
-        print_layers()
+        if not outcomes.searching:
+            print_layers()
     except KeyboardInterrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         sys.exit(130)

@@ -78,24 +78,26 @@ class LayerWorkload:
 
     name: str = "layer"
     tokens: int | None = ranged(None, 1, 2**24)
-    """Tokens in the whole batch: sequence length x `layer.micro_batch_size`. null: 8192."""
+    """Tokens in the whole batch: sequence length x `layer.micro_batch_size`. null: 8192, on a CPU 128."""
     warmup: int = ranged(2, 0, 1000)
     repeats: int | None = ranged(None, 3, 1000)
-    """Timed iterations of every variant; null: 21."""
+    """Timed iterations of every variant; null: 21, on a CPU 7."""
     profiled: int = ranged(2, 1, 100)
     """Iterations under the profiler, of the variants that `profile` asks for."""
     seed: int = ranged(0, 0, 2**31 - 1)
     tolerance: float | None = ranged(None, 0.0, 1.0)
-    """Largest relative error of output and gradients against `none`. null: 5e-2, in FP8 0.2."""
+    """Largest relative error of output and gradients against `none`. null: 1e-4 for fp32, 5e-2 for fp16 and bf16, 0.2
+    for FP8."""
 
 
 @dataclass
 class Layer:
-    """What `workload=layer` runs: one of Transformer Engine's layers, with `layer=<kind>`."""
+    """What `workload=layer` runs: a transformer layer or a part of one, with `layer=<kind>`. It is Transformer Engine's
+    own, or with backend=torch one of the same form on plain torch.distributed."""
 
     kind: str = one_of("transformer_layer", *LAYER_KINDS)
     variants: list[str] | None = None
-    """Overlap configurations, interleaved: `none`; `default` (Transformer Engine's); `file:<path>` (a
+    """Overlap configurations, interleaved: `none`; `default` (Transformer Engine's; torch has none); `file:<path>` (a
     tp_comm_overlap_cfg); a method (each slot that takes it gets it with `num_sm` and the other knobs, the rest is not
     overlapped); `split` (ring exchange of all-gathers, pipelined reduce-scatters); `rs_dgrad` (the default, but dgrad's
     own reduce-scatter by ring exchange instead of the bulk overlaps); `atomic` (ring exchange of one atomic GEMM).
@@ -136,6 +138,54 @@ class Runtime:
 
 
 @dataclass
+class Search:
+    """How `hydra/sweeper=bisect` looks for the fastest settings. No part of a point."""
+
+    max_points: int | None = ranged(None, 1, 10**6)
+    """Stop after so many points, baselines included. The best so far is the answer."""
+    max_minutes: float | None = ranged(None, 0.0, 10**5)
+    """Stop after so long; looked at after every few points."""
+    min_num_sm: int = ranged(1, 1, MOST_SMS)
+    max_num_sm: int = ranged(MOST_SMS, 1, MOST_SMS)
+    """Leave out of num_sm's values what is less, or more."""
+    reach: float = ranged(0.25, 0.0, 10.0)
+    """A value of a knob that is slower by more than this share when it is first measured is dropped."""
+    worth: float = ranged(0.01, 0.0, 1.0)
+    """What a further measurement must promise to gain at best, as a share of the fastest time."""
+    repeats: int = ranged(3, 1, 100)
+    """How often contenders are measured that the noise cannot tell apart."""
+    start: str = one_of("usual", "usual", "model")
+    """Which num_sm is tried first. `usual`: the library's own; `model`: what an estimate from link and GEMM rates
+    says."""
+    tp_sizes: str = one_of("in_turn", "in_turn", "together")
+    """`in_turn`: one TP size after the other, from the smallest, so that torchrun's groups start once each. `together`:
+    every round has points of all, for launchers that run them side by side."""
+
+
+@dataclass
+class Tuner:
+    """What `+experiment=tp_overlap_tuner` does beside the search. No part of a point."""
+
+    presets: list[str] | None = None
+    """tp_comm_overlap_cfg files to prove the tuned one against. `{tp}` in a name stands for the TP size."""
+    together: int = ranged(4, 0, 16)
+    """How many combinations of settings are tried on the whole layer before the proof; 0 tries none."""
+    within: float = ranged(0.03, 0.0, 1.0)
+    """By what share of its pass's time a setting may be slower than the best and still be tried in a combination."""
+    prove: bool = True
+    """Run the whole layer: none, default, tuned and presets, side by side."""
+    drop_tp_sizes: bool = True
+    """Leave out a TP size that could not scale even if all its communication were hidden."""
+    tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
+    overlap_threshold: float = ranged(0.5, 0.0, 1.0)
+    """Both as in AnalysisConfig."""
+
+
+NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size")
+"""What says how to search, not what a point is."""
+
+
+@dataclass
 class SweepConfig:
     """One point of the search space, and how to measure it."""
 
@@ -163,6 +213,10 @@ class SweepConfig:
     """Transformer Engine: one GEMM that signals its finished chunks (FP8, CUDA 12 only)."""
     fp8_buf: bool | None = None
     """Transformer Engine: communicate in FP8."""
+    phases: Any = None
+    """Instead of `phase`, `method` and the knobs: what each phase of the operator is given, all at once, such as
+    `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
+    A phase that is left out is not overlapped."""
     backend: str = "auto"
     """Who overlaps. `auto`: transformer_engine where it is installed and there is a GPU, else torch."""
     precision: str | None = one_of(None, *PRECISIONS)
@@ -175,6 +229,10 @@ class SweepConfig:
     workload: Any = MISSING
     layer: Layer = field(default_factory=Layer)
     runtime: Runtime = field(default_factory=Runtime)
+    search: Search = field(default_factory=Search)
+    tuner: Tuner = field(default_factory=Tuner)
+    max_tp_size: int = ranged(8, 1, 1024)
+    """Of the tuner: it searches TP=2, 4 and 8 up to this, unless tp_size names others."""
 
 
 @dataclass

@@ -29,14 +29,21 @@ SWITCH_DEFAULTS = {
 }
 """Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
 
+_SCATTER = frozenset({"ring_exchange", "pipeline"})
+_GATHER = frozenset({"ring_exchange"})
+_BULK = frozenset({"bulk"})
+_OFF: frozenset[str] = frozenset()
+
 _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
 
 _HEAD_OF_OPERATOR = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).
 # The operator's slots that are not here were not overlapped: their overlap was switched off in its layer.
 """
-_HEAD_OF_LAYER = """# What initialize_ub was given, and what the layer was, in the names of Megatron-Core's switches:
+_HEAD_OF_LAYER = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs), and what the layer was,
+# in the names of Megatron-Core's switches:
 """
-_TAIL_OF_LAYER = """# A slot that is not here ran at Transformer Engine's default where its switch is on.
+_TAIL_OF_LAYER = """# A slot that is not here ran, where its switch is on, at Transformer Engine's default,
+# and with backend=torch, which has none, without overlap.
 """
 
 _COUNTS = ("num_sm", "num_splits", "cga_size")
@@ -48,7 +55,8 @@ class OverlapConfig:
     """How a layer overlaps."""
 
     slots: dict[str, space.Setting] = field(default_factory=dict)
-    """initialize_ub's `ub_cfgs`; a slot that is not in it runs at the library's default where its switch is on."""
+    """initialize_ub's `ub_cfgs`; a slot that is not in it runs at the library's default, if there is one and the slot's
+    switch is on."""
     switches: dict[str, bool] = field(default_factory=lambda: dict(SWITCH_DEFAULTS))
     """Empty for a single operator: its other slots are not overlapped."""
 
@@ -103,30 +111,54 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Why Transformer Engine would not take these slots, or None."""
+    if reason := methods_refusal(slots):
+        return reason
+    for slot, setting in slots.items():
+        if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
+            return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers take"
+    return None
+
+
+def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why nobody could overlap these slots by these methods, or None."""
     for slot, setting in slots.items():
         method = setting.get("method")
         if method is not None and method not in space.SLOTS[slot]:
             return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {method}"
-        if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
-            return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers take"
+    return next(filter(None, (space.wgrad_refusal(operator, slots) for operator in space.OPERATORS)), None)
+
+
+def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
+    """By slot the methods that its overlap may have under these switches; empty where it is off.
+
+    A slot whose overlap is on can take one of the methods only: none of it is not to be had.
+
+    What a switch does was read in Megatron-Core 0.16.1 (core/extensions/transformer_engine.py) and Transformer Engine
+    2.20 (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
+    tp_comm_bulk_wgrad are interchanged; the code does what the names say.
+    """
+    gather = switches["tp_comm_overlap"] and switches["tp_comm_overlap_ag"]
+    scatter = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs"]
+    scatter_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]
+    bulk_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_dgrad"]
+    bulk_wgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_wgrad"]
+    allowed = {}
     for operator in ("qkv", "fc1"):
-        if _scatters(slots, operator) and f"{operator}_wgrad" in slots:
-            method = slots[f"{operator}_dgrad"]["method"]
-            return (
-                f"{operator}_wgrad cannot be configured beside {operator}_dgrad by {method}, "
-                "which leaves nothing for it to overlap"
-            )
-    return None
+        # It turns off what is pipelined with the operator's own GEMMs; the bulk overlaps stay.
+        disabled = switches[f"tp_comm_overlap_disable_{operator}"]
+        own_scatter = scatter_dgrad and not disabled
+        allowed[f"{operator}_fprop"] = _GATHER if gather and not disabled else _OFF
+        allowed[f"{operator}_dgrad"] = _SCATTER if own_scatter else _BULK if bulk_dgrad else _OFF
+        allowed[f"{operator}_wgrad"] = _BULK if bulk_wgrad and not own_scatter else _OFF
+    for operator in ("proj", "fc2"):
+        allowed[f"{operator}_fprop"] = _SCATTER if scatter else _OFF
+        allowed[f"{operator}_dgrad"] = _GATHER if gather else _OFF
+    return allowed
 
 
 def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
-    return any(_scatters(slots, operator) for operator in ("qkv", "fc1"))
-
-
-def _scatters(slots: Mapping[str, Mapping[str, Any]], operator: str) -> bool:
-    method = slots.get(f"{operator}_dgrad", {}).get("method")
-    return method is not None and not space.gathers(operator, "dgrad", method)
+    """Whether any dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    return any(space.scatters_dgrad(operator, slots) for operator in space.OPERATORS)
 
 
 def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(space.OPERATORS)) -> str | None:
@@ -135,7 +167,7 @@ def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(s
     if not switches["tp_comm_overlap"]:
         return None
     for operator in (operator for operator in ("qkv", "fc1") if operator in operators):
-        scatters = _scatters(config.slots, operator)
+        scatters = space.scatters_dgrad(operator, config.slots)
         off = f"tp_comm_overlap_disable_{operator}"
         wanted = switches["tp_comm_overlap_rs_dgrad"] and not switches[off]
         if wanted and not scatters:

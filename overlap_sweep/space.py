@@ -26,6 +26,8 @@ METHODS = ("none", "bulk", "ring_exchange", "pipeline")
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
 
 KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
+COUNTS = ("num_sm", "num_splits", "cga_size")
+"""The knobs that are numbers; the others are on or off."""
 
 _GATHER = ("ring_exchange",)
 _SCATTER = ("ring_exchange", "pipeline")
@@ -92,29 +94,78 @@ def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
     With `phase=all` every phase of the operator that takes the method gets it. This is also the content of
     tp_comm_overlap_cfg.yaml.
     """
-    operator, method = point["operator"], point["method"]
-    phases = PHASES if point["phase"] == "all" else (point["phase"],)
-    given = {}
-    for phase in phases:
+    operator, given = point["operator"], {}
+    for phase, asked in _asked(point).items():
+        method = asked["method"]
         if method in methods_of(operator, phase):
-            knobs = {k: point[k] for k in knobs_of(operator, phase, method) if point.get(k) is not None}
+            knobs = {k: asked[k] for k in knobs_of(operator, phase, method) if asked.get(k) is not None}
             given[slot(operator, phase)] = {"method": method, **knobs}
     return given
 
 
+def _asked(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """By phase a method and knobs, whether they make sense there or not."""
+    if point.get("phases"):
+        return {phase: point["phases"][phase] for phase in PHASES if phase in point["phases"]}
+    return dict.fromkeys(PHASES if point["phase"] == "all" else (point["phase"],), point)
+
+
+def phases_mistake(phases: Any) -> str | None:
+    """What about a point's `phases` is no phase, method or knob at all, or None."""
+    if not isinstance(phases, Mapping) or not phases:
+        return f"phases={phases} is no map of phases; give phases={{fprop: {{method: ring_exchange}}}}"
+    for phase, asked in phases.items():
+        if phase not in PHASES:
+            return f"phases: {phase} is not known; choose among {', '.join(PHASES)}"
+        if not isinstance(asked, Mapping) or asked.get("method") not in METHODS:
+            return f"phases.{phase}.method is not one of {', '.join(METHODS)}; give it one"
+        if unknown := sorted(set(map(str, asked)) - {"method", *KNOBS}):
+            return f"phases.{phase}: {', '.join(unknown)} is no knob; choose among {', '.join(KNOBS)}"
+        for knob, value in asked.items():
+            if knob in COUNTS and value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                return f"phases.{phase}.{knob}={value} is no whole number; give it one"
+            if knob in COUNTS and value is not None and value < 1:
+                return f"phases.{phase}.{knob}={value} is out of range; give a value from 1 on"
+            if knob in KNOBS and knob not in COUNTS and not isinstance(value, bool | None):
+                return f"phases.{phase}.{knob}={value} is neither true nor false; give it one of them"
+    return None
+
+
 def refusal(point: Mapping[str, Any]) -> str | None:
     """Why the point makes no sense on any backend, or None."""
-    operator, phase, method = point["operator"], point["phase"], point["method"]
-    if method == "none":
+    operator, given, asked = point["operator"], settings(point), _asked(point)
+    methods = {phase: setting["method"] for phase, setting in asked.items() if setting["method"] != "none"}
+    if not methods:
         return None
     if point["tp_size"] == 1:
         return "tp_size=1 communicates nothing that could overlap; its only method is none"
-    given = settings(point)
-    if not given:
-        return f"{method} does not fit {operator}{'' if phase == 'all' else '_' + phase}: {describe_methods(operator)}"
+    misfits = [phase for phase, method in methods.items() if slot(operator, phase) not in given]
+    if misfits and (point.get("phases") or not given):
+        where = "" if len(misfits) == len(PHASES) else f"_{misfits[0]}"
+        return f"{methods[misfits[0]]} does not fit {operator}{where}: {describe_methods(operator)}"
+    if reason := wgrad_refusal(operator, given):
+        return reason
     for knob, what in _KNOBS_OF_SOME.items():
-        if point.get(knob) and not any(knob in setting for setting in given.values()):
-            return f"{knob} {what}, and {method} on {', '.join(given)} has none"
+        if any(a.get(knob) for a in asked.values()) and not any(knob in setting for setting in given.values()):
+            used = ", ".join(dict.fromkeys(setting["method"] for setting in given.values()))
+            return f"{knob} {what}, and {used} on {', '.join(given)} has none"
+    return None
+
+
+def scatters_dgrad(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the operator's dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    method = slots.get(slot(operator, "dgrad"), {}).get("method")
+    return OPERATORS[operator] == "column" and method is not None and not gathers(operator, "dgrad", method)
+
+
+def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why the operator's wgrad cannot be given what it is beside its dgrad, or None."""
+    if scatters_dgrad(operator, slots) and slot(operator, "wgrad") in slots:
+        method = slots[slot(operator, "dgrad")]["method"]
+        return (
+            f"{operator}_wgrad cannot be configured beside {operator}_dgrad by {method}, "
+            "which leaves nothing for it to overlap"
+        )
     return None
 
 
@@ -128,7 +179,7 @@ def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
     """The passes whose time the point is about, and whose sum is its objective."""
     touched = {PASS_OF_PHASE[name.rsplit("_", 1)[1]] for name in settings(point)}
     if not touched:
-        touched = set(PASSES) if point["phase"] == "all" else {PASS_OF_PHASE[point["phase"]]}
+        touched = {PASS_OF_PHASE[phase] for phase in _asked(point)}
     return tuple(p for p in PASSES if p in touched)
 
 
@@ -158,6 +209,21 @@ USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
 """What Transformer Engine 2.20 gives to a method by default. They are always given explicitly: initialize_ub takes a
 missing knob from the default of the slot, which may be that of another method."""
 
+USERBUFFERS_DEFAULT_SETTINGS: dict[str, Setting] = {
+    slot: {"method": method, "num_sm": 1 if method == "ring_exchange" else 16, **USERBUFFERS_DEFAULTS[method]}
+    for method, slots in {
+        "ring_exchange": ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"),
+        "pipeline": ("proj_fprop", "fc2_fprop"),
+        "bulk": ("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"),
+    }.items()
+    for slot in slots
+}
+"""How Transformer Engine 2.20 overlaps a slot that it is told nothing of. A slot that it is told something of takes the
+rest from here, too."""
+
+COPY_ENGINE_SMS = 1
+"""The num_sm of a ring exchange by copy engines, which makes nothing of it."""
+
 USERBUFFERS_MOST_SMS = 32
 """Its kernels count their blocks up to this number and tell the other ranks then: more blocks may tell too early."""
 USERBUFFERS_RANKS = (2, 4, 8)
@@ -176,11 +242,25 @@ def brief_name(setting: Mapping[str, Any] | None) -> str:
     return setting_name(told)
 
 
+def without_idle_knobs(setting: Setting) -> Setting:
+    """The setting with every knob that changes nothing at its usual value, so that equal settings are equal."""
+    by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
+    return {**setting, "num_sm": COPY_ENGINE_SMS} if by_copy_engines else setting
+
+
+def settings_name(settings: Mapping[str, Setting]) -> str:
+    """What the slots of one pass are given: `none`, `bulk_sm4`, or of two `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+    if len(settings) < 2:
+        return next(map(brief_name, settings.values()), "none")
+    return " + ".join(f"{slot.partition('_')[2]} {brief_name(setting)}" for slot, setting in settings.items())
+
+
 LONGEST_NAME = 160
 """File systems take 255 bytes; a longer name ends in a digest of itself."""
 
+_NOT_NAMED = ("hydra", "experiment=", "search.", "tuner.", "max_tp_size=")
 _NAMED = {"model", "model.name", "tp_size"}
-_NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", *KNOBS}
+_NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}
 _NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}
 
 
@@ -198,12 +278,15 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
     else:
         named = _NAMED | _NAMED_OF_OPERATOR
         parts += [point["operator"]]
-        parts += [point["phase"]] if point["phase"] != "all" else []
-        parts += ["none" if point["method"] == "none" else setting_name(setting)]
-        if point["method"] == "none":
-            parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
+        if point.get("phases"):
+            parts += ["+".join(f"{phase}.{brief_name(asked)}" for phase, asked in point["phases"].items())]
+        else:
+            parts += [point["phase"]] if point["phase"] != "all" else []
+            parts += ["none" if point["method"] == "none" else setting_name(setting)]
+            if point["method"] == "none":
+                parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
     others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in named)
-    parts += [o for o in others if not o.startswith(("hydra", "experiment="))]
+    parts += [o for o in others if not o.startswith(_NOT_NAMED)]
     name = re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", "_".join(parts)).removesuffix(".json")
     if len(name) <= LONGEST_NAME:
         return name

@@ -41,6 +41,7 @@ def operator_point(**changes: Any) -> dict[str, Any]:
         "method": "bulk",
         **dict.fromkeys(space.KNOBS),
         "num_sm": 4,
+        "phases": None,
         "backend": "torch",
         "precision": "fp32",
         "profile": "none",

@@ -57,9 +57,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """`none`, `bulk_sm4`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
-        if len(self.settings) < 2:
-            return next(map(space.brief_name, self.settings.values()), "none")
-        return " + ".join(f"{slot.partition('_')[2]} {space.brief_name(s)}" for slot, s in self.settings.items())
+        return space.settings_name(self.settings)
 
 
 @dataclass(frozen=True)

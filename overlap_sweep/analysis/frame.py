@@ -72,7 +72,7 @@ def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Ro
             common |= _seen_in_traces(traces[point.directory])
             rows += [_measured(point, phase, common) for phase in _phases(point)]
         else:
-            rows.append(_unmeasured(point, common))
+            rows += _unmeasured(point, common)
     return [{column: row.get(column) for column in COLUMNS} for row in rows]
 
 
@@ -88,7 +88,13 @@ def _phases(point: Point) -> list[str]:
     assert point.result
     if point.result.settings:
         return [phase for phase in space.PHASES if space.slot(point.config["operator"], phase) in point.result.settings]
-    return list(space.PHASES) if point.config["phase"] == "all" else [point.config["phase"]]
+    return _asked_phases(point)
+
+
+def _asked_phases(point: Point) -> list[str]:
+    asked = point.config.get("phases") or {}
+    named = [phase for phase in space.PHASES if phase in asked]
+    return named or (list(space.PHASES) if point.config["phase"] == "all" else [point.config["phase"]])
 
 
 def common_cells(point: Point, root: Path) -> Row:
@@ -152,12 +158,17 @@ def _default_us(times: PassTimes) -> float | None:
     return measured.default.median_us * times.none.median_us / measured.none.median_us if measured else None
 
 
-def _unmeasured(point: Point, common: Row) -> Row:
-    config, phase = point.config, point.config["phase"]
-    knobs = {knob: config[knob] for knob in space.KNOBS if config.get(knob) is not None}
-    asked = {"method": config["method"], **(knobs if config["method"] != "none" else {})}
+def _unmeasured(point: Point, common: Row) -> list[Row]:
+    """What the point was asked for: one row, or where each phase was given its own, one for each."""
+    config = point.config
+    of_phase = config.get("phases") or {config["phase"]: config}
+    return [{**common, **_asked_cells(config, phase, asked)} for phase, asked in of_phase.items()]
+
+
+def _asked_cells(config: Mapping[str, Any], phase: str, given: Mapping[str, Any]) -> Row:
+    knobs = {knob: given[knob] for knob in space.KNOBS if given.get(knob) is not None}
+    asked = {"method": given["method"], **(knobs if given["method"] != "none" else {})}
     return {
-        **common,
         "config_id": config_id(config["tp_size"], config["operator"], phase, asked),
         "phase": phase,
         "slot": space.slot(config["operator"], phase) if phase != "all" else None,

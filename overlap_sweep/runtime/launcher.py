@@ -21,6 +21,9 @@ from overlap_sweep.runtime.progress import progress
 
 log = logging.getLogger(__name__)
 
+WORTH_SAYING = 8
+"""Points of a sweep from which on it takes a while to check them all."""
+
 
 def launch(
     config: DictConfig,
@@ -36,7 +39,8 @@ def launch(
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
-    log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
+    if len(job_overrides) >= WORTH_SAYING:
+        log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
     jobs = [_compose(config, context, list(given), first_index + i) for i, given in enumerate(job_overrides)]
     points = [resolve(_without_hydra(job)) for job in jobs]
     to_run = _first_of_same(jobs, points)

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, models, overlap_cfg, space, workloads
-from overlap_sweep.config import WORKLOAD_SCHEMAS, SweepConfig, check
+from overlap_sweep.config import NO_PART_OF_A_POINT, WORKLOAD_SCHEMAS, SweepConfig, check
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (
@@ -51,6 +51,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     if config.backend != "auto":
         backends.load(config.backend)
     point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    for name in NO_PART_OF_A_POINT:
+        point.pop(name, None)
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import backends, models, space
-from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import DefaultTiming, PassTimes, trace_file
 
@@ -25,12 +25,20 @@ BEST_MARGIN = 0.01
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the backend, and give knobs left null the meaning that they have in it under the point's method."""
+    """Choose the backend, and give knobs left null the meaning that they have in it under their method."""
     backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
-    defaults = backends.load(backend).default_knobs(point["method"])
-    unset = {knob: value for knob, value in defaults.items() if point[knob] is None}
-    own = {name: value for name, value in point.items() if name != "layer"}
-    return {**own, **unset, "backend": backend}
+    own = {name: value for name, value in point.items() if name != "layer"} | {"backend": backend}
+    default_knobs = backends.load(backend).default_knobs
+    if point["phases"] is None:
+        return _with_knobs(own, default_knobs)
+    if mistake := space.phases_mistake(point["phases"]):
+        raise UserError(f"{mistake}.")
+    return {**own, "phases": {phase: _with_knobs(asked, default_knobs) for phase, asked in point["phases"].items()}}
+
+
+def _with_knobs(asked: Mapping[str, Any], default_knobs: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
+    defaults = default_knobs(asked["method"])
+    return {**asked, **{knob: value for knob, value in defaults.items() if asked.get(knob) is None}}
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -100,10 +108,11 @@ def tolerance(point: Mapping[str, Any]) -> float:
 def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
     import torch
 
-    if ranks.device.type == "cuda" and point["method"] != "none":
+    most = max((setting.get("num_sm", 0) for setting in space.settings(point).values()), default=0)
+    if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
-        if point["num_sm"] > count:
-            raise Refused(f"num_sm={point['num_sm']} is more than the GPU's {count}")
+        if most > count:
+            raise Refused(f"num_sm={most} is more than the GPU's {count}")
 
 
 def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
