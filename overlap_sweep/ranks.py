@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -32,3 +33,14 @@ class Ranks:
         if self.world_size > 1:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest.tolist()
+
+
+@cache
+def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """This rank's tensor-parallel group, of neighbours, and its data-parallel group; None for that of one replica."""
+    if tp_size == world_size:
+        return dist.group.WORLD, None
+    replicas = [list(range(first, first + tp_size)) for first in range(0, world_size, tp_size)]
+    tensor, _ = dist.new_subgroups_by_enumeration(replicas)
+    data, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in zip(*replicas, strict=True)])
+    return tensor, data

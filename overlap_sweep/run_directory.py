@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ SCHEMA = 1
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
+TUNER_FILE = "tuner.json"
+SEARCH_FILE = "search.json"
 
 Status = Literal["ok", "failed", "timeout", "skipped"]
 
@@ -62,7 +64,8 @@ class VariantTimes(msgspec.Struct, kw_only=True):
     """By pass: `fwd`, `bwd`, `step` (the optimizer, where there is one), and `all`. The i-th samples of all variants
     were taken side by side, so they pair."""
     settings: dict[str, dict[str, Any]] = {}
-    """The slots that the configuration names; the others ran at the library's default."""
+    """The slots that the configuration names; the others ran at the library's default, if it has one. Which of them all
+    were on, `switches` says."""
     switches: dict[str, bool] = {}
     """Megatron-Core's names: which classes of overlap were on; empty for `none` and `floor`."""
     relative_error: dict[str, float] = {}
@@ -107,6 +110,85 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     wall_s: float | None = None
 
 
+class LayerTrial(msgspec.Struct, kw_only=True):
+    """A layer point of the tuner: configurations side by side at one TP size."""
+
+    tp_size: int
+    point: str
+    """The name of its run directory, beside tuner.json."""
+    variants: dict[str, str]
+    """What they are called in reports, and the name of each in the point's `variants`. Of a proof: `none`, `default`,
+    `tuned`, and `preset <file name>`. Of a trial before it: `best of each slot` and what was changed in the others."""
+
+
+class TunerRecord(msgspec.Struct, kw_only=True):
+    """The content of tuner.json: what belongs to what in a sweep of the tuner."""
+
+    schema: int = SCHEMA
+    command: str
+    started: str
+    """UTC, ISO 8601."""
+    wall_s: float
+    """So far; from the command to the last layer point."""
+    search_s: float = 0.0
+    """The part of it that measured operators, with the start of the processes."""
+    points: int = 0
+    """Operator points that the search measured."""
+    dropped: dict[str, str] = {}
+    """By TP size or operator, in words, why it was not searched (to the end)."""
+    together: list[LayerTrial] = []
+    proofs: list[LayerTrial] = []
+
+
+class TriedSetting(msgspec.Struct, kw_only=True):
+    """One setting of a pass that a search measured."""
+
+    setting: str
+    """In a word, such as `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+    time_us: float | None = None
+    noise_us: float | None = None
+    measurements: int = 0
+
+
+class PassSearch(msgspec.Struct, kw_only=True):
+    """One search: a pass of an operator at one TP size. Times in microseconds."""
+
+    model: str
+    tp_size: int
+    operator: str
+    pass_name: str = msgspec.field(name="pass")
+    chosen: dict[str, dict[str, Any]] = {}
+    """By slot the fastest that was found; empty for no overlap."""
+    time_us: float | None = None
+    none_us: float | None = None
+    floor_us: float | None = None
+    evaluations: int = 0
+    """Measurements of settings."""
+    exhaustive: int = 0
+    """Settings that there are."""
+    stopped: str = ""
+    """Why it ended."""
+    notes: list[str] = []
+    """What was dropped on the way, and why."""
+    refused: dict[str, int] = {}
+    """By reason, how many settings make no sense."""
+    tried: list[TriedSetting] = []
+
+
+class SearchRecord(msgspec.Struct, kw_only=True):
+    """What analysis needs of search.json, which a search leaves beside its points."""
+
+    schema: int = SCHEMA
+    points: int = 0
+    elapsed_s: float = 0.0
+    dropped: dict[str, str] = {}
+    """By what was searched for, why it was not, or not to the end."""
+    searches: list[PassSearch] = []
+
+
+_Record = TypeVar("_Record", TunerRecord, SearchRecord)
+
+
 def trace_file(rank: int, variant: str = "") -> str:
     """A layer has one per variant."""
     return f"trace_{f'{_word(variant)}_' if variant else ''}rank{rank}.json.gz"
@@ -148,6 +230,31 @@ def read_result(path: Path) -> Result:
     if result.schema > SCHEMA:
         raise UserError(f"{path} has schema {result.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
     return result
+
+
+def write_tuner_record(directory: Path, record: TunerRecord) -> Path:
+    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
+    return write_atomically(directory / TUNER_FILE, text + b"\n")
+
+
+def read_tuner_record(path: Path) -> TunerRecord:
+    """Read one tuner.json. UserError when it is none of this or an earlier schema."""
+    return _read_record(path, TunerRecord, "run the tuner again")
+
+
+def read_search_record(path: Path) -> SearchRecord:
+    """Read one search.json. UserError when it is none of this or an earlier schema."""
+    return _read_record(path, SearchRecord, "search again")
+
+
+def _read_record(path: Path, kind: type[_Record], mend: str) -> _Record:
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); remove it, or {mend}.") from None
+    if record.schema > SCHEMA:
+        raise UserError(f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
+    return record
 
 
 def find_points(directory: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,9 +33,13 @@ def _on_rank(
     import torch.distributed as dist
 
     from overlap_sweep.ranks import Ranks
+    from overlap_sweep.runtime.group import NO_MULTICAST
 
     torch.set_num_threads(1)
     here = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    if device == "cuda":
+        os.environ.update(NO_MULTICAST)
+        torch.cuda.set_device(here)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

@@ -1,12 +1,15 @@
 """Who overlaps. Each backend is a folder here, imported only when a point asks for it.
 
-A backend offers these functions. The first three are called where there is no torch and no GPU.
+A backend offers these functions. The first four are called where there is no torch and no GPU.
 
 `refusal(point) -> str | None`
     Why it cannot run the point, decided from the resolved configuration alone, before any process starts.
 
 `default_knobs(method) -> Mapping[str, Any]`
     What a knob that the user left null stands for, so that a setting says all that it is.
+
+`knobs(point) -> Collection[str]`
+    The knobs that it has where the point runs.
 
 `has_default(point) -> bool`
     Whether there is a default overlap of the library's own to compare with.
@@ -23,6 +26,23 @@ A backend offers these functions. The first three are called where there is no t
 
 `close() -> None`
     Free what it holds, before the process group ends. Collective.
+
+A backend that has whole layers has them in a module of its own, which is in `LAYERS` and offers what follows. Only
+`build` and `attention` import torch. What each operator of a layer is refused for, the backend's own `refusal` says.
+
+`HAS_DEFAULT: bool`
+    Whether a slot that is switched on and not configured overlaps as the library does by default. If so, that is what
+    `none` is compared with unasked.
+
+`refusal(point, config, operators) -> str | None`
+    Why a layer that has these operators cannot overlap as this OverlapConfig says.
+
+`build(point, purpose, config, ranks, seed) -> ParallelLayer`
+    The layer of the point's kind: overlapped as `config` says where `purpose` is `point`, or `none` or `floor`. Weights
+    are drawn from torch's generators, seeded with `seed`. Collective. Refused where the library does not take `config`.
+
+`attention(point, ranks) -> tuple[str | None, list[str]]`
+    Who computes attention in a layer that ran, and one sentence for everything that makes it slower than it should be.
 """
 
 from __future__ import annotations
@@ -37,11 +57,16 @@ from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
 BACKENDS = {
     "torch": "overlap_sweep.backends.torch",
     "transformer_engine": "overlap_sweep.backends.transformer_engine",
     "megatron": "overlap_sweep.backends.megatron",
+}
+LAYERS = {
+    "torch": "overlap_sweep.backends.torch.layers",
+    "transformer_engine": "overlap_sweep.backends.transformer_engine.layers",
 }
 
 Purpose = Literal["point", "default", "none", "floor", "tp1"]
@@ -62,11 +87,32 @@ class ParallelLinear:
     output_shape: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class ParallelLayer:
+    """One rank's part of a whole layer, or of a part of one, and how it is run."""
+
+    module: Module
+    """Its parameters are the layer's weights."""
+    forward: Callable[[Module, Tensor, bool], Tensor]
+    """(`module` or what wraps it, input, whether its weights are others than in the last call) -> output."""
+    input_shape: tuple[int, ...]
+    prepare: Callable[[], None] | None = None
+    """Untimed, before each of its turns: make ready what it communicates with. Collective."""
+    calibrate: Callable[[Callable[[], object]], None] | None = None
+    """Once, before all else: given a step, a forward with new weights and its backward, run it as often as it takes to
+    find what the layer computes with. Collective."""
+
+
 def load(name: str) -> Any:
     """The backend's module. UserError for an unknown name."""
     if name not in BACKENDS:
         raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
     return import_module(BACKENDS[name])
+
+
+def load_layers(name: str) -> Any:
+    """The module of the layers of a backend that is in `LAYERS`."""
+    return import_module(LAYERS[name])
 
 
 def close_all() -> None:

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import models, overlap_cfg, space
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep import backends, models, overlap_cfg, space
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import VariantTimes, trace_file
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from overlap_sweep.measure.variant import Variant
     from overlap_sweep.ranks import Ranks
 
-TOLERANCE = 5e-2
+TOLERANCE = {"fp32": 1e-4}
+DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
 """FP8 has two or three bits of mantissa: sums taken in another order round some activations to a neighbour, and the
 GEMMs that follow see it. A wrong chunk is off by 1."""
@@ -34,10 +34,12 @@ _WITH_ATTENTION = ("multihead_attention", "transformer_layer")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Record the configuration that each variant stands for, as its file is now."""
-    backend = "transformer_engine" if point["backend"] == "auto" else point["backend"]
-    configs = {name: asdict(config) for name, config in layer_variants.configurations(point).items()}
-    return {**point, "backend": backend, "layer": {**point["layer"], "configurations": configs}}
+    """Choose the backend, and record the configuration that each variant stands for in it, as its file is now."""
+    backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
+    chosen = {**point, "backend": backend}
+    configs = layer_variants.configurations(chosen) if backend in backends.LAYERS else {}
+    recorded = {name: asdict(config) for name, config in configs.items()}
+    return {**chosen, "layer": {**point["layer"], "configurations": recorded}}
 
 
 def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -45,10 +47,9 @@ def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    if point["backend"] != "transformer_engine":
-        return f"workload=layer runs Transformer Engine's layers, not backend={point['backend']}'s"
-    if reason := transformer_engine.missing():
-        return reason
+    backend = backends.load(point["backend"])
+    if point["backend"] not in backends.LAYERS:
+        return f"backend={point['backend']} has no whole layers; {' and '.join(backends.LAYERS)} have"
     layer, tokens = point["layer"], point["workload"]["tokens"]
     sequence, rest = divmod(tokens, layer["micro_batch_size"])
     if rest or sequence % point["tp_size"]:
@@ -57,10 +58,10 @@ def refusal(point: Mapping[str, Any]) -> str | None:
             f"that divide by tp_size={point['tp_size']}"
         )
     for operator in _OPERATORS_OF_KIND[layer["kind"]]:
-        unset = {"operator": operator, "phase": "all", "method": "none"}
+        unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
         reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
-        if reason or (reason := transformer_engine.userbuffers_refusal({**point, **unset})):
-            return reason
+        if reason := reason or backend.refusal({**point, **unset}):
+            return str(reason)
     refused = _refused(point)
     if refused and len(refused) == len(_configs(point)):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
@@ -76,23 +77,12 @@ def _refused(point: Mapping[str, Any]) -> dict[str, str]:
 def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | None:
     if point["tp_size"] == 1:
         return "tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
-    if point["tp_size"] not in space.USERBUFFERS_RANKS:
-        return f"userbuffers have no kernels for tp_size={point['tp_size']}; they are for 2, 4 and 8 ranks"
     kind = point["layer"]["kind"]
     operators = _OPERATORS_OF_KIND[kind]
     if not overlap_cfg.overlaps(config, operators):
         return f"it overlaps nothing in layer={kind}"
-    if config.switches["tp_comm_overlap_disable_fc1"] and "fc1" in operators:
-        return "Transformer Engine's layers cannot switch off fc1's overlap alone, as tp_comm_overlap_disable_fc1 asks"
-    if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
-        return reason
-    for slot, setting in config.slots.items():
-        operator, _, phase = slot.partition("_")
-        if operator in operators:
-            alone = {**point, **dict.fromkeys(space.KNOBS), **setting, "operator": operator, "phase": phase}
-            if "method" in setting and (reason := transformer_engine.userbuffers_refusal(alone)):
-                return reason
-    return None
+    reason: str | None = backends.load_layers(point["backend"]).refusal(point, config, operators)
+    return reason
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
@@ -103,12 +93,11 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile every variant; the fields of `Result` that were measured."""
-    from overlap_sweep.measure.attention import attention_backend, attention_warnings
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.layer_bench import layer_bench
 
     refused, configs = _refused(point), overlap_configs(point)
-    names = [name for name in layer_variants.names(point["layer"]) if name not in refused]
+    names = [name for name in layer_variants.names(point) if name not in refused]
     # `none` is what the others are checked against, also where the user did not ask for its time.
     to_build = list(dict.fromkeys(["none", *names]))
     variants, refused_there = layer_bench(point, to_build, configs, ranks)
@@ -136,18 +125,20 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         for name, taken in samples.items()
     }
     traces = _profile(point, found, right, directory, ranks)
-    backend = attention_backend() if point["layer"]["kind"] in _WITH_ATTENTION else None
+    attention, attention_warnings = None, []
+    if point["layer"]["kind"] in _WITH_ATTENTION:
+        attention, attention_warnings = backends.load_layers(point["backend"]).attention(point, ranks)
     return {
         "variants": found,
         "objective_us": found[_fastest(found)].times["all"].median_us,
         "launch_bound": any(times.launch_bound for times in found.values()),
         "traces": traces,
-        "attention_backend": backend,
+        "attention_backend": attention,
         "relative_error": wrong_errors,
         "warnings": [
             *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
             *wrong.values(),
-            *attention_warnings(backend),
+            *attention_warnings,
         ],
     }
 
@@ -206,4 +197,6 @@ def tolerance(point: Mapping[str, Any]) -> float:
     given: float | None = point["workload"]["tolerance"]
     if given is not None:
         return given
-    return FP8_TOLERANCE if point["precision"].startswith("fp8") else TOLERANCE
+    if point["precision"].startswith("fp8"):
+        return FP8_TOLERANCE
+    return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)

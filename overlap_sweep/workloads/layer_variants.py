@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep import overlap_cfg, space
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep import backends, overlap_cfg, space
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import settings_file
@@ -19,11 +18,12 @@ PRESETS = ("default", "bulk", "ring_exchange", "pipeline", "split", "rs_dgrad", 
 _OFF = {**dict.fromkeys(overlap_cfg.SWITCH_DEFAULTS, False), "tp_comm_overlap": True}
 
 
-def names(layer: Mapping[str, Any]) -> list[str]:
+def names(point: Mapping[str, Any]) -> list[str]:
     """What is measured, in order: `floor` always last, `none` as well unless the user's own list leaves it out.
 
     UserError where two options say different things of what overlaps.
     """
+    layer = point["layer"]
     given = layer["variants"]
     asked = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
     if layer["comm_overlap"] and len(asked) > 1:
@@ -32,18 +32,26 @@ def names(layer: Mapping[str, Any]) -> list[str]:
             "(in layer.variants a file is file:<path>)."
         )
     if given is None:
-        chosen = layer["tp_comm_overlap_cfg"] and FILE + str(layer["tp_comm_overlap_cfg"])
-        overlapped = chosen or ("rs_dgrad" if layer["ub_overlap_rs_dgrad"] else "default")
-        given = ["none", overlapped] if layer["comm_overlap"] else ["none"]
+        given = ["none", *_unasked(point)] if layer["comm_overlap"] else ["none"]
     elif not layer["comm_overlap"]:
         given = [name for name in given if name in NOT_OVERLAPPED]
     others = [name for name in given if name != "floor"] or ["none"]
     return [*dict.fromkeys(others), "floor"]
 
 
+def _unasked(point: Mapping[str, Any]) -> list[str]:
+    """The one configuration that runs beside `none` when no list is given; the library's default if it has one."""
+    layer = point["layer"]
+    if layer["tp_comm_overlap_cfg"]:
+        return [FILE + str(layer["tp_comm_overlap_cfg"])]
+    if layer["ub_overlap_rs_dgrad"]:
+        return ["rs_dgrad"]
+    return ["default"] if backends.load_layers(point["backend"]).HAS_DEFAULT else []
+
+
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
     """By name, the configuration of every variant that overlaps. UserError for a name or a file that is none."""
-    overlapped = [name for name in names(point["layer"]) if name not in NOT_OVERLAPPED]
+    overlapped = [name for name in names(point) if name not in NOT_OVERLAPPED]
     written = {settings_file(name): name for name in overlapped}
     for name in overlapped:
         if (other := written[settings_file(name)]) != name:
@@ -89,7 +97,8 @@ def _slots_of(
 ) -> dict[str, space.Setting]:
     slots: dict[str, space.Setting] = {}
     given = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
-    complete = {**point, **transformer_engine.default_knobs(method), **given, "method": method, "phase": phase}
+    defaults = backends.load(point["backend"]).default_knobs(method)
+    complete = {**point, **defaults, **given, "method": method, "phase": phase, "phases": None}
     for operator in operators:
         slots |= space.settings({**complete, "operator": operator})
     return slots

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from overlap_sweep import backends
@@ -28,6 +31,20 @@ def test_every_backend_loads_without_its_library_and_has_all_functions(name: str
     module = backends.load(name)
     for function in ("refusal", "default_knobs", "has_default", "parameter_shapes", "prepare", "build"):
         assert callable(getattr(module, function))
+
+
+@pytest.mark.parametrize("name", backends.LAYERS)
+def test_layers_load_without_their_library_and_have_all_that_is_asked_of_them(name: str) -> None:
+    module = backends.load_layers(name)
+    assert isinstance(module.HAS_DEFAULT, bool)
+    for function in ("refusal", "build", "attention"):
+        assert callable(getattr(module, function))
+
+
+def test_the_launchers_process_needs_no_torch_for_layers() -> None:
+    load = "from overlap_sweep import backends; [backends.load_layers(name) for name in backends.LAYERS]"
+    code = f"import sys; {load}; import overlap_sweep.workloads.layer; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_an_unknown_backend_is_told_the_known_ones() -> None:

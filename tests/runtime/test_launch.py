@@ -98,18 +98,53 @@ def test_more_replicas_than_gpus_are_refused_before_anything_starts(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [((), "transformer_engine"), (("backend=torch",), "workload=layer runs Transformer Engine's layers, not")],
+    ("argument", "says"),
+    [
+        ("backend=transformer_engine", "transformer_engine"),
+        ("backend=megatron", "backend=megatron has no whole layers"),
+        ("layer.variants=[none,default]", "default: backend=torch has no default overlap of its own"),
+    ],
 )
-def test_a_layer_on_a_cpu_is_skipped_with_the_reason(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_a_layer_that_cannot_run_on_a_cpu_is_skipped_with_the_reason(tmp_path: Path, argument: str, says: str) -> None:
     launch = Launch(tmp_path)
-    done = launch.run("workload=layer", "runtime.device=cpu", *arguments)
+    done = launch.run("workload=layer", "runtime.device=cpu", argument)
     (result,) = launch.results().values()
     assert result.status == "skipped"
     assert says in str(result.error)
     assert says in done.stderr
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_tuned_configuration_is_compared_on_a_whole_layer(tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.yaml"
+    tuned.write_text(
+        "#   tp_comm_overlap_rs: false\n"
+        "fc1_fprop: {method: ring_exchange, num_sm: 2}\n"
+        "fc2_fprop: {method: pipeline, num_sm: 2, num_splits: 2}\n"
+    )
+    launch, variant = Launch(tmp_path), f"file:{tuned}"
+    done = launch.run(
+        *("workload=layer", "tp_size=2", f"layer.variants=[none,{variant},default,ring_exchange]", "profile=best"),
+        *("workload.tokens=64", "model.num_attention_heads=4", "model.num_kv_heads=2", *SMALL[:1], *SMALL[2:]),
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = launch.results().values()
+    assert result.status == "ok", result.error
+    assert result.point["backend"] == "torch"
+    assert str(result.attention_backend).endswith("(torch)")
+    assert list(result.variants) == ["none", variant, "ring_exchange", "floor"]
+    assert result.variants[variant].settings["fc2_fprop"] == {"method": "pipeline", "num_sm": 2, "num_splits": 2}
+    assert not result.variants[variant].switches["tp_comm_overlap_rs"]
+    for name in (variant, "ring_exchange"):
+        assert max(result.variants[name].relative_error.values()) < 1e-4
+    assert "trace_none_rank1.json.gz" in result.traces
+    assert all((tmp_path / "single" / trace).stat().st_size > 0 for trace in result.traces)
+    (warning,) = result.warnings
+    assert warning.startswith("default was not measured: backend=torch has no default overlap of its own")
+    lines = [line.split()[:1] for line in done.stdout.splitlines()]
+    assert all([name] in lines for name in ("none", "ring_exchange", "floor"))
+    assert variant in done.stdout.replace("\n", "")
 
 
 @pytest.fixture(scope="module")

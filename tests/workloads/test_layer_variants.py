@@ -7,16 +7,15 @@ import pytest
 import yaml
 
 from overlap_sweep import overlap_cfg, space
-from overlap_sweep.analysis.switches import methods_allowed
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
 from overlap_sweep.workloads import layer_variants
 from overlap_sweep.workloads.layer_variants import PRESETS
-from tests.points import LAYER, layer_point
+from tests.points import layer_point
 
 
-def names(**layer: Any) -> list[str]:
-    return layer_variants.names({**LAYER, **layer})
+def names(backend: str = "transformer_engine", **layer: Any) -> list[str]:
+    return layer_variants.names(layer_point(backend=backend, layer=layer))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +29,18 @@ def names(**layer: Any) -> list[str]:
 def test_unasked_the_users_one_configuration_runs_beside_none(layer: dict[str, Any], overlapped: str) -> None:
     assert names(**layer) == ["none", overlapped, "floor"]
     assert names(**layer, comm_overlap=False) == ["none", "floor"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "overlapped"),
+    [
+        ({}, []),
+        ({"ub_overlap_rs_dgrad": True}, ["rs_dgrad"]),
+        ({"tp_comm_overlap_cfg": "/a/b.yaml"}, ["file:/a/b.yaml"]),
+    ],
+)
+def test_unasked_a_backend_without_a_default_runs_none(layer: dict[str, Any], overlapped: list[str]) -> None:
+    assert names("torch", **layer) == ["none", *overlapped, "floor"]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +183,13 @@ def test_a_knob_that_is_not_given_is_the_methods_default() -> None:
     assert slots["qkv_fprop"] == {**ring, "aggregate": False}
     expected = {"method": "pipeline", "num_sm": 3, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}
     assert slots["proj_fprop"] == expected
+
+
+def test_knobs_that_are_not_given_are_the_backends_own_affair() -> None:
+    assert configuration("split", backend="torch", num_sm=3).slots == {
+        **{slot: {"method": "ring_exchange", "num_sm": 3} for slot in GATHERING},
+        **{slot: {"method": "pipeline", "num_sm": 3} for slot in SCATTERING},
+    }
 
 
 def test_what_does_not_overlap_has_no_configuration() -> None:

@@ -10,6 +10,7 @@ from overlap_sweep.backends.transformer_engine import (
     close,
     default_knobs,
     has_default,
+    knobs,
     missing,
     parameter_shapes,
     prepare,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from overlap_sweep.ranks import Ranks
 
-__all__ = ["build", "close", "default_knobs", "has_default", "parameter_shapes", "prepare", "refusal"]
+__all__ = ["build", "close", "default_knobs", "has_default", "knobs", "parameter_shapes", "prepare", "refusal"]
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import models, space
@@ -33,6 +33,10 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     if point["tp_size"] % 2 and any(setting.get("aggregate") for setting in settings.values()):
         return f"aggregate pairs the ranks, and tp_size={point['tp_size']} is odd"
     return None
+
+
+def knobs(point: Mapping[str, Any]) -> Collection[str]:
+    return SUPPORTED_KNOBS[point["runtime"]["device"]]
 
 
 def default_knobs(method: str) -> Mapping[str, Any]:

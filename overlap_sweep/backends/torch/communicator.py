@@ -3,6 +3,7 @@
 A communicator has three operations, each returning a `Pending` result. `num_sm` is its share: the CTAs of an NCCL
 communicator; on gloo the number of chunks that move at once, each on a worker thread of its own. None is the
 library's own choice on the group that the worker began with, which is what does-not-overlap is measured with.
+`SilentCommunicator` moves nothing at all, for the floor.
 """
 
 from __future__ import annotations
@@ -53,24 +54,57 @@ class Communicator(Protocol):
         """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
 
 
+MakeCommunicator = Callable[[int | None, int | None], Communicator]
+"""(num_sm, cga_size) -> the communicator with this share."""
+
+
 @cache
-def communicator(ranks: Ranks, num_sm: int | None = None, cga_size: int | None = None) -> Communicator:
-    """The communicator with this share, made once per worker: a collective call, alike on every rank."""
+def communicator(
+    ranks: Ranks, num_sm: int | None = None, cga_size: int | None = None, replicas: int = 1
+) -> Communicator:
+    """The communicator with this share, made once per worker: a collective call, alike on every rank.
+
+    `ranks` are those that communicate. Where there are several `replicas` of them, neighbours among all ranks of the
+    worker group, each replica gets one of its own.
+    """
     if ranks.device.type == "cuda":
-        return _Nccl(ranks, num_sm, cga_size)
-    return _Gloo(ranks, num_sm)
+        return _Nccl(ranks, num_sm, cga_size, replicas)
+    return _Gloo(ranks, num_sm, replicas)
+
+
+def _own_group(
+    ranks: Ranks, replicas: int, backend: str, make_options: Callable[[], Any]
+) -> tuple[dist.ProcessGroup | None, int]:
+    """A new process group of this rank's replica, and the first of its ranks among all."""
+    if replicas == 1:
+        return dist.new_group(backend=backend, pg_options=make_options()), 0
+    firsts = range(0, replicas * ranks.world_size, ranks.world_size)
+    # Every rank of the worker group has to take part in making every group.
+    groups = [
+        dist.new_group(list(range(first, first + ranks.world_size)), backend=backend, pg_options=make_options())
+        for first in firsts
+    ]
+    replica = dist.get_rank() // ranks.world_size
+    return groups[replica], firsts[replica]
 
 
 class _Nccl:
-    def __init__(self, ranks: Ranks, num_sm: int | None, cga_size: int | None) -> None:
+    def __init__(self, ranks: Ranks, num_sm: int | None, cga_size: int | None, replicas: int) -> None:
         self._world_size = ranks.world_size
         self._group: Any = None
-        if num_sm is not None:
-            options = dist.ProcessGroupNCCL.Options()
-            options.config.min_ctas = options.config.max_ctas = num_sm
+        self._first = 0
+
+        def options() -> Any:
+            if num_sm is None:
+                return None
+            share = dist.ProcessGroupNCCL.Options()
+            share.config.min_ctas = share.config.max_ctas = num_sm
             if cga_size is not None:
-                options.config.cga_cluster_size = cga_size
-            self._group = dist.new_group(backend="nccl", pg_options=options)
+                share.config.cga_cluster_size = cga_size
+            return share
+
+        if num_sm is not None or replicas > 1:
+            self._group, self._first = _own_group(ranks, replicas, "nccl", options)
 
     def all_gather(self, shard: Tensor) -> Pending:
         full = shard.new_empty(self._world_size * shard.shape[0], *shard.shape[1:])
@@ -82,8 +116,8 @@ class _Nccl:
         return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True)], [full])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
-        send = dist.P2POp(dist.isend, outgoing, to, self._group)
-        receive = dist.P2POp(dist.irecv, incoming, source, self._group)
+        send = dist.P2POp(dist.isend, outgoing, self._first + to, self._group)
+        receive = dist.P2POp(dist.irecv, incoming, self._first + source, self._group)
         return Pending(incoming, dist.batch_isend_irecv([send, receive]), [outgoing])
 
 
@@ -98,16 +132,23 @@ class _Waited:
 
 
 class _Gloo:
-    def __init__(self, ranks: Ranks, num_sm: int | None) -> None:
+    def __init__(self, ranks: Ranks, num_sm: int | None, replicas: int) -> None:
         self._world_size, self._chunks = ranks.world_size, num_sm or 1
         self._group: Any = None
-        if num_sm is not None:
+        self._first = 0
+
+        def options() -> Any:
+            if num_sm is None:
+                return None
             # torch keeps these options private; they are the only way to a group's number of threads.
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._threads = num_sm
-            options._timeout = timedelta(minutes=30)
-            options._devices = [dist.ProcessGroupGloo.create_default_device()]
-            self._group = dist.new_group(backend="gloo", pg_options=options)
+            share = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            share._threads = num_sm
+            share._timeout = timedelta(minutes=30)
+            share._devices = [dist.ProcessGroupGloo.create_default_device()]
+            return share
+
+        if num_sm is not None or replicas > 1:
+            self._group, self._first = _own_group(ranks, replicas, "gloo", options)
         # gloo's isend ends when it is waited for, so only a blocking call in a thread overlaps (and shows when
         # the transfer ended).
         self._threads = ThreadPoolExecutor(self._chunks, thread_name_prefix="exchange")
@@ -138,11 +179,35 @@ class _Gloo:
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         def exchange_part(span: slice, tag: int) -> None:
-            sent = dist.isend(outgoing[span], to, group=self._group, tag=tag)
-            dist.recv(incoming[span], source, group=self._group, tag=tag)
+            sent = dist.isend(outgoing[span], self._first + to, group=self._group, tag=tag)
+            dist.recv(incoming[span], self._first + source, group=self._group, tag=tag)
             assert sent is not None
             sent.wait()
 
         spans = self._spans(outgoing.shape[0])
         works = [_Waited(self._threads.submit(exchange_part, span, tag)) for tag, span in enumerate(spans)]
         return Pending(incoming, works, [outgoing])
+
+
+class SilentCommunicator:
+    """Moves nothing.
+
+    What is gathered is a buffer that was filled once, with copies of the first shard of that shape: a GEMM on real
+    numbers takes longer than one on zeros. What is scattered is a view of this rank's rows. Nothing is copied.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._gathered: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        key = tuple(shard.shape), shard.dtype
+        if key not in self._gathered:
+            self._gathered[key] = torch.cat([shard.detach()] * self._ranks.world_size)
+        return Pending(self._gathered[key], [])
+
+    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
+        return Pending(full.chunk(self._ranks.world_size)[self._ranks.rank], [])
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
+        return Pending(incoming, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -99,6 +99,10 @@ def cuda_major() -> int | None:
             continue
         return major
     return None
+
+
+def knobs(point: Mapping[str, Any]) -> Collection[str]:
+    return space.KNOBS
 
 
 def default_knobs(method: str) -> Mapping[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.measure import attention
-from overlap_sweep.measure.attention import attention_backend, attention_warnings, cudnn_directories
+from overlap_sweep.backends.transformer_engine import attention
+from overlap_sweep.backends.transformer_engine.attention import attention_backend, attention_warnings, cudnn_directories
 
 OTHERS = """\
 55d0c0000000-55d0c0001000 r--p 00000000 08:01 131 /usr/bin/python3.11

@@ -1,0 +1,178 @@
+"""The torch modules that a layer is made of. Between them are rows of features: [tokens / tp, hidden] where sequence
+parallel, [tokens, features / tp] between a column-parallel and a row-parallel operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from overlap_sweep.backends import ParallelLayer, Purpose
+from overlap_sweep.backends.torch.communicator import Communicator, SilentCommunicator, communicator
+from overlap_sweep.backends.torch.linear import Linear, parallel_linear
+from overlap_sweep.errors import Refused
+from overlap_sweep.models import LinearShape, linear_shape
+from overlap_sweep.ranks import Ranks
+from overlap_sweep.space import Setting
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+EPSILON = 1e-5
+"""Added to a norm's variance, as Transformer Engine's layers do."""
+
+_KERNELS = {
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+    SDPBackend.MATH: "unfused",
+}
+
+
+def build_layer(
+    point: Mapping[str, Any], purpose: Purpose, settings: Mapping[str, Setting], ranks: Ranks, seed: int
+) -> ParallelLayer:
+    """The layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say. Collective.
+
+    The floor is the same layer on a communicator that moves nothing, so that every tensor has the shape it would have:
+    all that is missing is the communication.
+    """
+    tp_size, replicas = point["tp_size"], point["layer"]["num_replicas"]
+    tp_ranks = Ranks(ranks.rank % tp_size, tp_size, ranks.device)
+
+    silent = SilentCommunicator(tp_ranks)
+
+    def make_communicator(num_sm: int | None, cga_size: int | None) -> Communicator:
+        return silent if purpose == "floor" else communicator(tp_ranks, num_sm, cga_size, replicas)
+
+    def make_operator(name: str) -> Operator:
+        shape = _shape(point, name)
+        _check_sm_count({slot: s for slot, s in settings.items() if slot.startswith(f"{name}_")}, ranks)
+        linear = parallel_linear(name, shape, settings, tp_ranks, make_communicator)
+        return Operator(point, shape, linear, ranks.device)
+
+    torch.manual_seed(seed)
+    kind = point["layer"]["kind"]
+    module = _layer(kind, point, make_operator, partial(_norm, point, ranks.device))
+    # Every layer but the bare row-parallel linear begins with a column-parallel operator.
+    input_shape = _shape(point, "proj" if kind == "linear" else "qkv").input_shape
+    return ParallelLayer(module, lambda layer, x, _first: layer(x), input_shape)
+
+
+def attention_kernel(point: Mapping[str, Any], ranks: Ranks) -> str:
+    """Which of its kernels torch chooses for the layer's attention."""
+    batch, heads, head_dim = point["layer"]["micro_batch_size"], *_local_heads(point)
+    sequence = point["workload"]["tokens"] // batch
+    form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point["precision"]], "requires_grad": True}
+    q, k, v = (torch.empty(batch, count, sequence, head_dim, **form) for count in heads)
+    chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1])
+    return _KERNELS.get(SDPBackend(chosen), "unknown")
+
+
+class Operator(torch.nn.Module):
+    """One parallel linear operator with its weights."""
+
+    def __init__(self, point: Mapping[str, Any], shape: LinearShape, linear: Linear, device: torch.device) -> None:
+        super().__init__()
+        form: dict[str, Any] = {"device": device, "dtype": DTYPES[point["precision"]]}
+        self.bias: torch.nn.Parameter | None = None
+        self._linear = linear
+        self.weight = torch.nn.Parameter(torch.empty(shape.weight_shape, **form))
+        # Keeps activations at about 1 whatever the model's width.
+        torch.nn.init.normal_(self.weight, std=point["model"]["hidden_size"] ** -0.5)
+        if point["model"]["bias"]:
+            self.bias = torch.nn.Parameter(torch.zeros(shape.weight_shape[0], **form))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._linear(x, self.weight, self.bias)
+
+
+class Attention(torch.nn.Module):
+    """This rank's heads: [tokens, queries and keys and values] -> [tokens, heads x head_dim], causal.
+
+    Rows are ordered by position in the sequence first, so that each rank's share of them is a part of every sequence.
+    """
+
+    def __init__(self, point: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._batch = point["layer"]["micro_batch_size"]
+        self._heads, self._head_dim = _local_heads(point)
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        # [sequence, batch, heads, head_dim] -> [batch, heads, sequence, head_dim]
+        by_head = qkv.view(-1, self._batch, sum(self._heads), self._head_dim).permute(1, 2, 0, 3)
+        q, k, v = by_head.split(self._heads, dim=1)
+        grouped = self._heads[0] != self._heads[1]
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return attended.permute(2, 0, 1, 3).reshape(qkv.shape[0], -1)
+
+
+class SwiGLU(torch.nn.Module):
+    """[tokens, gate and value] -> [tokens, ffn / tp]."""
+
+    def forward(self, both: Tensor) -> Tensor:
+        gate, value = both.chunk(2, dim=1)
+        return functional.silu(gate) * value
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(x)
+
+
+def _layer(
+    kind: str, point: Mapping[str, Any], operator: Callable[[str], Operator], norm: Callable[[], torch.nn.Module]
+) -> torch.nn.Module:
+    """`operator` and `norm` make those that the kind has."""
+    match kind:
+        case "linear":
+            return operator("proj")
+        case "layernorm_linear":
+            return _chain(norm=norm(), qkv=operator("qkv"))
+        case "layernorm_mlp":
+            activation = SwiGLU() if point["model"]["gated_mlp"] else torch.nn.GELU(approximate="tanh")
+            return _chain(norm=norm(), fc1=operator("fc1"), activation=activation, fc2=operator("fc2"))
+        case "multihead_attention":
+            return _chain(norm=norm(), qkv=operator("qkv"), core=Attention(point), proj=operator("proj"))
+        case "transformer_layer":
+            blocks = (_layer(part, point, operator, norm) for part in ("multihead_attention", "layernorm_mlp"))
+            return _chain(**dict(zip(("attention", "mlp"), map(Residual, blocks), strict=True)))
+    raise ValueError(kind)
+
+
+def _chain(**parts: torch.nn.Module) -> torch.nn.Sequential:
+    chain = torch.nn.Sequential()
+    for name, part in parts.items():
+        chain.add_module(name, part)
+    return chain
+
+
+def _norm(point: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
+    make = torch.nn.RMSNorm if point["model"]["normalization"] == "RMSNorm" else torch.nn.LayerNorm
+    return make(point["model"]["hidden_size"], eps=EPSILON, device=device, dtype=DTYPES[point["precision"]])
+
+
+def _local_heads(point: Mapping[str, Any]) -> tuple[tuple[int, int, int], int]:
+    """This rank's heads of queries, keys and values, and the size of each."""
+    model, tp_size = point["model"], point["tp_size"]
+    queries, others = model["num_attention_heads"] // tp_size, model["num_kv_heads"] // tp_size
+    return (queries, others, others), model["head_dim"]
+
+
+def _shape(point: Mapping[str, Any], operator: str) -> LinearShape:
+    return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
+
+
+def _check_sm_count(settings: Mapping[str, Setting], ranks: Ranks) -> None:
+    if ranks.device.type == "cuda":
+        count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
+        for slot, setting in settings.items():
+            if setting.get("num_sm", 0) > count:
+                raise Refused(f"{slot}: num_sm={setting['num_sm']} is more than the GPU's {count}")

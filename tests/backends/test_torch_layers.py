@@ -1,0 +1,328 @@
+"""The torch backend's layers against the unsharded layer, written out in float64, on fresh random numbers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from overlap_sweep import space
+from overlap_sweep.backends import ParallelLayer
+from overlap_sweep.backends.torch import communicator as communicators
+from overlap_sweep.backends.torch import layers, modules
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.ranks import Ranks
+from overlap_sweep.workloads import layer_variants
+from tests.points import layer_point
+from tests.processes import run_ranks
+
+CPU = torch.device("cpu")
+TOKENS = 24
+LLAMA = {"hidden_size": 24, "ffn_hidden_size": 40, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+GPT = {**LLAMA, "num_kv_heads": 4, "gated_mlp": False, "normalization": "LayerNorm", "bias": True}
+NONE = OverlapConfig(switches={})
+ALL_ON = {**SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True}
+
+
+def torch_point(kind: str = "transformer_layer", **changes: Any) -> dict[str, Any]:
+    changes = {"model": LLAMA, "workload": {"tokens": TOKENS}, **changes}
+    changes["layer"] = {"kind": kind, "micro_batch_size": 2, **changes.get("layer", {})}
+    return layer_point(backend="torch", precision="fp32", runtime={"device": "cpu"}, **changes)
+
+
+def one_slot(slot: str, method: str) -> OverlapConfig:
+    scatters = space.OPERATORS[slot.partition("_")[0]] == "column" and method != "bulk"
+    return OverlapConfig(
+        {slot: {"method": method, "num_sm": 2}}, {**SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": scatters}
+    )
+
+
+def presets(point: Mapping[str, Any], *names: str) -> dict[str, OverlapConfig]:
+    return layer_variants.configurations({**point, "layer": {**point["layer"], "variants": list(names)}})
+
+
+WHOLE = torch_point(num_sm=2)
+CASES: dict[str, tuple[dict[str, Any], OverlapConfig]] = {
+    **{f"{kind}-none": (torch_point(kind), NONE) for kind in space.LAYER_KINDS},
+    **{f"{kind}-gpt": (torch_point(kind, model=GPT), NONE) for kind in space.LAYER_KINDS},
+    **{f"{kind}-split": (torch_point(kind), presets(WHOLE, "split")["split"]) for kind in space.LAYER_KINDS},
+    **{
+        f"{slot}-{method}": (WHOLE, one_slot(slot, method))
+        for slot, methods in space.SLOTS.items()
+        for method in methods
+    },
+    **{
+        name: (WHOLE, config)
+        for name, config in presets(WHOLE, "bulk", "ring_exchange", "pipeline", "rs_dgrad").items()
+    },
+    "gpt-ring_exchange": (torch_point(model=GPT, num_sm=2), presets(WHOLE, "ring_exchange")["ring_exchange"]),
+}
+
+
+def unsharded(point: Mapping[str, Any], x: Tensor, of_rank: list[dict[str, Tensor]]) -> Tensor:
+    """The layer on all of its input, from the weights of all ranks."""
+    model, batch, kind = point["model"], point["layer"]["micro_batch_size"], point["layer"]["kind"]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        weight = of_rank[0][f"{name}.weight"]
+        if model["normalization"] == "LayerNorm":
+            centred = x - x.mean(1, keepdim=True)
+            scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+            return scaled * weight + of_rank[0][f"{name}.bias"]
+        return x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
+
+    def column(name: str, x: Tensor) -> list[Tensor]:
+        return [x @ its[f"{name}weight"].t() + its.get(f"{name}bias", 0.0) for its in of_rank]
+
+    def row(name: str, parts: list[Tensor]) -> Tensor:
+        products = (part @ its[f"{name}weight"].t() for part, its in zip(parts, of_rank, strict=True))
+        return sum(products) + of_rank[0].get(f"{name}bias", 0.0)  # type: ignore[return-value]
+
+    def attend(qkv: Tensor) -> Tensor:
+        queries, others = (model[name] // len(of_rank) for name in ("num_attention_heads", "num_kv_heads"))
+        by_head = qkv.view(-1, batch, queries + 2 * others, model["head_dim"])
+        q, k, v = by_head.split((queries, others, others), dim=2)
+        k, v = (it.repeat_interleave(queries // others, dim=2) for it in (k, v))
+        scores = torch.einsum("sbhd,tbhd->bhst", q, k) / model["head_dim"] ** 0.5
+        later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
+        probabilities = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return torch.einsum("bhst,tbhd->sbhd", probabilities, v).flatten(2).flatten(0, 1)
+
+    def activate(x: Tensor) -> Tensor:
+        if not model["gated_mlp"]:
+            return functional.gelu(x, approximate="tanh")
+        gate, value = x.chunk(2, dim=1)
+        return gate * torch.sigmoid(gate) * value
+
+    def attention(name: str, x: Tensor) -> Tensor:
+        return row(f"{name}proj.", [attend(qkv) for qkv in column(f"{name}qkv.", norm(f"{name}norm", x))])
+
+    def mlp(name: str, x: Tensor) -> Tensor:
+        return row(f"{name}fc2.", [activate(part) for part in column(f"{name}fc1.", norm(f"{name}norm", x))])
+
+    if kind == "linear":
+        return row("", list(x.chunk(len(of_rank), dim=1)))
+    if kind == "layernorm_linear":
+        return torch.cat(column("qkv.", norm("norm", x)), dim=1)
+    if kind == "transformer_layer":
+        x = x + attention("attention.block.", x)
+        return x + mlp("mlp.block.", x)
+    return attention("", x) if kind == "multihead_attention" else mlp("", x)
+
+
+def is_replicated(kind: str, name: str) -> bool:
+    """What every rank holds whole: norms, and the biases of row-parallel operators."""
+    return "norm." in name or name.endswith(("proj.bias", "fc2.bias")) or (kind == "linear" and name == "bias")
+
+
+def perturb(layer: ParallelLayer, kind: str, seed: int, rank: int) -> None:
+    """Norms and biases start out at 1 and 0, which would hide that one is forgotten."""
+    own, common = (torch.Generator().manual_seed(seed + offset) for offset in (rank + 1, 0))
+    for name, parameter in layer.module.named_parameters():
+        if parameter.dim() == 1:
+            drawn = torch.randn(parameter.shape, generator=common if is_replicated(kind, name) else own)
+            parameter.data += drawn.to(parameter.device) / 4
+
+
+def errors_of_case(ranks: Ranks, name: str, seed: int) -> dict[str, float]:
+    """By tensor, the largest error of this rank's output and gradients over the reference's largest value."""
+    point, config = CASES[name]
+    kind, rank, world = point["layer"]["kind"], ranks.rank, ranks.world_size
+    layer = layers.build(point, "none" if config is NONE else "point", config, ranks, seed + rank)
+    perturb(layer, kind, seed, rank)
+    ours = dict(layer.module.named_parameters())
+    of_rank: list[Any] = [None] * world
+    dist.all_gather_object(of_rank, {name: parameter.detach().double().cpu() for name, parameter in ours.items()})
+    for its in of_rank:
+        # One tensor for all ranks, as it is in the unsharded layer.
+        its |= {name: of_rank[0][name] for name in its if is_replicated(kind, name)}
+        for tensor in its.values():
+            tensor.requires_grad_()
+
+    # A rank's input is its part of the features where the layer is the bare row-parallel operator, else of the rows.
+    cut, features = (1, layer.input_shape[1] * world) if kind == "linear" else (0, layer.input_shape[1])
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(TOKENS, features, generator=random, dtype=torch.float64).requires_grad_()
+    expected = unsharded(point, x, of_rank)
+    gradient = torch.randn(expected.shape, generator=random, dtype=torch.float64)
+    expected.backward(gradient)
+
+    own_x = x.detach().chunk(world, cut)[rank].float().contiguous().to(ranks.device).requires_grad_()
+    assert tuple(own_x.shape) == layer.input_shape
+    output = layer.forward(layer.module, own_x, False)
+    out_cut = 1 if kind == "layernorm_linear" else 0
+    output.backward(gradient.chunk(world, out_cut)[rank].float().to(ranks.device))
+
+    assert x.grad is not None
+    pairs: dict[str, Any] = {"output": (output, expected.chunk(world, out_cut)[rank])}
+    pairs["input"] = own_x.grad, x.grad.chunk(world, cut)[rank]
+    for name, parameter in ours.items():
+        found = parameter.grad
+        if "norm." in name:
+            # Each rank's is the sum over its own rows.
+            dist.all_reduce(found)
+        pairs[name] = found, of_rank[rank][name].grad
+    return {name: ((a.double().cpu() - b).abs().max() / b.abs().max()).item() for name, (a, b) in pairs.items()}
+
+
+def errors_of_cases(ranks: Ranks, seed: int) -> dict[str, dict[str, float]]:
+    return {name: errors_of_case(ranks, name, seed) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, dict[str, float]]]:
+    return run_ranks(2, errors_of_cases, secrets.randbits(40))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_unsharded_layer(errors: list[dict[str, dict[str, float]]], name: str) -> None:
+    for rank, of_rank in enumerate(errors):
+        assert {"output", "input"} < set(of_rank[name])
+        for tensor, error in of_rank[name].items():
+            assert error < 1e-4, f"rank {rank}: {tensor} is off by {error}"
+
+
+@pytest.mark.gpu(count=2)
+def test_equals_the_unsharded_layer_on_nccl() -> None:
+    for of_rank in run_ranks(2, errors_of_cases, secrets.randbits(40), device="cuda"):
+        assert max(error for of_case in of_rank.values() for error in of_case.values()) < 1e-4
+
+
+SLOTS = {
+    "qkv_fprop": {"method": "ring_exchange", "num_sm": 1},
+    "qkv_dgrad": {"method": "ring_exchange", "num_sm": 2},
+    "proj_fprop": {"method": "pipeline", "num_sm": 3, "num_splits": 2},
+    "proj_dgrad": {"method": "ring_exchange", "num_sm": 4},
+    "fc1_fprop": {"method": "ring_exchange", "num_sm": 5},
+    "fc1_dgrad": {"method": "ring_exchange", "num_sm": 6},
+    "fc2_fprop": {"method": "pipeline", "num_sm": 7, "num_splits": 2},
+    "fc2_dgrad": {"method": "ring_exchange", "num_sm": 8},
+}
+BULK = {
+    "qkv_dgrad": {"method": "bulk", "num_sm": 1},
+    "qkv_wgrad": {"method": "bulk", "num_sm": 2},
+    "fc1_dgrad": {"method": "bulk", "num_sm": 3},
+    "fc1_wgrad": {"method": "bulk", "num_sm": 4},
+}
+SWITCHED = {
+    "all on": (SLOTS, {}, set(SLOTS)),
+    "all off": (SLOTS, {"tp_comm_overlap": False}, set()),
+    "ag off": (SLOTS, {"tp_comm_overlap_ag": False}, {"qkv_dgrad", "fc1_dgrad", "proj_fprop", "fc2_fprop"}),
+    "rs off": (SLOTS, {"tp_comm_overlap_rs": False}, set(SLOTS) - {"proj_fprop", "fc2_fprop"}),
+    "fc1 off": (
+        SLOTS,
+        {"tp_comm_overlap_disable_fc1": True, "tp_comm_bulk_dgrad": False},
+        set(SLOTS) - {"fc1_fprop", "fc1_dgrad"},
+    ),
+    "qkv off": (
+        SLOTS,
+        {"tp_comm_overlap_disable_qkv": True, "tp_comm_bulk_dgrad": False},
+        set(SLOTS) - {"qkv_fprop", "qkv_dgrad"},
+    ),
+    "bulk on": (BULK, {"tp_comm_overlap_rs_dgrad": False}, set(BULK)),
+    "bulk dgrad off": (
+        BULK,
+        {"tp_comm_overlap_rs_dgrad": False, "tp_comm_bulk_dgrad": False},
+        {"qkv_wgrad", "fc1_wgrad"},
+    ),
+    "bulk wgrad off": (
+        BULK,
+        {"tp_comm_overlap_rs_dgrad": False, "tp_comm_bulk_wgrad": False},
+        {"qkv_dgrad", "fc1_dgrad"},
+    ),
+}
+"""Slots and changed switches, and which slots are left to overlap; each has a share of its own to be known by."""
+
+
+class Recorded:
+    """A communicator that notes its share when it is used."""
+
+    def __init__(self, communicator: Any, num_sm: int | None, used: set[int | None]) -> None:
+        self._communicator, self._num_sm, self._used = communicator, num_sm, used
+
+    def __getattr__(self, operation: str) -> Any:
+        self._used.add(self._num_sm)
+        return getattr(self._communicator, operation)
+
+
+def shares_used(ranks: Ranks) -> dict[str, set[int | None]]:
+    """By case, the num_sm of every communicator that took part in a forward and backward."""
+    found = {}
+    used: set[int | None] = set()
+    make = communicators.communicator
+
+    def recorded(ranks: Ranks, num_sm: int | None, cga_size: int | None, replicas: int) -> Any:
+        return Recorded(make(ranks, num_sm, cga_size, replicas), num_sm, used)
+
+    modules.communicator = recorded  # type: ignore[assignment]
+    for name, (slots, switches, _) in SWITCHED.items():
+        layer = layers.build(torch_point(), "point", OverlapConfig(slots, {**ALL_ON, **switches}), ranks, 0)
+        used.clear()
+        x = torch.randn(layer.input_shape, requires_grad=True)
+        layer.forward(layer.module, x, False).sum().backward()
+        found[name] = set(used)
+    return found
+
+
+def test_only_the_slots_that_are_switched_on_overlap() -> None:
+    for found in run_ranks(2, shares_used):
+        for name, (slots, _, on) in SWITCHED.items():
+            assert found[name] - {None} == {slots[slot]["num_sm"] for slot in on}, name
+        assert found["all off"] == {None}
+
+
+@pytest.mark.parametrize("kind", space.LAYER_KINDS)
+def test_the_floor_communicates_nothing_and_has_all_shapes(kind: str) -> None:
+    # There is no process group here that it could communicate in.
+    assert not dist.is_initialized()
+    for rank in range(2):
+        layer = layers.build(torch_point(kind, model=GPT), "floor", NONE, Ranks(rank, 2, CPU), 0)
+        x = torch.randn(layer.input_shape, requires_grad=True)
+        output = layer.forward(layer.module, x, False)
+        rows, columns = (TOKENS, 3 * 4 * 8 // 2) if kind == "layernorm_linear" else (TOKENS // 2, 24)
+        assert tuple(output.shape) == (rows, columns)
+        output.backward(torch.randn_like(output))
+        for tensor in (x, *layer.module.parameters()):
+            assert tensor.grad is not None
+            assert tensor.grad.isfinite().all()
+            assert tensor.grad.abs().max() > 0
+
+
+def test_what_is_gathered_on_the_floor_are_numbers_and_no_copy_is_made_twice() -> None:
+    silent = communicators.SilentCommunicator(Ranks(1, 3, CPU))
+    first, second = torch.randn(2, 4), torch.randn(2, 4)
+    gathered = silent.all_gather(first).wait()
+    assert gathered.equal(torch.cat([first] * 3))
+    assert silent.all_gather(second).wait() is gathered
+    full = torch.randn(6, 4)
+    scattered = silent.reduce_scatter(full).wait()
+    assert scattered.equal(full[2:4])
+    assert scattered.data_ptr() == full[2:4].data_ptr()
+
+
+def test_variants_have_the_same_weights() -> None:
+    ranks = Ranks(0, 2, CPU)
+    one, other, another = (layers.build(torch_point(), "floor", NONE, ranks, seed) for seed in (3, 3, 4))
+    weights = [dict(layer.module.named_parameters()) for layer in (one, other, another)]
+    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
+    assert not weights[0]["mlp.block.fc1.weight"].equal(weights[2]["mlp.block.fc1.weight"])
+    assert weights[0]["mlp.block.fc2.weight"].std().item() == pytest.approx(24**-0.5, rel=0.2)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_weights_are_in_the_precision(precision: str, dtype: torch.dtype) -> None:
+    point = {**torch_point(model=GPT), "precision": precision}
+    layer = layers.build(point, "floor", NONE, Ranks(0, 2, CPU), 0)
+    assert {parameter.dtype for parameter in layer.module.parameters()} == {dtype}
+
+
+def test_who_computes_attention_is_named() -> None:
+    name, warnings = layers.attention(torch_point(), Ranks(0, 2, CPU))
+    assert name in {f"{kernel} (torch)" for kernel in ("flash", "memory-efficient", "unfused")}
+    assert warnings == []
