@@ -1,0 +1,76 @@
+"""As much of megatron.bridge.training.comm_overlap as a preset needs, for machines without Megatron-Bridge.
+
+Names, fields, defaults and what becomes of them are those of 0.6.2; test_exports.py compares it with the real one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+class TPOverlapCfg:
+    pass
+
+
+@dataclass
+class PipelineOverlapCfg(TPOverlapCfg):
+    num_sm: int
+    cga_size: int
+    num_splits: int
+    set_sm_margin: bool
+    fp8_buf: Any = (False,)
+    atomic_gemm: bool = False
+    method: str = "pipeline"
+
+
+@dataclass
+class RingExchangeOverlapCfg(TPOverlapCfg):
+    aggregate: bool = False
+    method: str = "ring_exchange"
+    num_sm: int = 1
+    cga_size: int = 1
+    set_sm_margin: bool = False
+    fp8_buf: bool = False
+    atomic_gemm: bool = False
+
+
+@dataclass
+class BulkOverlapCfg(TPOverlapCfg):
+    num_sm: int
+    cga_size: int
+    set_sm_margin: bool
+    method: str = "bulk"
+
+
+@dataclass
+class TransformerLayerTPOverlapCfg:
+    qkv_dgrad: TPOverlapCfg | None
+    qkv_wgrad: TPOverlapCfg | None
+    fc1_dgrad: TPOverlapCfg | None
+    fc1_wgrad: TPOverlapCfg | None
+    qkv_fprop: TPOverlapCfg | None
+    proj_dgrad: TPOverlapCfg | None
+    fc1_fprop: TPOverlapCfg | None
+    fc2_dgrad: TPOverlapCfg | None
+    proj_fprop: TPOverlapCfg | None
+    fc2_fprop: TPOverlapCfg | None
+
+
+@dataclass(kw_only=True)
+class CommOverlapConfig:
+    tp_comm_overlap: bool
+    tp_comm_overlap_cfg: TransformerLayerTPOverlapCfg | None = None
+    tp_comm_bootstrap_backend: str | None = "nccl"
+    data_parallel_size: int | None = None
+
+    def finalize(self) -> None:
+        pass
+
+    def setup(self, model: Any, optimizer: object, ddp: object) -> None:
+        can = model.tensor_model_parallel_size > 1 and model.sequence_parallel
+        model.tp_comm_overlap = self.tp_comm_overlap and can
+        model.tp_comm_overlap_cfg = None
+        if model.tp_comm_overlap and self.tp_comm_overlap_cfg:
+            slots = asdict(self.tp_comm_overlap_cfg)
+            model.tp_comm_overlap_cfg = {slot: setting for slot, setting in slots.items() if setting is not None}
