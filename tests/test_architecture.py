@@ -20,6 +20,8 @@ MAY_IMPORT = {
     "backends": BASE | {"ranks"},
     "workloads": BASE | {"ranks", "backends", "measure"},
     "runtime": BASE | {"ranks", "workloads", "backends", "measure"},
+    "search": BASE | {"analysis", "report", "runtime", "workloads", "backends"},
+    "tuner": BASE | {"analysis", "report", "runtime", "search"},
 }
 WITHOUT_TORCH = BASE | {"trace", "analysis", "report"}
 

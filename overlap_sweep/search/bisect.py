@@ -1,0 +1,193 @@
+"""Search one cell: bracket num_sm, eliminate everything else one value at a time.
+
+Time over num_sm falls like 1 / num_sm while communication is exposed, and rises once the communication takes more SMs
+from the GEMM than it needs: it is convex in 1 / num_sm, so that two measurements bound what lies beyond them. What
+cannot become the fastest is not measured.
+
+The other knobs have no order. Their values are *arms*: each is entered with one measurement, and searched along num_sm
+only while it is within reach of the fastest. Everything goes from the fastest arm to slower ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from overlap_sweep import space
+from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, distance
+from overlap_sweep.search.start import Start, usual
+from overlap_sweep.search.trail import Search, Steps, Trail
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to look. Shares are of the fastest time so far."""
+
+    reach: float = 0.25
+    """An arm that is slower by more than this after its first measurement is dropped: tuning num_sm would have to make
+    it up."""
+    reach_tuned: float = 0.05
+    """The same for an arm that was entered at the num_sm that is best for the arm next to it."""
+    worth: float = 0.01
+    """What a measurement must promise to gain, at best."""
+    repeats: int = 3
+    """How often the last contenders are measured while the noise cannot tell them apart."""
+    contenders: int = 2
+    """How many of them there are at most."""
+
+
+@dataclass
+class _Progress:
+    """Where the search of one cell stands, beside its measurements."""
+
+    trail: Trail
+    effort: Effort
+    start: Start
+    searched: set[Arm] = field(default_factory=set)
+    flipped: set[Candidate] = field(default_factory=set)
+    tuned: set[Arm] = field(default_factory=set)
+    """Arms that were entered at a num_sm that was found to be best."""
+
+    def within_reach(self, candidate: Candidate) -> bool:
+        tuned = self.trail.cell.arm(candidate) in self.tuned
+        reach = self.effort.reach_tuned if tuned else self.effort.reach
+        return self.trail.time_us(candidate) <= (1 + reach) * self.trail.time_us(self.trail.best)
+
+    def has_more(self, candidate: Candidate) -> bool:
+        """Whether its arm is not searched yet."""
+        arm = self.trail.cell.arm(candidate)
+        return arm not in self.searched and len(self.trail.cell.arms[arm]) > 1
+
+
+def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
+    """Search the trail's cell; see `trail.Search`."""
+    progress = _Progress(trail, effort, start)
+    yield from trail.measure([_entry(trail, group, start) for group in trail.cell.groups])
+    while (found := _next(progress)) is not None:
+        candidate, more = found
+        if more:
+            progress.searched.add(trail.cell.arm(candidate))
+            yield from _search_arm(trail, trail.cell.arm(candidate), effort)
+        else:
+            progress.flipped.add(candidate)
+            yield from _flip(progress, candidate)
+    for candidate in filter(progress.has_more, trail.overlaps):
+        slower = trail.time_us(candidate) / trail.time_us(trail.best) - 1
+        trail.notes.append(f"{candidate} is {slower:.0%} slower than {trail.best}: no other num_sm of it was tried")
+    yield from _tell_apart(trail, effort)
+    return f"nothing left that could be faster than {trail.best}"
+
+
+def _entry(trail: Trail, candidates: Sequence[Candidate], start: Start) -> Candidate:
+    """With most knobs as the library has them, where most ladders cross, closest to where num_sm should start."""
+
+    def rank(candidate: Candidate) -> tuple[float, ...]:
+        ladders = {slot: trail.cell.ladder(candidate, slot) for slot in candidate.ordinal_slots}
+        unusual = -sum(_usual_knobs(setting) for setting in candidate.settings.values())
+        crossing = sum(len(ladder) > 1 for ladder in ladders.values())
+        away = sum(distance(candidate, start(trail, slot, ladder)) for slot, ladder in ladders.items())
+        return unusual, -crossing, away
+
+    return min(candidates, key=rank)
+
+
+def _usual_knobs(setting: space.Setting) -> int:
+    return sum(setting.get(knob) == value for knob, value in space.USERBUFFERS_DEFAULTS[setting["method"]].items())
+
+
+def _next(progress: _Progress) -> tuple[Candidate, bool] | None:
+    """What to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one, whose knobs
+    were not flipped yet. The flag tells which of both."""
+    within_reach = list(filter(progress.within_reach, progress.trail.overlaps))
+    unsearched = next(filter(progress.has_more, within_reach), None)
+    if unsearched is not None:
+        return unsearched, True
+    if within_reach and within_reach[0] not in progress.flipped:
+        return within_reach[0], False
+    return None
+
+
+def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:
+    """Along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so that the best num_sm of
+    one does not depend on the other's."""
+    for slot in dict(arm):
+        measured = [c for c in trail.overlaps if trail.cell.arm(c) == arm and slot in c.ordinal_slots]
+        ladders = (trail.cell.ladder(candidate, slot) for candidate in measured)
+        # That of the fastest candidate; in a recording with holes it may have none.
+        ladder = next((ladder for ladder in ladders if len(ladder) > 1), None)
+        while ladder and (probe := next(_promising(trail, ladder, slot, effort), None)):
+            yield from trail.measure([probe])
+
+
+def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Effort) -> Iterator[Candidate]:
+    """What to measure next on a ladder that has one measurement at least, most useful first.
+
+    Half and twice the best num_sm, when the bound that convexity puts on its time is worth it; then between the best
+    and its neighbours on both sides, where the curve through the three says that it is.
+    """
+    by_num_sm = {candidate.settings[slot][ORDINAL]: candidate for candidate in ladder}
+    times_us = {n: trail.time_us(c) for n, c in by_num_sm.items() if c in trail.samples}
+    untried = [n for n, c in by_num_sm.items() if c not in trail.samples and c not in trail.failed]
+    best = min(times_us, key=times_us.__getitem__)
+    lower = max((n for n in times_us if n < best), default=None)
+    upper = min((n for n in times_us if n > best), default=None)
+    target_us = (1 - effort.worth) * trail.time_us(trail.best)
+    outside = [] if lower else [_nearest([n for n in untried if n < best], best / 2)]
+    outside += [] if upper else [_nearest([n for n in untried if n > best], best * 2)]
+    yield from (by_num_sm[n] for n in outside if n and least_us(n, times_us) < target_us)
+    if lower and upper:
+        expected_us = curve({n: times_us[n] for n in (lower, best, upper)})
+        inside = [n for n in untried if lower < n < upper]
+        least = min(inside, key=expected_us, default=None)
+        if least and expected_us(least) < target_us:
+            yield by_num_sm[least]
+
+
+def _nearest(choices: Sequence[int], wanted: float) -> int | None:
+    return min(choices, key=lambda n: abs(n - wanted), default=None)
+
+
+def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
+    """The least that convexity in 1 / num_sm allows, given the times at other counts; 0 where it says nothing.
+
+    Outside of two points a convex function lies above the line through them.
+    """
+    u, known = 1 / num_sm, sorted((1 / n, time_us) for n, time_us in times_us.items())
+    pairs = [point for point in known if point[0] < u][-2:], [point for point in known if point[0] > u][:2]
+    bounds = [a_us + (b_us - a_us) * (u - a) / (b - a) for (a, a_us), (b, b_us) in (p for p in pairs if len(p) == 2)]
+    return max(bounds, default=0.0)
+
+
+def curve(times_us: Mapping[int, float]) -> Callable[[int], float]:
+    """The time over num_sm that runs through three measurements: a + b / num_sm + c * num_sm."""
+    coefficients = np.linalg.solve([[1, 1 / n, n] for n in times_us], list(times_us.values()))
+    return lambda n: float(coefficients @ [1, 1 / n, n])
+
+
+def _flip(progress: _Progress, candidate: Candidate) -> Steps:
+    """Enter the arms that differ from the candidate in one categorical knob: one knob after the other, since what was
+    found faster is what the next search starts from."""
+    trail, cell = progress.trail, progress.trail.cell
+    on_ladder = any(len(cell.ladder(candidate, slot)) > 1 for slot in candidate.ordinal_slots)
+    for values in cell.flips(candidate).values():
+        entered = set(map(cell.arm, (*trail.samples, *trail.failed)))
+        new = [others for others in values.values() if cell.arm(others[0]) not in entered]
+        if on_ladder:
+            entries = [min(others, key=lambda other: distance(other, candidate)) for others in new]
+            progress.tuned.update(map(cell.arm, entries))
+        else:
+            entries = [_entry(trail, others, progress.start) for others in new]
+        yield from trail.measure(entries)
+
+
+def _tell_apart(trail: Trail, effort: Effort) -> Steps:
+    """Measure the contenders again while the noise hides which of them is fastest."""
+    for _ in range(effort.repeats - 1):
+        best = trail.estimate(trail.best)
+        close = [c for c in trail.overlaps if not trail.estimate(c).differs_from(best)][: effort.contenders]
+        rivals = len(close) + (not trail.estimate(NONE).differs_from(best))
+        if rivals < 2 or not all(map(trail.can_repeat, close)):
+            return
+        yield from trail.measure_again(close)

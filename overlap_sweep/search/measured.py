@@ -1,0 +1,121 @@
+"""Have points measured by the launcher, in batches, unless their results are there already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+
+from overlap_sweep import workloads
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.search.budget import Budget
+from overlap_sweep.search.rounds import Request
+
+T = TypeVar("T")
+CHUNK = 8
+"""Points that are launched at once where time is limited: a limit is looked at between launches only."""
+LASTING = ("ok", "skipped")
+"""What need not be tried again when a sweep is resumed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One point for the launcher."""
+
+    overrides: Sequence[str]
+    point: Mapping[str, Any]
+    """The resolved configuration that the launcher will find for them."""
+
+    @classmethod
+    def of(cls, request: Request) -> Job:
+        phases = request.phases or {"fprop": {"method": "none"}}
+        repetition = [f"repetition={request.repetition}"] if request.repetition else []
+        point = {**request.task.point, "phases": phases, "repetition": request.repetition}
+        completed = workloads.load("operator").complete(point)
+        return cls([*request.task.overrides, f"phases={override_value(phases)}", *repetition], completed)
+
+
+class Measurements:
+    """All points of a sweep. Those that lie in its directory already are not measured again."""
+
+    def __init__(self, launcher: Launcher, directory: Path, budget: Budget) -> None:
+        self.budget, self.directory = budget, directory
+        self.reused = 0
+        self._launcher = launcher
+        self._known = _known_results(directory)
+        self._launched = 0
+
+    def measure(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Result]]:
+        """Each with its result, as far as the budget goes: of what is left out nothing is heard."""
+        left = self.budget.points_left
+        jobs = {id(job): (job, request) for request in requests[:left] for job in [Job.of(request)]}
+        size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
+        for chunk in batched([job for job, _ in jobs.values()], size):
+            if self.budget.spent:
+                return
+            self.budget.points += len(chunk)
+            for job, result in zip(chunk, self.run(chunk), strict=True):
+                yield jobs[id(job)][1], result
+
+    def run(self, jobs: Sequence[Job]) -> list[Result]:
+        """Their results, whatever the budget says."""
+        found = [self._known.get(_key(job.point)) for job in jobs]
+        self.reused += sum(result is not None for result in found)
+        new = [job for job, result in zip(jobs, found, strict=True) if result is None]
+        launched = iter(self._launch(new) if new else ())
+        return [result or next(launched) for result in found]
+
+    def _launch(self, jobs: Sequence[Job]) -> list[Result]:
+        returned = self._launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=self._launched)
+        self._launched += len(jobs)
+        return [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def override_value(value: Any) -> str:
+    """As Hydra's grammar has it."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(override_value, value))}]"
+    if isinstance(value, str) and not value.isidentifier():
+        return json.dumps(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _result(returned: JobReturn, job: Job) -> Result:
+    """What the job left in its directory."""
+    directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
+    if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
+        return read_result(directory / RESULT_FILE)
+    error = str(returned._return_value) if returned.status == JobStatus.FAILED else "the job left no result"
+    return Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
+
+
+def _known_results(directory: Path) -> Mapping[str, Result]:
+    found = {}
+    for point_directory in find_points(directory):
+        if not (point_directory / RESULT_FILE).exists():
+            continue
+        try:
+            result = read_result(point_directory / RESULT_FILE)
+        except UserError:
+            # Cut short or of a later version: it is measured again, and written over.
+            continue
+        if result.status in LASTING:
+            found[_key(result.point)] = result
+    return found
+
+
+def _key(point: Mapping[str, Any]) -> str:
+    return json.dumps(point, sort_keys=True)

@@ -1,0 +1,111 @@
+"""What a search knows: every setting that was measured, how often, and why others were not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from overlap_sweep.analysis.estimate import Estimate
+from overlap_sweep.search.cell import NONE, Candidate, Cell
+
+Measured = Estimate | str
+"""One measurement of a candidate, comparable with the others of its cell; or why there is none."""
+
+Search = Generator[Sequence[Candidate], Mapping[Candidate, Measured], str]
+"""Yields what to measure next, is sent what came of it, and returns why it stopped."""
+
+Steps = Generator[Sequence[Candidate], Mapping[Candidate, Measured]]
+"""A part of a search."""
+
+UNLIMITED: Callable[[Candidate], int] = lambda _: 2**31  # noqa: E731
+
+
+@dataclass
+class Baselines:
+    """What is measured beside every candidate, in microseconds."""
+
+    none: Estimate
+    floor_us: float
+    collective_us: float = 0.0
+    """One collective alone, at the full rate of the links; every operator of a layer moves the same activations."""
+
+
+@dataclass
+class Trail:
+    """The measurements of one cell so far."""
+
+    cell: Cell
+    baselines: Baselines
+    samples: dict[Candidate, list[Estimate]] = field(default_factory=dict)
+    failed: dict[Candidate, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What was dropped, and why."""
+    stopped: str = ""
+    """Why the search ended; empty while it has not."""
+    most_samples: Callable[[Candidate], int] = UNLIMITED
+    """How often a candidate can be measured at all: a recording ends."""
+
+    def measure(self, candidates: Iterable[Candidate]) -> Steps:
+        """Have those measured that never were; each of them is in `samples` or `failed` then."""
+        new = [c for c in dict.fromkeys(candidates) if c not in self.samples and c not in self.failed]
+        if new:
+            self.record((yield new))
+
+    def measure_again(self, candidates: Iterable[Candidate]) -> Steps:
+        """One more sample of each."""
+        self.record((yield list(candidates)))
+
+    def record(self, measured: Mapping[Candidate, Measured]) -> None:
+        for candidate, found in measured.items():
+            if isinstance(found, str):
+                self.failed[candidate] = found
+                self.notes.append(f"{candidate} failed: {found}")
+            else:
+                self.samples.setdefault(candidate, []).append(found)
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """All samples of the candidate together."""
+        if candidate == NONE:
+            return self.baselines.none
+        return together(self.samples[candidate])
+
+    def time_us(self, candidate: Candidate) -> float:
+        """Infinite for what failed or was not measured."""
+        if candidate != NONE and candidate not in self.samples:
+            return math.inf
+        return self.estimate(candidate).time_us
+
+    @property
+    def known(self) -> list[Candidate]:
+        """`none` and what was measured, fastest first."""
+        return sorted([NONE, *self.samples], key=self.time_us)
+
+    @property
+    def overlaps(self) -> list[Candidate]:
+        """What was measured but `none`, fastest first."""
+        return [candidate for candidate in self.known if candidate != NONE]
+
+    def can_repeat(self, candidate: Candidate) -> bool:
+        return len(self.samples[candidate]) < self.most_samples(candidate)
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest so far; ties are for the analysis, which sees all measurements, to decide."""
+        return self.known[0]
+
+    @property
+    def evaluations(self) -> int:
+        """Measurements of candidates; `none` comes with every one of them."""
+        return sum(map(len, self.samples.values())) + len(self.failed)
+
+
+def together(samples: Sequence[Estimate]) -> Estimate:
+    """Several medians of one setting as one: their mean, and the noise of a mean, or what they really differ by."""
+    count = len(samples)
+    if count == 1:
+        return samples[0]
+    mean_us = sum(sample.time_us for sample in samples) / count
+    noise_us = math.hypot(*(sample.noise_us for sample in samples)) / count
+    spread_us = (max(s.time_us for s in samples) - min(s.time_us for s in samples)) / 2 / math.sqrt(count)
+    return Estimate(mean_us, max(noise_us, spread_us), sum(sample.repeats for sample in samples))
