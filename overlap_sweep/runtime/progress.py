@@ -59,7 +59,7 @@ def _lines(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
     with _listening(outcomes, heard):
         yield
     best = outcomes.best()
-    if best:
+    if best and not outcomes.searching:
         print(f"best    {best.name}  {best.speedup:.3f}x none", file=console.file, flush=True)
 
 

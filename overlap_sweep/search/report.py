@@ -49,7 +49,7 @@ class SearchReport:
         for trail in (trail for task in self.tasks for trail in task.trails):
             print(_line(trail))
         trails = [trail for task in self.tasks for trail in task.trails]
-        tried, of = sum(trail.evaluations for trail in trails), sum(len(t.cell.candidates) for t in trails)
+        tried, of = sum(trail.settings_tried for trail in trails), sum(len(t.cell.candidates) for t in trails)
         budget = measurements.budget
         reused = f", {measurements.reused} of them measured before" if measurements.reused else ""
         print(
@@ -109,5 +109,5 @@ def _line(trail: Trail) -> str:
     best, none_us = trail.best, trail.time_us(NONE)
     time_us = trail.time_us(best)
     answer = f"{best}, {time_us / 1e3:.3f} ms, {none_us / time_us:.2f}x none" if best != NONE else "don't overlap"
-    measured = f"{trail.evaluations} of {len(trail.cell.candidates)} measured"
+    measured = f"{trail.settings_tried} of {len(trail.cell.candidates)} settings measured"
     return f"search: {trail.cell.label}: {answer} ({measured}; {trail.stopped or 'not stopped'})"

@@ -95,6 +95,10 @@ class Trail:
         return self.known[0]
 
     @property
+    def settings_tried(self) -> int:
+        return len(self.samples) + len(self.failed)
+
+    @property
     def evaluations(self) -> int:
         """Measurements of candidates; `none` comes with every one of them."""
         return sum(map(len, self.samples.values())) + len(self.failed)

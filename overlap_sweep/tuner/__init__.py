@@ -1,0 +1,1 @@
+"""The whole workflow of `+experiment=tp_overlap_tuner`: search, try together, prove, report; and `tune` in Python."""

@@ -1,0 +1,68 @@
+"""Layer points of the tuner: configurations side by side on the whole layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from overlap_sweep import overlap_cfg
+from overlap_sweep.config import LayerWorkload
+from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.run_directory import LayerTrial, Result, write_atomically
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search.measured import Job, override_value
+from overlap_sweep.search.rounds import Task
+from overlap_sweep.search.sweeper import Sweep, compose
+
+CONFIGS = "configs"
+"""Beside the points: the files that the layers overlap by."""
+
+_OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
+_OF_LAYERS = {declared.name for declared in fields(LayerWorkload)}
+
+
+def write_config(directory: Path, name: str, config: OverlapConfig) -> str:
+    """The variant's name under which a layer finds the configuration."""
+    folder = directory / CONFIGS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = write_atomically(folder / f"{name}.yaml", overlap_cfg.text(config).encode())
+    return f"file:{path}"
+
+
+def run_trial(whole: Sweep, task: Task, name: str, variants: Mapping[str, str]) -> tuple[LayerTrial, Result]:
+    """Measure one layer under these variants, given by what they are called in reports."""
+    subdirectory = f"{name}_{case_word(task)}"
+    overrides = [
+        *(override for override in task.overrides if _holds_for_layers(override)),
+        "workload=layer",
+        f"layer.variants={override_value(list(dict.fromkeys(variants.values())))}",
+        "profile=none",
+        f"hydra.sweep.subdir={subdirectory}",
+    ]
+    job = Job(overrides, resolve(compose(whole.config, whole.context, overrides)))
+    (result,) = whole.measurements.run([job])
+    return LayerTrial(tp_size=task.point["tp_size"], point=subdirectory, variants=dict(variants)), result
+
+
+def case_word(task: Task) -> str:
+    """Fit for a file: what tells the cases of a sweep apart."""
+    point = task.point
+    model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    return f"{model}_tp{point['tp_size']}_{point['precision']}_tokens{point['workload']['tokens']}"
+
+
+def _holds_for_layers(override: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    group, _, name = key.partition(".")
+    return key not in _OF_OPERATORS and (group != "workload" or name in _OF_LAYERS)
+
+
+def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
+    """Variants of the files that the user named, by what they are called. UserError where one is no such file."""
+    found = {}
+    for given in paths or ():
+        path = Path(given.replace("{tp}", str(tp_size))).expanduser()
+        overlap_cfg.read(path)
+        found[f"preset {path.stem}"] = f"file:{path}"
+    return found
