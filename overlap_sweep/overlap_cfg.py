@@ -192,3 +192,19 @@ def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
     on = switches["tp_comm_overlap_ag"] or (row and switches["tp_comm_overlap_rs"])
     of_column = ("tp_comm_overlap_rs_dgrad", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")
     return switches["tp_comm_overlap"] and (on or (column and any(switches[name] for name in of_column)))
+
+
+def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass_name: str) -> dict[str, space.Setting]:
+    """What ub_cfgs give to the slots of one pass of an operator, with every knob that changes anything: the library
+    takes what they do not say from the slot's default, and a slot that they do not name has its default whole."""
+    given = {}
+    for phase in space.PHASES:
+        slot = space.slot(operator, phase)
+        if space.PASS_OF_PHASE[phase] == pass_name and space.methods_of(operator, phase):
+            whole = {**space.USERBUFFERS_DEFAULT_SETTINGS[slot], **slots.get(slot, {})}
+            knobs = space.knobs_of(operator, phase, whole["method"])
+            setting = {"method": whole["method"], **{knob: whole[knob] for knob in knobs if knob in whole}}
+            given[slot] = space.without_idle_knobs(setting)
+    if space.wgrad_refusal(operator, given):
+        del given[space.slot(operator, "wgrad")]
+    return given

@@ -183,6 +183,22 @@ def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(p for p in PASSES if p in touched)
 
 
+TOLERANCE = {"fp32": 1e-4}
+DEFAULT_TOLERANCE = 2e-2
+FP8_SUM_TOLERANCE = 0.2
+"""Where partial sums are rounded to FP8 (two or three bits of mantissa) before they are added."""
+
+
+def tolerance(point: Mapping[str, Any]) -> float:
+    """The largest relative error at which an operator point still counts as right."""
+    given: float | None = point["workload"]["tolerance"]
+    if given is not None:
+        return given
+    if any(setting.get("fp8_buf") for setting in settings(point).values()):
+        return FP8_SUM_TOLERANCE
+    return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)
+
+
 def setting_name(setting: Mapping[str, Any] | None) -> str:
     """A slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
     if not setting or setting["method"] == "none":

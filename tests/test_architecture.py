@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "workloads": BASE | {"ranks", "backends", "measure"},
     "runtime": BASE | {"ranks", "workloads", "backends", "measure"},
     "search": BASE | {"analysis", "report", "runtime", "workloads", "backends"},
-    "tuner": BASE | {"analysis", "report", "runtime", "search"},
+    "tuner": BASE | {"analysis", "report", "runtime", "workloads", "search"},
 }
 WITHOUT_TORCH = BASE | {"trace", "analysis", "report"}
 

@@ -11,12 +11,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.analysis.estimate import Estimate, distinct, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.traces import TraceReading
+from overlap_sweep.analysis.wrong_numbers import Arm, PassKey, arm, of_pass, pass_key
 from overlap_sweep.run_directory import PassTimes
 from overlap_sweep.space import Setting
 
@@ -113,14 +115,22 @@ def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
     return sum(times) if times and len(times) == len(choices) else None
 
 
-def choose_all(points: Iterable[Point], traces: Mapping[Path, TraceReading], objective: str) -> list[PassChoice]:
-    """One choice per TP size, operator and pass of one case. Launch-bound points have no say."""
+def choose_all(
+    points: Iterable[Point],
+    traces: Mapping[Path, TraceReading],
+    objective: str,
+    wrong: Mapping[PassKey, Collection[Arm]] = MappingProxyType({}),
+) -> list[PassChoice]:
+    """One choice per TP size, operator and pass of one case. Launch-bound points have no say, and what is as good as
+    `wrong` (see wrong_numbers) is not trusted."""
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     for point in points:
         if point.result and not point.result.launch_bound:
             for pass_name in space.PASSES:
                 key = point.config["tp_size"], point.config["operator"], pass_name
-                observed[key].append(_observe(point, pass_name, traces[point.directory]))
+                observation = _observe(point, pass_name, traces[point.directory])
+                if arm(observation.settings) not in wrong.get(pass_key(point, pass_name), ()):
+                    observed[key].append(observation)
     operators = list(space.OPERATORS)
     keys = sorted(observed, key=lambda key: (key[0], operators.index(key[1]), space.PASSES.index(key[2])))
     return [choose(*key, observed[key], objective) for key in keys]
@@ -153,13 +163,9 @@ def choose(
 
 def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
     assert point.result
-    of_pass = {
-        slot: setting
-        for slot, setting in point.result.settings.items()
-        if space.PASS_OF_PHASE[slot.partition("_")[2]] == pass_name
-    }
+    own = of_pass(point.result.settings, pass_name)
     ratio = traces.metrics.get(RATIO_OF_PASS[pass_name])
-    return Observation(point.name, of_pass, point.result.times[pass_name], ratio)
+    return Observation(point.name, own, point.result.times[pass_name], ratio)
 
 
 def _candidates(observations: Iterable[Observation], none: Estimate) -> list[Candidate]:

@@ -64,6 +64,13 @@ class Point:
         return self.config["workload"]["name"] == "layer"
 
     @property
+    def why_not_ok(self) -> str:
+        """In one line; of a point that is not ok."""
+        if not self.result:
+            return "no result.json: given up, or still running"
+        return next(iter((self.result.error or "").strip().splitlines()), "no reason given")
+
+    @property
     def case(self) -> Case:
         config, environment = self.config, self.result.environment if self.result else {}
         return Case(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from overlap_sweep import space
 from overlap_sweep.analysis.points import Point
 
-_SAME = ("model", "tp_size", "operator", "phase", "method", *space.KNOBS)
+_SAME = ("model", "tp_size", "operator", "phase", "phases", "method", *space.KNOBS)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from overlap_sweep.analysis.frame import Row, table_rows
 from overlap_sweep.analysis.layer_frame import layer_rows
 from overlap_sweep.analysis.layers import LayerAnalysis, analyse_layer
 from overlap_sweep.analysis.points import Case, Point, Reading, group_cases, read_points
+from overlap_sweep.analysis.proof import Outcome, Proof, Unproven, outcomes, standing
+from overlap_sweep.analysis.records import Records, read_records
 from overlap_sweep.analysis.repeats import Repeats, repeated
 from overlap_sweep.analysis.scaling import Scaling, scale_case
-from overlap_sweep.analysis.switches import Plan, plan
+from overlap_sweep.analysis.switches import Plan, SwitchAdvice, plan
 from overlap_sweep.analysis.traces import read_traces
+from overlap_sweep.analysis.wrong_numbers import wrong_arms
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,47 @@ class CaseAnalysis:
     conditions: GpuConditions | None
     launch_bound: list[str]
     """Points whose times say nothing about the device."""
+    outcomes: dict[int, Outcome]
+    """By TP size, of those that a tuner measured: what it proved on the whole layer, or why it proved nothing."""
+    superseded: list[Outcome]
+    """The other outcomes of TP sizes that were tuned more than once."""
+
+    @property
+    def proofs(self) -> dict[int, Proof]:
+        """By TP size."""
+        return {tp_size: found for tp_size, found in self.outcomes.items() if isinstance(found, Proof)}
+
+    @property
+    def unproven(self) -> dict[int, Unproven]:
+        """By TP size."""
+        return {tp_size: found for tp_size, found in self.outcomes.items() if isinstance(found, Unproven)}
+
+    @property
+    def tp_sizes(self) -> list[int]:
+        """Those that there is a configuration for, from 2 on."""
+        return sorted({*self.plans, *self.proofs})
+
+    def config(self, tp_size: int) -> OverlapConfig:
+        """What to train with: what was proven, or else the best of each slot, one by one."""
+        return self.proofs[tp_size].config if tp_size in self.proofs else self.plans[tp_size].config
+
+    def switches(self, tp_size: int) -> list[SwitchAdvice]:
+        """The switches of that configuration that must not keep their defaults."""
+        planned = {advice.name: advice for advice in self.plans[tp_size].switches} if tp_size in self.plans else {}
+        if tp_size not in self.proofs:
+            return list(planned.values())
+        proof, advices = self.proofs[tp_size], []
+        for name, value in proof.config.switches.items():
+            if value != SWITCH_DEFAULTS[name]:
+                known = planned.get(name)
+                as_proven = SwitchAdvice(name, value, f"as {proof.recommended} was measured")
+                advices.append(known if known and known.value == value else as_proven)
+        return advices
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
         """Every configurable slot of the operators measured at this TP size, tried or not."""
+        if tp_size not in self.plans:
+            return []
         return [
             SlotAnswer(slot, choice.chosen.settings.get(slot), choice, final)
             for choice, final in zip(self.plans[tp_size].choices, self.plans[tp_size].finals, strict=True)
@@ -85,8 +128,34 @@ class Analysis:
     layer_rows: list[Row]
     """The tidy table of layers, see layer_frame.COLUMNS."""
     layers: list[LayerAnalysis]
+    records: Records
+    """What the sweeps that searched say of themselves."""
+    strays: list[Unproven]
+    """What a tuner could not prove because it belongs to none of the cases."""
     problems: list[str]
     """One sentence for each file that is there and cannot be read."""
+
+    @property
+    def proofs(self) -> list[Proof]:
+        """Of all cases and TP sizes."""
+        return [proof for case in self.cases for proof in case.proofs.values()]
+
+    @property
+    def unproven(self) -> list[Unproven]:
+        """Of all cases and TP sizes."""
+        return [found for case in self.cases for found in case.unproven.values()] + self.strays
+
+    @property
+    def loose_layers(self) -> list[LayerAnalysis]:
+        """Those that no tuner measured for one of the cases."""
+        found = [outcome for case in self.cases for outcome in (*case.outcomes.values(), *case.superseded)]
+        trials = [trial for outcome in found for trial in (outcome.trial, *(t.trial for t in outcome.together))]
+        tuned = {trial.point.directory for trial in trials if trial and trial.point}
+        return [layer for layer in self.layers if layer.point.directory not in tuned]
+
+    def folder(self, case: CaseAnalysis) -> str:
+        """Where a case's files go, below all others: empty for the only one."""
+        return case.case.name if len(self.cases) > 1 else ""
 
     def counts(self) -> dict[str, int]:
         found: Counter[str] = Counter(point.status for point in self.reading.points)
@@ -105,9 +174,13 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     """Read and judge everything at or below `root`. UserError when there is nothing."""
     reading = read_points(root)
     traces = read_traces(point for point in reading.points if not point.is_layer)
+    records = read_records(root)
+    grouped = group_cases(reading.points)
+    found = outcomes(records.tuners, reading.points, grouped)
     cases = []
-    for case, points in group_cases(reading.points).items():
-        choices = choose_all(points, traces, config.objective)
+    for case, points in grouped.items():
+        choices = choose_all(points, traces, config.objective, wrong_arms(reading.points))
+        stands = _standing(found, case)
         tp_sizes = sorted({choice.tp_size for choice in choices if choice.tp_size > 1})
         plans = {tp_size: plan([choice for choice in choices if choice.tp_size == tp_size]) for tp_size in tp_sizes}
         cases.append(
@@ -120,6 +193,8 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
                 repeats=repeated(points),
                 conditions=gpu_conditions(points),
                 launch_bound=[point.name for point in points if point.result and point.result.launch_bound],
+                outcomes=stands,
+                superseded=[one for one in found if one.case == case and one is not stands[one.tp_size]],
             )
         )
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
@@ -130,5 +205,20 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         cases=cases,
         layer_rows=layer_rows(reading.points, layers, root),
         layers=layers,
-        problems=reading.problems + [problem for found in traces.values() for problem in found.problems],
+        records=records,
+        strays=[one for one in found if isinstance(one, Unproven) and one.case is None],
+        problems=[
+            *reading.problems,
+            *records.problems,
+            *(problem for of_point in traces.values() for problem in of_point.problems),
+        ],
     )
+
+
+def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
+    """By TP size, what to report of this case."""
+    by_size = defaultdict(list)
+    for one in found:
+        if one.case == case:
+            by_size[one.tp_size].append(one)
+    return {tp_size: standing(by_size[tp_size]) for tp_size in sorted(by_size)}

@@ -3,10 +3,6 @@
 A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. Only the switches
 turn an overlap off, and most of them hold for several slots at once, so the choices of all operators are settled
 together: every combination of switches is tried, and the one that loses least against the choices is taken.
-
-What a switch does was read in Megatron-Core 0.16.1 (core/extensions/transformer_engine.py) and Transformer Engine
-2.20 (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
-tp_comm_bulk_wgrad are interchanged; the code does what the names say.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from itertools import product
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
+from overlap_sweep.overlap_cfg import OverlapConfig, methods_allowed
 
 FLAGS = {
     "tp_comm_overlap": "--tp-comm-overlap",
@@ -30,11 +27,6 @@ FLAGS = {
 """The command line options of Megatron-LM that change a switch from its default; the others have none."""
 
 Switches = Mapping[str, bool]
-
-_SCATTER = frozenset({"ring_exchange", "pipeline"})
-_GATHER = frozenset({"ring_exchange"})
-_BULK = frozenset({"bulk"})
-_OFF: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -63,29 +55,12 @@ class Plan:
     """One sentence for each choice that the switches don't allow."""
     switches: list[SwitchAdvice]
 
-
-def methods_allowed(switches: Switches) -> dict[str, frozenset[str]]:
-    """By slot the methods that its overlap may have under these switches; empty where it is off.
-
-    A slot whose overlap is on can take one of the methods only: none of it is not to be had.
-    """
-    gather = switches["tp_comm_overlap"] and switches["tp_comm_overlap_ag"]
-    scatter = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs"]
-    scatter_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]
-    bulk_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_dgrad"]
-    bulk_wgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_wgrad"]
-    allowed = {}
-    for operator in ("qkv", "fc1"):
-        # It turns off what is pipelined with the operator's own GEMMs; the bulk overlaps stay.
-        disabled = switches[f"tp_comm_overlap_disable_{operator}"]
-        own_scatter = scatter_dgrad and not disabled
-        allowed[f"{operator}_fprop"] = _GATHER if gather and not disabled else _OFF
-        allowed[f"{operator}_dgrad"] = _SCATTER if own_scatter else _BULK if bulk_dgrad else _OFF
-        allowed[f"{operator}_wgrad"] = _BULK if bulk_wgrad and not own_scatter else _OFF
-    for operator in ("proj", "fc2"):
-        allowed[f"{operator}_fprop"] = _SCATTER if scatter else _OFF
-        allowed[f"{operator}_dgrad"] = _GATHER if gather else _OFF
-    return allowed
+    @property
+    def config(self) -> OverlapConfig:
+        """The finals' slots, and all switches with the advice applied."""
+        final = {slot: setting for candidate in self.finals for slot, setting in candidate.settings.items()}
+        slots = {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
+        return OverlapConfig(slots, {**DEFAULTS, **{advice.name: advice.value for advice in self.switches}})
 
 
 def plan(choices: Sequence[PassChoice]) -> Plan:

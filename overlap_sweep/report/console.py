@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable
 from typing import IO
 
 from rich.console import Console
@@ -20,3 +22,19 @@ def console_for(stream: IO[str]) -> Console:
 def fits(table: Table, console: Console) -> bool:
     """Whether the table can be printed whole; rich would cut off what a narrow terminal cannot show."""
     return console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum <= console.width
+
+
+def print_lines(lines: Iterable[str], console: Console, indent: int = 2, hanging: int = 2) -> None:
+    """Each line indented by so many columns; on a terminal what it must wrap is indented further by `hanging`."""
+    for line in lines:
+        if console.soft_wrap:
+            console.print(" " * indent + line)
+            continue
+        wrapped = textwrap.wrap(
+            line,
+            console.width,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * (indent + hanging),
+            break_on_hyphens=False,
+        )
+        console.print("\n".join(wrapped))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,9 +13,10 @@ from overlap_sweep.analysis import layer_frame
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
-from overlap_sweep.report import overlap_yaml, text, tuning_report
+from overlap_sweep.report import overlap_yaml, proof_report, text, tuning_report
 from overlap_sweep.report.overlap_yaml import Provenance
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.report.training_files import training_files
 from overlap_sweep.run_directory import write_atomically
 
 TABLE_FILE = "points"
@@ -39,26 +40,31 @@ def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Pat
 
 def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tuple[Path, bytes]]:
     yield directory / text.FILE_NAME, text.summary_text(analysis).encode()
-    report = msgspec.json.encode(tuning_report.tuning_report(analysis))
-    yield directory / tuning_report.FILE_NAME, msgspec.json.format(report, indent=2) + b"\n"
+    yield directory / tuning_report.FILE_NAME, _json(tuning_report.tuning_report(analysis))
+    if proofs := proof_report.proof_report(analysis):
+        yield directory / proof_report.FILE_NAME, _json(proofs)
     if analysis.rows:
         yield from _table(to_frame(analysis.rows), directory / TABLE_FILE)
     if analysis.layer_rows:
         yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
     for case in analysis.cases:
-        folder = directory / case.case.name if len(analysis.cases) > 1 else directory
+        folder = directory / analysis.folder(case)
+        points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]
         provenance = Provenance(
             machine=describe_machine(environments(case.points)[0]),
-            measured=measured_when(case.points),
-            commands=[*launch_commands(case.points), command],
+            measured=measured_when(points),
+            commands=list(dict.fromkeys([*launch_commands(points), command])),
         )
-        texts = [
-            (folder / overlap_yaml.file_name(tp_size), overlap_yaml.overlap_yaml(case, tp_size, provenance).encode())
-            for tp_size in case.plans
-        ]
+        texts = {tp_size: training_files(case, tp_size, provenance) for tp_size in case.tp_sizes}
         if texts:
-            yield folder / overlap_yaml.FILE_NAME, texts[0][1]
-        yield from texts
+            smallest = min(texts)
+            yield folder / overlap_yaml.FILE_NAME, texts[smallest][overlap_yaml.file_name(smallest)].encode()
+        for of_size in texts.values():
+            yield from ((folder / name, content.encode()) for name, content in of_size.items())
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
 
 def _table(frame: pd.DataFrame, path: Path) -> Iterator[tuple[Path, bytes]]:

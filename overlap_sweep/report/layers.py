@@ -23,7 +23,7 @@ def print_layer(point: Point, console: Console) -> None:
 
 def print_analysis(analysis: LayerAnalysis, console: Console) -> None:
     console.print(f"\n{title(analysis.point)}", style="bold")
-    _print_table(analysis, console)
+    print_table(analysis, analysis.winner, console)
     console.print(verdict(analysis))
     for caution in cautions(analysis):
         console.print(caution)
@@ -53,16 +53,21 @@ def verdict(analysis: LayerAnalysis) -> str:
     if not contenders:
         return f"no verdict: there is nothing to compare {reference} with"
     winner = analysis.winner
-    others = [f"{row.name} is {_difference(row)}" for row in contenders if row is not winner]
+    others = [f"{row.name} is {row.to_reference.in_words()}" for row in contenders if row is not winner]
     if winner:
-        first = f"{winner.name} is {_difference(winner, f' than {reference}')}"
+        first = f"{winner.name} is {winner.to_reference.in_words(f' than {reference}')}"
         return "; ".join([first, *others])
     return f"nothing is faster than {reference}: {'; '.join(others)}"
 
 
 def cautions(analysis: LayerAnalysis) -> list[str]:
-    """What to know before believing the table: about its reference, its intervals, and what the point warned of."""
+    """What to know before believing the table: about it, and what the point warned of."""
     assert analysis.point.result
+    return [*cautions_of_table(analysis), *analysis.point.result.warnings]
+
+
+def cautions_of_table(analysis: LayerAnalysis) -> list[str]:
+    """About its reference, its intervals, and what was launch-bound."""
     lines = []
     if analysis.reference != "none":
         lines.append(f"none was not measured: ratios are to {analysis.reference}.")
@@ -74,7 +79,7 @@ def cautions(analysis: LayerAnalysis) -> list[str]:
     launch_bound = [row.name for row in analysis.rows if row.launch_bound]
     if launch_bound:
         lines.append(f"Launch-bound, left out of the verdict: {', '.join(launch_bound)}.")
-    return lines + analysis.point.result.warnings
+    return lines
 
 
 def _coverage(analysis: LayerAnalysis) -> float:
@@ -82,16 +87,8 @@ def _coverage(analysis: LayerAnalysis) -> float:
     return analysis.rows[0].interval.coverage
 
 
-def _difference(row: VariantRow, than: str = "") -> str:
-    if not row.differs:
-        return "no different"
-    faster = row.interval.high < 1
-    by, near, far = (abs(1 - ratio) for ratio in (row.ratio, row.interval.low, row.interval.high))
-    low, high = sorted((near, far))
-    return f"{by:.1%} {'faster' if faster else 'slower'}{than} ({low * 100:.1f} to {high:.1%})"
-
-
-def _print_table(analysis: LayerAnalysis, console: Console) -> None:
+def print_table(analysis: LayerAnalysis, best: VariantRow | None, console: Console) -> None:
+    """A line for each variant, and what the ratios are; stacked where the terminal is too narrow."""
     against = "vs none" if analysis.reference == "none" else "vs first"
     rows = [_cells(row, analysis, against) for row in analysis.rows]
     shown = [header for header in rows[0] if any(row[header] for row in rows)]
@@ -100,7 +97,7 @@ def _print_table(analysis: LayerAnalysis, console: Console) -> None:
         left = header in ("variant", against, "note")
         table.add_column(header, justify="left" if left else "right", no_wrap=True)
     for row, cells in zip(analysis.rows, rows, strict=True):
-        style = "green" if row is analysis.winner else ""
+        style = "green" if row is best else ""
         table.add_row(Text(cells["variant"], style), *(cells[header] for header in shown[1:]))
     if fits(table, console):
         console.print(table)

@@ -10,8 +10,10 @@ import yaml
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.analysis.sweep import CaseAnalysis, SlotAnswer
+from overlap_sweep.report.numbers import as_sentence
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
+WHAT = "Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs"
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
 
 
@@ -34,25 +36,30 @@ def overlap_yaml(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> st
     Loads with yaml.safe_load into `{slot: {method, num_sm, ...}}`.
     """
     slots = case.slots(tp_size)
-    head = [*_origin(case, tp_size, provenance), "", *_switches(case, tp_size), "", *_left_out(slots), ""]
+    title = f"Communication overlap for TP={tp_size}: {WHAT}."
+    origins = [*origin(case, tp_size, provenance), *beside_default(case, tp_size)]
+    head = [title, *origins, "", *_switches(case, tp_size), "", *_left_out(slots), ""]
     body = [_entry(answer) for answer in slots if answer.final_setting]
-    return "".join(f"# {line}".rstrip() + "\n" for line in head) + ("".join(body) or "{}\n")
+    lines = [line for entry in head for line in entry.splitlines() or [""]]
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + ("".join(body) or "{}\n")
 
 
-def _origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str]:
+def origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str]:
+    """Where the settings come from, and how far they hold."""
     lines = [
-        f"Communication overlap for TP={tp_size}: Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs.",
         f"{case.case}",
         f"Measured {provenance.measured} on {provenance.machine}",
         *(f"  {command}" for command in provenance.commands),
     ]
     if case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case.case.backend))
-    return lines + _beside_default(case, tp_size)
+    if tp_size in case.unproven:
+        lines.append(as_sentence(case.unproven[tp_size].verdict))
+    return lines
 
 
-def _beside_default(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """What the settings are worth in sum, where there is a default to compare them with."""
+def beside_default(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """What the operators' best settings are worth in sum, where there is a default to compare them with."""
     of_pass = {answer.choice.label: answer for answer in case.slots(tp_size) if answer.tried}
     choices = [answer.choice for answer in of_pass.values()]
     default_us = default_sum_us(choices)
@@ -96,18 +103,19 @@ def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
 def _why_none(answer: SlotAnswer) -> str:
     if answer.setting:
         return f"{space.brief_name(answer.setting)} is best, but the switches don't allow it beside the others"
-    compared = f"; {answer.choice.none.time_us:.1f} us{_default(answer.choice)}" if answer.choice.default else ""
+    compared = f"; {answer.choice.none.time_us:.1f} us{default_beside(answer.choice)}" if answer.choice.default else ""
     return f"none wins; {answer.choice.reason}{compared}"
 
 
 def _entry(answer: SlotAnswer) -> str:
     choice, final = answer.choice, answer.final
-    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}{_default(choice)}"
+    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}{default_beside(choice)}"
     together = " together" if len(final.settings) > 1 else ""
     predicted = "" if final.measured else ", predicted from its slots alone: measure them together"
     comment = f"# {choice.label}{together}: {compared}{predicted}\n"
     return comment + yaml.safe_dump({answer.slot: dict(answer.final_setting or {})}, sort_keys=False)
 
 
-def _default(choice: PassChoice) -> str:
+def default_beside(choice: PassChoice) -> str:
+    """To be appended to other times, in microseconds; empty where it was not measured."""
     return f", default {choice.default.time_us:.1f}" if choice.default else ""

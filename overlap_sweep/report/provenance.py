@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import TUNER_FILE, read_tuner_record
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
@@ -48,23 +50,45 @@ def measured_when(points: Sequence[Point]) -> str:
 
 
 def launch_commands(points: Sequence[Point]) -> list[str]:
-    """What was typed, as Hydra recorded it: one command for each sweep, or for a point that was run alone."""
-    commands = dict.fromkeys(filter(None, (_launch_command(point.directory) for point in points)))
-    return list(commands)
+    """What was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run alone."""
+    of_sweep: dict[Path, str | None] = {}
+    for point in points:
+        # A sweep has hundreds of points.
+        directory = point.directory.parent
+        if directory not in of_sweep:
+            of_sweep[directory] = _tuner_command(directory) or _sweep_command(directory)
+    found = []
+    for point in points:
+        of_its_sweep = of_sweep[point.directory.parent]
+        found.append(_point_command(point.directory) if of_its_sweep is None else of_its_sweep)
+    return list(dict.fromkeys(filter(None, found)))
 
 
-def _launch_command(directory: Path) -> str | None:
+def _tuner_command(directory: Path) -> str | None:
     try:
-        if (directory.parent / SWEEP_CONFIG).exists():
-            recorded = yaml.safe_load((directory.parent / SWEEP_CONFIG).read_bytes())["hydra"]["overrides"]
-            choices = [override for override in recorded["hydra"] if override.startswith("hydra/")]
-            return _command(["-m", *recorded["task"], *choices])
-        if (directory / POINT_OVERRIDES).exists():
-            return _command(yaml.safe_load((directory / POINT_OVERRIDES).read_bytes()))
-    except (yaml.YAMLError, KeyError, TypeError):
-        # A record that was cut short costs the comment that it would have been, nothing else.
+        return read_tuner_record(directory / TUNER_FILE).command
+    except UserError:
         return None
-    return None
+
+
+def _sweep_command(directory: Path) -> str | None:
+    """None where there was no sweep; empty where its record was cut short."""
+    if not (directory / SWEEP_CONFIG).exists():
+        return None
+    try:
+        recorded = yaml.safe_load((directory / SWEEP_CONFIG).read_bytes())["hydra"]["overrides"]
+        choices = [override for override in recorded["hydra"] if override.startswith("hydra/")]
+        return _command(["-m", *recorded["task"], *choices])
+    except (yaml.YAMLError, KeyError, TypeError):
+        # It costs the comment that it would have been, nothing else.
+        return ""
+
+
+def _point_command(directory: Path) -> str | None:
+    try:
+        return _command(yaml.safe_load((directory / POINT_OVERRIDES).read_bytes()))
+    except (OSError, yaml.YAMLError, TypeError):
+        return None
 
 
 def _command(arguments: Sequence[str]) -> str:

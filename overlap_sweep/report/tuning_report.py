@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,6 +16,8 @@ from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.scaling import Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
 from overlap_sweep.report.layers import verdict
+from overlap_sweep.report.numbers import finite
+from overlap_sweep.report.proof_report import outcome_entries, tuner_entries
 from overlap_sweep.report.provenance import environments, launch_commands, measured_when
 from overlap_sweep.run_directory import VariantTimes
 
@@ -29,7 +30,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
-    layer point, with one in `variants` for each row of the tidy table of layers.
+    layer point, with one in `variants` for each row of the tidy table of layers. `proof` has the entries of proof.json,
+    and `tuner` those of its tuners.
     """
     cases = [_case(case) for case in analysis.cases]
     return {
@@ -55,8 +57,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "switches": [
             {"case": case.case.name, "tp_size": tp_size, **asdict(advice), "flag": advice.flag}
             for case in analysis.cases
-            for tp_size, plan in case.plans.items()
-            for advice in plan.switches
+            for tp_size in case.tp_sizes
+            for advice in case.switches(tp_size)
         ],
         "tp_scaling": cases[0]["tp_scaling"] if len(cases) == 1 else None,
         "repeats": [
@@ -69,6 +71,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         ],
         "configurations": [_row(row) for row in analysis.rows],
         "layers": _layers(analysis),
+        "proof": outcome_entries(analysis),
+        "tuner": tuner_entries(analysis),
     }
 
 
@@ -147,7 +151,7 @@ def _layer(point: Point, analysis: LayerAnalysis | None, root: Path) -> dict[str
 def _variants(analysis: LayerAnalysis, measured: Mapping[str, VariantTimes]) -> list[dict[str, Any]]:
     return [
         {
-            **{column: _finite(value) for column, value in variant_cells(row, analysis).items()},
+            **{column: finite(value) for column, value in variant_cells(row, analysis).items()},
             "settings": measured[row.name].settings,
             "switches": measured[row.name].switches,
         }
@@ -179,6 +183,7 @@ def _by_size(values: Mapping[int, Any]) -> dict[str, Any]:
 
 def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any]:
     choice, chosen = answer.choice, answer.choice.chosen
+    in_yaml = case.config(tp_size).slots.get(answer.slot)
     return {
         "case": case.case.name,
         "tp_size": tp_size,
@@ -189,7 +194,7 @@ def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any
         "config_id": config_id(tp_size, choice.operator, answer.phase, answer.setting),
         "overlap_method": answer.setting["method"] if answer.setting else "none",
         "setting": dict(answer.setting) if answer.setting else None,
-        "setting_in_yaml": dict(answer.final_setting) if answer.final_setting else None,
+        "setting_in_yaml": in_yaml and dict(in_yaml),
         "measured": chosen.measured,
         "time_us": chosen.time_us,
         "noise_us": chosen.estimate.noise_us,
@@ -199,7 +204,7 @@ def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any
         "default_noise_us": choice.default.noise_us if choice.default else None,
         "speedup": choice.none.time_us / chosen.time_us,
         "speedup_over_default": _speedup_over_default(choice),
-        "hidden_fraction": _finite(hidden_fraction(chosen.time_us, choice.none.time_us, choice.floor_us)),
+        "hidden_fraction": finite(hidden_fraction(chosen.time_us, choice.none.time_us, choice.floor_us)),
         "overlap_ratio": chosen.overlap_ratio,
         "candidates": len(choice.candidates),
         "reason": choice.reason,
@@ -212,12 +217,8 @@ def _speedup_over_default(choice: PassChoice) -> float | None:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    values = {column: _finite(value) for column, value in row.items()}
+    values = {column: finite(value) for column, value in row.items()}
     return {**values, "overlap_method": row["method"]}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,10 @@ class Effort:
     """How many of them there are at most."""
 
 
+Flip = tuple[str, str, str, object]
+"""Slot, method, knob and its value."""
+
+
 @dataclass
 class _Progress:
     """Where the search of one cell stands, beside its measurements."""
@@ -49,6 +53,8 @@ class _Progress:
     flipped: set[Candidate] = field(default_factory=set)
     tuned: set[Arm] = field(default_factory=set)
     """Arms that were entered at a num_sm that was found to be best."""
+    flip_of: dict[Arm, Flip] = field(default_factory=dict)
+    """By arm, the value of a knob that led to it."""
 
     def within_reach(self, candidate: Candidate) -> bool:
         tuned = self.trail.cell.arm(candidate) in self.tuned
@@ -58,13 +64,19 @@ class _Progress:
     def has_more(self, candidate: Candidate) -> bool:
         """Whether its arm is not searched yet."""
         arm = self.trail.cell.arm(candidate)
-        return arm not in self.searched and len(self.trail.cell.arms[arm]) > 1
+        more = arm not in self.searched and len(self.trail.cell.arms[arm]) > 1
+        return more and not self.trail.given_up(candidate)
+
+    @property
+    def forbidden(self) -> set[Flip]:
+        """Values of knobs that failed where they were tried."""
+        return {self.flip_of[arm] for arm in map(self.trail.cell.arm, self.trail.failed) if arm in self.flip_of}
 
 
 def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
     """Search the trail's cell; see `trail.Search`."""
     progress = _Progress(trail, effort, start)
-    yield from trail.measure([_entry(trail, group, start) for group in trail.cell.groups])
+    yield from trail.measure([*trail.seeds, *(_entry(trail, group, start) for group in trail.cell.groups)])
     while (found := _next(progress)) is not None:
         candidate, more = found
         if more:
@@ -119,6 +131,8 @@ def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:
         ladder = next((ladder for ladder in ladders if len(ladder) > 1), None)
         while ladder and (probe := next(_promising(trail, ladder, slot, effort), None)):
             yield from trail.measure([probe])
+            if trail.given_up(probe):
+                return
 
 
 def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Effort) -> Iterator[Candidate]:
@@ -171,14 +185,19 @@ def _flip(progress: _Progress, candidate: Candidate) -> Steps:
     found faster is what the next search starts from."""
     trail, cell = progress.trail, progress.trail.cell
     on_ladder = any(len(cell.ladder(candidate, slot)) > 1 for slot in candidate.ordinal_slots)
-    for values in cell.flips(candidate).values():
+    for (slot, knob), values in cell.flips(candidate).items():
+        entries = []
         entered = set(map(cell.arm, (*trail.samples, *trail.failed)))
-        new = [others for others in values.values() if cell.arm(others[0]) not in entered]
-        if on_ladder:
-            entries = [min(others, key=lambda other: distance(other, candidate)) for others in new]
-            progress.tuned.update(map(cell.arm, entries))
-        else:
-            entries = [_entry(trail, others, progress.start) for others in new]
+        for value, others in values.items():
+            arm, flip = cell.arm(others[0]), (slot, candidate.settings[slot]["method"], knob, value)
+            if arm in entered or flip in progress.forbidden:
+                continue
+            progress.flip_of[arm] = flip
+            if on_ladder:
+                progress.tuned.add(arm)
+                entries.append(min(others, key=lambda other: distance(other, candidate)))
+            else:
+                entries.append(_entry(trail, others, progress.start))
         yield from trail.measure(entries)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep import space
+from overlap_sweep import overlap_cfg, space
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.errors import UserError
 from overlap_sweep.search.cell import NONE, Candidate, Cell
@@ -94,7 +94,9 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
                     floors_us[key].append(time_us)
                     continue
                 overlapped = line["kind"] == "overlap"
-                candidate = Candidate.of(settings(line["cfg"], operator, pass_name)) if overlapped else NONE
+                candidate = (
+                    Candidate.of(overlap_cfg.settings_of_pass(line["cfg"], operator, pass_name)) if overlapped else NONE
+                )
                 noise_us = 1.57 * spread_us / math.sqrt(REPEATS)
                 samples[key][candidate].append(Estimate(time_us, noise_us, REPEATS))
     whole = {key: found for key, found in samples.items() if NONE in found and floors_us[key]}
@@ -113,17 +115,3 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
 
 def _median_us(samples: Iterable[Estimate]) -> float:
     return statistics.median(sample.time_us for sample in samples)
-
-
-def settings(cfg: Mapping[str, Any], operator: str, pass_name: str) -> dict[str, space.Setting]:
-    """What ub_cfgs give to the slots of a pass, every knob said that changes anything."""
-    given = {}
-    for phase in space.PHASES:
-        slot = space.slot(operator, phase)
-        if space.PASS_OF_PHASE[phase] == pass_name and space.methods_of(operator, phase):
-            whole = {**space.USERBUFFERS_DEFAULT_SETTINGS[slot], **cfg.get(slot, {})}
-            knobs = space.knobs_of(operator, phase, whole["method"])
-            given[slot] = {"method": whole["method"], **{k: whole[k] for k in knobs if k in whole}}
-    if space.wgrad_refusal(operator, given):
-        del given[space.slot(operator, "wgrad")]
-    return given

@@ -16,14 +16,12 @@ from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.analysis.estimate import Estimate, estimate, normalised
+from overlap_sweep.analysis.wrong_numbers import wrong_passes
 from overlap_sweep.run_directory import Result
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import Candidate, Cell
 from overlap_sweep.search.start import Start, collectives
-from overlap_sweep.search.trail import Baselines, Measured, Trail
-
-OUTPUT = "output"
-"""The tensor that the forward pass alone decides; the others are gradients."""
+from overlap_sweep.search.trail import Baselines, Failure, Measured, Trail
 
 
 class Running:
@@ -83,6 +81,8 @@ class Task:
     cells: dict[str, Cell]
     refused: Counter[str]
     """Candidates that cannot run, by reason."""
+    seeds: dict[str, list[Candidate]] = field(default_factory=dict)
+    """By pass what is measured in any case; each is among the cell's candidates."""
     baseline: Result | None = None
     running: dict[str, Running] = field(default_factory=dict)
     alone: list[tuple[str, Candidate]] = field(default_factory=list)
@@ -115,6 +115,13 @@ class Task:
     def trails(self) -> list[Trail]:
         return [running.trail for running in self.running.values()]
 
+    def seed(self, pass_name: str, candidate: Candidate) -> None:
+        """Have the search of this pass measure the candidate first, whether its choices lead to it or not."""
+        cell = self.cells.get(pass_name, Cell(f"{self.label} {pass_name}", ()))
+        if candidate not in cell.candidates:
+            self.cells[pass_name] = Cell(cell.label, (*cell.candidates, candidate))
+        self.seeds.setdefault(pass_name, []).append(candidate)
+
     def begin(self, collective_us: float, effort: Effort, start: Start) -> None:
         """Start the searches, once the operator was measured without overlap."""
         assert self.baseline
@@ -122,7 +129,9 @@ class Task:
             times = self.baseline.times[pass_name]
             none = estimate([*times.none.samples_us, *times.point.samples_us])
             baselines = Baselines(none, times.floor.median_us, collective_us)
-            self.running[pass_name] = Running(Trail(cell, baselines), effort, start)
+            self.running[pass_name] = Running(
+                Trail(cell, baselines, seeds=self.seeds.get(pass_name, ())), effort, start
+            )
 
     def requests(self) -> list[Request]:
         """The points of the next round; none at all when every search has stopped."""
@@ -139,31 +148,26 @@ class Task:
         self.asked[key] += 1
         return Request(self, of_pass, self.asked[key] - 1)
 
-    def answer(self, request: Request, result: Result, allowed_error: float) -> None:
+    def answer(self, request: Request, result: Result) -> None:
         """Tell the searches what came of a point. Where it is not clear whose fault a failure was, each pass is
         measured alone in the next round."""
-        to_blame = _to_blame(result, allowed_error) if result.status != "ok" else set()
+        to_blame = wrong_passes(result)
         for pass_name, candidate in request.of_pass.items():
             running = self.running[pass_name]
             if result.status == "ok":
                 running.tell(candidate, self._measured(result, pass_name))
             elif len(request.of_pass) == 1 or to_blame == {pass_name}:
-                running.tell(candidate, (result.error or result.status).splitlines()[0])
+                reason = (result.error or result.status).splitlines()[0]
+                running.tell(candidate, Failure(reason, wrong_numbers=bool(to_blame)))
             else:
                 self.alone.append((pass_name, candidate))
 
     def _measured(self, result: Result, pass_name: str) -> Measured:
         if result.launch_bound:
-            return "launch-bound: its time says nothing about the device"
+            return Failure("launch-bound: its time says nothing about the device")
         times = result.times[pass_name]
         scale = self.running[pass_name].trail.baselines.none
         return normalised([(times.point, times.none)], Estimate(scale.time_us, 0.0, scale.repeats))
-
-
-def _to_blame(result: Result, allowed_error: float) -> set[str]:
-    """The passes whose tensors are wrong, of a point that failed for its numbers."""
-    wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed_error}
-    return {"fwd" if name == OUTPUT else "bwd" for name in wrong}
 
 
 def collective_us(tasks: Iterable[Task]) -> float:

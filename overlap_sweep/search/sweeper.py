@@ -26,7 +26,6 @@ from overlap_sweep.search.measured import Measurements
 from overlap_sweep.search.report import SearchReport
 from overlap_sweep.search.rounds import Task, collective_us, next_round
 from overlap_sweep.search.start import STARTS
-from overlap_sweep.workloads.operator import tolerance
 
 SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
@@ -90,7 +89,7 @@ def search(whole: Sweep, tasks: Sequence[Task], gate: Gate = lambda _: None) -> 
     begun = [task for task in tasks if task.running]
     while (requests := next_round(begun)) and not measurements.budget.spent:
         for request, result in measurements.measure(requests):
-            request.task.answer(request, result, tolerance(request.task.point))
+            request.task.answer(request, result)
         report.round_done(begun, measurements)
     for running in (running for task in begun for running in task.running.values()):
         running.stop(measurements.budget.why_spent)

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.search.cell import NONE, Candidate, Cell
 
-Measured = Estimate | str
+
+@dataclass(frozen=True)
+class Failure:
+    """A candidate that could not be measured."""
+
+    reason: str
+    wrong_numbers: bool = False
+    """It computes something else than without overlap."""
+
+
+Measured = Estimate | Failure
 """One measurement of a candidate, comparable with the others of its cell; or why there is none."""
 
 Search = Generator[Sequence[Candidate], Mapping[Candidate, Measured], str]
@@ -17,6 +27,9 @@ Search = Generator[Sequence[Candidate], Mapping[Candidate, Measured], str]
 
 Steps = Generator[Sequence[Candidate], Mapping[Candidate, Measured]]
 """A part of a search."""
+
+MOST_FAILURES = 2
+"""Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
 
 UNLIMITED: Callable[[Candidate], int] = lambda _: 2**31  # noqa: E731
 
@@ -38,9 +51,11 @@ class Trail:
     cell: Cell
     baselines: Baselines
     samples: dict[Candidate, list[Estimate]] = field(default_factory=dict)
-    failed: dict[Candidate, str] = field(default_factory=dict)
+    failed: dict[Candidate, Failure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What was dropped, and why."""
+    seeds: Sequence[Candidate] = ()
+    """What is measured in any case, such as the settings of a preset."""
     stopped: str = ""
     """Why the search ended; empty while it has not."""
     most_samples: Callable[[Candidate], int] = UNLIMITED
@@ -57,12 +72,25 @@ class Trail:
         self.record((yield list(candidates)))
 
     def record(self, measured: Mapping[Candidate, Measured]) -> None:
+        """Numbers that are wrong at one num_sm may be right by chance at another: then the whole arm is distrusted."""
         for candidate, found in measured.items():
-            if isinstance(found, str):
-                self.failed[candidate] = found
-                self.notes.append(f"{candidate} failed: {found}")
-            else:
+            if isinstance(found, Estimate):
                 self.samples.setdefault(candidate, []).append(found)
+                continue
+            self.failed[candidate] = found
+            self.samples.pop(candidate, None)
+            self.notes.append(f"{candidate} failed: {found.reason}")
+        wrong = {self.cell.arm(candidate): candidate for candidate, found in self.failed.items() if found.wrong_numbers}
+        for candidate in [candidate for candidate in self.samples if self.cell.arm(candidate) in wrong]:
+            culprit = wrong[self.cell.arm(candidate)]
+            self.failed[candidate] = Failure(f"{culprit}, which differs in num_sm only, computes wrong numbers", True)
+            self.notes.append(f"{candidate} is not trusted: {self.failed[candidate].reason}")
+            del self.samples[candidate]
+
+    def given_up(self, candidate: Candidate) -> bool:
+        """Whether too much of the candidate's arm failed to go on with it."""
+        own = [found for other, found in self.failed.items() if self.cell.arm(other) == self.cell.arm(candidate)]
+        return len(own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """All samples of the candidate together."""

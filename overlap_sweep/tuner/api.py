@@ -65,7 +65,7 @@ class Report:
     @property
     def tp_scaling(self) -> dict[str, Any] | None:
         """`optimal_tp_size`, and for each operator times, ratios and what is efficient."""
-        return self.whole["tp_scaling"]  # type: ignore[no-any-return]
+        return self.whole["tp_scaling"]
 
     def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]]:
         """The slots of the file for Megatron-LM. UserError when there is none for this TP size."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from overlap_sweep import overlap_cfg
+from overlap_sweep import overlap_cfg, space, workloads
 from overlap_sweep.config import LayerWorkload
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import LayerTrial, Result, write_atomically
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.measured import Job, override_value
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, compose
@@ -59,10 +60,25 @@ def _holds_for_layers(override: str) -> bool:
 
 
 def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Variants of the files that the user named, by what they are called. UserError where one is no such file."""
-    found = {}
-    for given in paths or ():
-        path = Path(given.replace("{tp}", str(tp_size))).expanduser()
-        overlap_cfg.read(path)
-        found[f"preset {path.stem}"] = f"file:{path}"
-    return found
+    """Variants of the files that the user named, by what they are called."""
+    files = _preset_files(paths, tp_size)
+    return {f"preset {path.stem}": f"file:{path}" for path in files}
+
+
+def _preset_files(paths: Sequence[str] | None, tp_size: int) -> list[Path]:
+    return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
+
+
+def seed_presets(task: Task, paths: Sequence[str] | None) -> None:
+    """Have the task's operator measured with the settings of the presets, too, as far as it can be.
+
+    UserError where a file is no preset.
+    """
+    workload = workloads.load("operator")
+    for path in _preset_files(paths, task.point["tp_size"]):
+        slots = overlap_cfg.read(path).slots
+        for pass_name in space.PASSES:
+            candidate = Candidate.of(overlap_cfg.settings_of_pass(slots, task.operator, pass_name))
+            phases = {slot.partition("_")[2]: setting for slot, setting in candidate.settings.items()}
+            if not workload.refusal({**task.point, "phases": phases}):
+                task.seed(pass_name, candidate)

@@ -25,7 +25,7 @@ from overlap_sweep.runtime.devices import visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, cases, search, set_up, swept_values
 from overlap_sweep.tuner.combinations import combinations
-from overlap_sweep.tuner.layer_trials import case_word, presets, run_trial, write_config
+from overlap_sweep.tuner.layer_trials import case_word, presets, run_trial, seed_presets, write_config
 from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
 
 NONE, DEFAULT, TUNED = "none", "default", "tuned"
@@ -48,9 +48,8 @@ def tune(
     if notice:
         record.dropped["TP sizes"] = notice
         print(f"tuner: {notice}", flush=True)
-    # Before anything is started: a preset that cannot be read would be noticed minutes later.
     for task in whole.tasks:
-        presets(config.tuner.presets, task.point["tp_size"])
+        seed_presets(task, config.tuner.presets)
     for stage in whole.stages:
         _tune_stage(whole, stage, record)
     whole.report.conclude(whole.measurements)

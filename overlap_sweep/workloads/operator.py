@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from overlap_sweep.ranks import Ranks
     from overlap_sweep.workloads.bench import Bench, DefaultOverlap
 
-TOLERANCE = {"fp32": 1e-4}
-DEFAULT_TOLERANCE = 2e-2
-FP8_SUM_TOLERANCE = 0.2
-"""Where partial sums are rounded to FP8 (two or three bits of mantissa) before they are added."""
 BEST_MARGIN = 0.01
 
 
@@ -69,7 +65,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     backend.prepare(point, "point")
     variants = {"point": bench.variant(point, "point"), "none": bench.none, "floor": bench.floor}
     error = relative_error(variants["point"], variants["none"], ranks)
-    allowed = tolerance(point)
+    allowed = space.tolerance(point)
     if max(error.values()) > allowed:
         shown = ", ".join(f"{name} {value:.2g}" for name, value in error.items() if value > allowed)
         raise WrongNumbers(f"wrong numbers: relative error {shown} against no overlap, tolerance {allowed:g}", error)
@@ -93,16 +89,6 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "traces": traces,
         "warnings": default.warnings,
     }
-
-
-def tolerance(point: Mapping[str, Any]) -> float:
-    """The largest relative error at which the point still counts as right."""
-    given: float | None = point["workload"]["tolerance"]
-    if given is not None:
-        return given
-    if any(setting.get("fp8_buf") for setting in space.settings(point).values()):
-        return FP8_SUM_TOLERANCE
-    return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)
 
 
 def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
@@ -138,7 +124,7 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
         return DefaultOverlap(time.monotonic(), warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks)
-    if max(error.values()) > DEFAULT_TOLERANCE:
+    if max(error.values()) > space.DEFAULT_TOLERANCE:
         warning = f"The library's default overlap computes wrong numbers here: relative error {error}."
         return DefaultOverlap(time.monotonic(), warnings=[warning])
     samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,17 @@ from overlap_sweep.analysis.choice import PassChoice, choose_all
 from overlap_sweep.analysis.points import Point, group_cases, read_points
 from overlap_sweep.analysis.traces import read_traces
 from overlap_sweep.run_directory import (
+    SEARCH_FILE,
     DefaultTiming,
+    LayerTrial,
     PassTimes,
     Result,
     Status,
     Timing,
+    TunerRecord,
     VariantTimes,
     write_result,
+    write_tuner_record,
 )
 
 ENVIRONMENT = {
@@ -144,6 +149,24 @@ def write_layer(
     written = Result(name=name, point=point, status=status, variants=dict(variants), environment=ENVIRONMENT, **result)
     write_result(directory / name, written)
     return directory / name
+
+
+def trial(point: str, variants: Mapping[str, str], tp_size: int = 4) -> LayerTrial:
+    """`variants` by label the name in the point."""
+    return LayerTrial(tp_size=tp_size, point=point, variants=dict(variants))
+
+
+def write_tuner(directory: Path, **fields: Any) -> None:
+    """tuner.json beside the points of `directory`."""
+    known = {"command": "python launch.py +experiment=tp_overlap_tuner", "started": "2026-11-20T21:00:00+00:00"}
+    numbers = {"wall_s": 750.0, "search_s": 485.0, "points": 143}
+    write_tuner_record(directory, TunerRecord(**{**known, **numbers, **fields}))
+
+
+def write_search(directory: Path, searches: Sequence[Mapping[str, Any]], **fields: Any) -> None:
+    """search.json as a search leaves it, with what analysis does not read."""
+    content = {"schema": 1, "points": 143, "reused": 0, "elapsed_s": 485.0, "rounds": 9, "dropped": {}, **fields}
+    (directory / SEARCH_FILE).write_text(json.dumps({**content, "searches": list(searches)}))
 
 
 def layer_point(directory: Path) -> Point:

@@ -5,6 +5,7 @@ import pytest
 from overlap_sweep.analysis.choice import Candidate, PassChoice
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.analysis.switches import DEFAULTS, Plan, methods_allowed, plan
+from overlap_sweep.overlap_cfg import OverlapConfig
 
 Times = dict[str, float]
 
@@ -145,3 +146,22 @@ def test_everything_off_when_nothing_pays() -> None:
         ]
     )
     assert switched(found) == {"tp_comm_overlap": False}
+
+
+def test_the_plan_s_configuration_is_what_runs() -> None:
+    found = plan(
+        [
+            choice("fc2", "bwd", {"none": 8, "ring": 10}),
+            choice("fc1", "bwd", {"none": 20, "ring": 15}),
+            choice("fc1", "fwd", {"none": 8, "ring": 10}),
+        ]
+    )
+    assert found.config.slots == {"fc1_dgrad": {"method": "ring_exchange"}}
+    assert found.config.switches == {**DEFAULTS, **switched(found)}
+    assert found.config.switches["tp_comm_overlap_rs_dgrad"]
+    assert not found.config.switches["tp_comm_overlap_ag"]
+
+
+def test_a_plan_without_any_overlap() -> None:
+    found = plan([choice("fc1", "fwd", {"none": 8, "ring": 10})])
+    assert found.config == OverlapConfig({}, {**DEFAULTS, "tp_comm_overlap_disable_fc1": True})

@@ -25,6 +25,7 @@ from tests.analysis.run_directories import (
     write_point,
 )
 from tests.report.sweeps import write_sweep
+from tests.report.tuned_sweeps import write_tuned_sweep
 
 ROOT = Path(__file__).parent.parent.parent
 TRACE = ROOT / "tests" / "data" / "traces" / "h200x4_llama3_70b_layer_te_default.json.gz"
@@ -37,6 +38,10 @@ WRITTEN = {
     "optimal_tp_comm_overlap_cfg.yaml",
     "optimal_tp_comm_overlap_cfg_tp2.yaml",
     "optimal_tp_comm_overlap_cfg_tp4.yaml",
+    "megatron_bridge_preset_tp2.py",
+    "megatron_bridge_preset_tp4.py",
+    "ub_cfgs_tp2.json",
+    "ub_cfgs_tp4.json",
 }
 
 TRACE_FIELDS = {
@@ -345,3 +350,22 @@ def test_analysis_never_imports_torch(tmp_path: Path) -> None:
         assert process.returncode == 0
         assert "torch" not in imported
         assert arguments != ["--help"] or not imported & {"pandas", "pyarrow", "numpy", "hydra"}
+
+
+def test_a_sweep_of_the_tuner(tmp_path: Path) -> None:
+    process = analyze(write_tuned_sweep(tmp_path))
+    assert (process.returncode, process.stderr) == (0, "")
+    written = {path.name for path in tmp_path.iterdir() if path.is_file()} - {"tuner.json", "search.json"}
+    of_size_2 = {name for name in WRITTEN if "_tp2" in name}
+    assert written == (WRITTEN - of_size_2) | {"proof.json", "layers.csv", "layers.parquet"}
+    assert (tmp_path / "summary.txt").read_text().startswith(process.stdout.partition("\nWritten to")[0].rstrip())
+    assert "6 points: 6 ok" in process.stdout.splitlines()
+
+
+def test_a_tuner_record_that_cannot_be_read_is_named_and_the_rest_is_analysed(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path)
+    (tmp_path / "tuner.json").write_text("{")
+    process = analyze(tmp_path)
+    assert_one_error(process, f"{tmp_path}/tuner.json cannot be read", "run the tuner again")
+    assert "TP=4: 1.19x no overlap" in process.stdout
+    assert "llama3_8b transformer_layer, TP=4" in process.stdout

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep import space
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import operator
 from tests.points import gpu_point, operator_point
@@ -34,7 +35,7 @@ from tests.points import gpu_point, operator_point
     ],
 )
 def test_tolerance(changes: dict[str, Any], allowed: float) -> None:
-    assert operator.tolerance(operator_point(**changes)) == allowed
+    assert space.tolerance(operator_point(**changes)) == allowed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""What lies beside the points of a sweep that searched: tuner.json and search.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import (
+    SEARCH_FILE,
+    TUNER_FILE,
+    SearchRecord,
+    TunerRecord,
+    read_search_record,
+    read_tuner_record,
+)
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True)
+class Records:
+    """By the sweep's directory, in the order of their names."""
+
+    tuners: dict[Path, TunerRecord]
+    searches: dict[Path, SearchRecord]
+    problems: list[str]
+    """One sentence for each that cannot be read: its points are analysed all the same."""
+
+
+def read_records(root: Path) -> Records:
+    """Those at or below `root`."""
+    problems: list[str] = []
+    tuners = _read_all(root, TUNER_FILE, read_tuner_record, problems)
+    searches = _read_all(root, SEARCH_FILE, read_search_record, problems)
+    return Records(tuners, searches, problems)
+
+
+def _read_all(root: Path, name: str, read: Callable[[Path], _Record], problems: list[str]) -> dict[Path, _Record]:
+    found = {}
+    for path in sorted(root.rglob(name)):
+        try:
+            found[path.parent] = read(path)
+        except UserError as error:
+            problems.append(str(error))
+    return found

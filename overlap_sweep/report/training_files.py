@@ -1,0 +1,30 @@
+"""The files of one TP size that libraries train with, all of one configuration."""
+
+from __future__ import annotations
+
+from overlap_sweep.analysis.sweep import CaseAnalysis
+from overlap_sweep.report import exports, overlap_yaml
+from overlap_sweep.report.overlap_yaml import Provenance, origin
+from overlap_sweep.report.proven_head import proven_head
+
+
+def training_files(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> dict[str, str]:
+    """By name the text of each; first the YAML for Megatron-LM."""
+    config, proof = case.config(tp_size), case.proofs.get(tp_size)
+    proven = ["", *proven_head(case, proof)] if proof else []
+
+    def head(what: str) -> list[str]:
+        return [f"Communication overlap for TP={tp_size}: {what}.", *origin(case, tp_size, provenance), *proven]
+
+    for_megatron = (
+        exports.megatron_yaml(config, head(overlap_yaml.WHAT))
+        if proof
+        else overlap_yaml.overlap_yaml(case, tp_size, provenance)
+    )
+    return {
+        overlap_yaml.file_name(tp_size): for_megatron,
+        exports.bridge_preset_file_name(tp_size): exports.megatron_bridge_preset(
+            config, head("Megatron-Bridge's TransformerLayerTPOverlapCfg"), f"tp_comm_overlap_tp{tp_size}"
+        ),
+        exports.ub_cfgs_file_name(tp_size): exports.ub_cfgs_json(config),
+    }

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.analysis.layers import Comparison
+from overlap_sweep.analysis.proof import Proof, Unproven
+from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, analyse
+from overlap_sweep.analysis.trials import NO_OVERLAP
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from tests.analysis.run_directories import config, layer_config, trial, write_layer, write_point, write_tuner
+from tests.report.tuned_sweeps import (
+    BEST,
+    BEST_SLOTS,
+    BEST_SWITCHES,
+    LABELS,
+    OTHER,
+    PRESET,
+    PRESET_SLOTS,
+    TOGETHER,
+    TUNED,
+    WINS,
+    rounds,
+    write_operators,
+    write_proof,
+    write_together,
+    write_tuned_sweep,
+)
+
+
+def analysis_of(directory: Path) -> Analysis:
+    return analyse(directory, AnalysisConfig())
+
+
+def case_of(directory: Path) -> CaseAnalysis:
+    (case,) = analysis_of(directory).cases
+    return case
+
+
+def proof_of(directory: Path) -> Proof:
+    proof = case_of(directory).outcomes[4]
+    assert isinstance(proof, Proof)
+    return proof
+
+
+def unproven_of(directory: Path) -> Unproven:
+    unproven = case_of(directory).outcomes[4]
+    assert isinstance(unproven, Unproven)
+    return unproven
+
+
+def numbers(found: Comparison) -> tuple[float, float, float]:
+    return found.ratio, found.interval.low, found.interval.high
+
+
+def test_what_wins_is_recommended(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path))
+    assert (proof.recommended, proof.best_other) == ("tuned", "default")
+    assert numbers(proof.decisive) == pytest.approx([0.905 / 0.95] * 3)
+    assert {label: round(found.ratio, 6) for label, found in proof.against.items()} == {
+        "none": 0.905, "default": 0.952632, "preset preset_tp4": 0.93299,
+    }  # fmt: skip
+    assert proof.against["none"].speedup == pytest.approx(1 / 0.905)
+    assert proof.trial.rows["tuned"].hidden_fraction == pytest.approx(0.095 / 0.15)
+    assert list(proof.trial.rows) == [*LABELS, "floor"]
+    assert proof.config == OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+    assert proof.verdict == "tuned is 4.7% faster than the default (4.7 to 4.7%), the fastest of the others: use tuned."
+
+
+def test_a_tie_goes_to_the_other(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "tuned": 0.945}, noise=0.0095))
+    assert proof.decisive.ratio < 1 < proof.decisive.interval.high
+    assert proof.recommended == "default"
+    assert proof.config == OverlapConfig()
+    assert proof.verdict.startswith("tuned is no faster than the default beyond the noise, ratio 0.995 [0.985, 1.005]")
+    assert proof.verdict.endswith(": use the default.")
+
+
+def test_a_preset_may_win(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "preset preset_tp4": 0.89}))
+    assert proof.recommended == "preset preset_tp4"
+    assert proof.config == OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
+    assert proof.verdict == "tuned is 1.7% slower than preset preset_tp4 (1.7 to 1.7%): use preset preset_tp4."
+
+
+def test_no_overlap_may_win(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, ratios={"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}))
+    assert proof.recommended == "none"
+    assert proof.config == NO_OVERLAP
+    assert not proof.config.switches["tp_comm_overlap"]
+    assert proof.verdict == "tuned is 2.0% slower than none (2.0 to 2.0%): don't overlap."
+
+
+@pytest.mark.parametrize(
+    ("default", "recommended", "verdict"),
+    [
+        (1.03, "none", "no overlap that was found pays: don't overlap."),
+        (
+            0.98,
+            "default",
+            "tuned, which is no overlap, is 2.0% slower than the default (2.0 to 2.0%): use the default.",
+        ),
+    ],
+)
+def test_the_tuned_configuration_may_be_none(tmp_path: Path, default: float, recommended: str, verdict: str) -> None:
+    write_operators(tmp_path)
+    write_proof(tmp_path, {"none": 1.0, "default": default, "floor": 0.9})
+    write_tuner(tmp_path, proofs=[trial("proof", {"none": "none", "default": "default", "tuned": "none"})])
+    proof = proof_of(tmp_path)
+    assert (proof.recommended, proof.trial.configs["tuned"]) == (recommended, NO_OVERLAP)
+    assert proof.verdict == verdict
+
+
+def test_launch_bound_others_have_no_say(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, changed={"default": {"launch_bound": True}}))
+    assert "default" not in proof.against
+    assert proof.best_other == "preset preset_tp4"
+
+
+def test_samples_pair_by_round(tmp_path: Path) -> None:
+    # The machine gets slower by 3 %, six times the difference.
+    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "tuned": 0.945}))
+    assert proof.recommended == "tuned"
+    assert numbers(proof.decisive) == pytest.approx([0.945 / 0.95] * 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"ratios": {}, "status": "failed", "error": "[rank3] out of memory\n..."}, "the layer failed: [rank3] out of"),
+        ({"ratios": {}, "status": "skipped", "error": "10 tokens"}, "the layer was skipped: 10 tokens"),
+        ({"ratios": {}, "status": "timeout", "error": "no answer"}, "the layer timed out: no answer"),
+        ({"changed": {"tuned": {"launch_bound": True}}}, "tuned was launch-bound"),
+        ({"ratios": {"tuned": 1.0, "floor": 0.9}}, "nothing that tuned could be compared with was measured"),
+        (
+            {
+                "ratios": {"none": 1.0, "floor": 0.9},
+                "warnings": [f"{TUNED} computes wrong numbers and was not measured: output differs."],
+            },
+            "tuned computes wrong numbers and was not measured: output differs",
+        ),
+    ],
+)
+def test_what_cannot_be_judged(tmp_path: Path, given: dict[str, Any], reason: str) -> None:
+    unproven = unproven_of(write_tuned_sweep(tmp_path, **given))
+    assert unproven.reason.startswith(reason)
+    case = case_of(tmp_path)
+    assert not case.proofs
+    assert case.config(4) == case.plans[4].config == OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+
+
+def test_a_proof_that_left_nothing_belongs_to_the_sweep_s_only_case(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_tuner(tmp_path, proofs=[trial("nowhere", LABELS)])
+    assert unproven_of(tmp_path).reason == "the layer nowhere left no results: it was given up, or is still running"
+
+
+def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_operators(tmp_path, model="qwen3_0_6b")
+    point = layer_config(model="qwen3_0_6b")
+    write_proof(tmp_path, {}, status="timeout", error="no answer", point={**point, "precision": None})
+    (tmp_path / "proof" / "result.json").write_text(
+        (tmp_path / "proof" / "result.json").read_text().replace('"gpu": "NVIDIA H200"', '"gpu": null')
+    )
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
+    first, second = analysis_of(tmp_path).cases
+    assert [case.outcomes[4].trial is None for case in (first, second)] == [True, False]
+    assert second.unproven[4].reason == "the layer timed out: no answer"
+
+
+def test_a_layer_of_no_case_is_a_stray(tmp_path: Path) -> None:
+    write_operators(tmp_path, tokens=4096)
+    write_proof(tmp_path)
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
+    analysis = analysis_of(tmp_path)
+    (stray,) = analysis.strays
+    assert stray.reason.startswith("none of the operators that were measured are of its case, llama3_8b, 8192 tokens")
+    assert [layer.point.name for layer in analysis.loose_layers] == ["proof"]
+    assert analysis.unproven[-1] is stray
+
+
+@pytest.mark.parametrize(
+    ("dropped", "reason"),
+    [
+        ({}, "the tuner ran no layer at this TP size"),
+        ({"llama3_8b TP=8": "no.", "qwen TP=4": "no"}, "the tuner ran no layer at this TP size"),
+        ({"llama3_8b TP=4": "it cannot scale."}, "it cannot scale"),
+        (
+            {"llama3_8b TP=4 qkv": "late", "llama3_8b TP=4 fc1": "late", "llama3_8b TP=4 fc2": "x"},
+            "qkv, fc1: late; fc2: x",
+        ),
+    ],
+)
+def test_why_there_is_no_proof(tmp_path: Path, dropped: dict[str, str], reason: str) -> None:
+    write_operators(tmp_path)
+    write_tuner(tmp_path, dropped=dropped)
+    unproven = unproven_of(tmp_path)
+    assert (unproven.reason, unproven.trial) == (reason, None)
+
+
+def test_what_was_tried_together_and_which_was_taken(tmp_path: Path) -> None:
+    (together,) = proof_of(write_tuned_sweep(tmp_path)).together
+    assert [row.name for row in together.combinations] == ["best of each slot", "fc1 bwd by none"]
+    assert [row.ratio for row in together.combinations] == pytest.approx([0.91, 0.92])
+    assert together.taken == "best of each slot"
+
+
+def test_another_combination_may_be_taken(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, changed={"tuned": OTHER}))
+    assert proof.together[0].taken == "fc1 bwd by none"
+    assert proof.config != case_of(tmp_path).plans[4].config
+
+
+def test_what_was_taken_is_known_of_a_failed_proof_too(tmp_path: Path) -> None:
+    told = {TUNED: {"slots": BEST["settings"], "switches": BEST["switches"]}}
+    point = layer_config()
+    point["layer"]["configurations"] = told
+    unproven = unproven_of(write_tuned_sweep(tmp_path, ratios={}, status="failed", error="boom", point=point))
+    assert unproven.together[0].taken == "best of each slot"
+
+
+def test_together_without_a_proof(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_together(tmp_path)
+    write_tuner(tmp_path, together=[TOGETHER])
+    unproven = unproven_of(tmp_path)
+    assert unproven.trial is None
+    assert unproven.together[0].taken is None
+    assert not analysis_of(tmp_path).loose_layers
+
+
+def test_warnings_speak_of_labels(tmp_path: Path) -> None:
+    warnings = [f"{PRESET} was not measured: too many SMs.", "GPU 3 was throttled."]
+    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "tuned": 0.9}, warnings=warnings))
+    assert proof.trial.warnings[0] == "preset preset_tp4 was not measured: too many SMs."
+    assert proof.trial.left_out == {}
+    ratios = {label: ratio for label, ratio in WINS.items() if not label.startswith("preset")}
+    proof = proof_of(write_tuned_sweep(tmp_path / "b", ratios=ratios, warnings=warnings))
+    assert proof.trial.left_out == {"preset preset_tp4": "preset preset_tp4 was not measured: too many SMs."}
+    assert proof.trial.warnings == ["GPU 3 was throttled."]
+
+
+def test_several_sweeps_in_one_directory(tmp_path: Path) -> None:
+    """The latest proof stands, also where a later attempt failed; other models have nothing to do with it."""
+    write_tuned_sweep(tmp_path / "10", started="2026-11-20T10:00:00+00:00")
+    write_tuned_sweep(tmp_path / "11", ratios={**WINS, "tuned": 0.9}, started="2026-11-20T11:00:00+00:00")
+    write_tuned_sweep(tmp_path / "12", ratios={}, status="failed", started="2026-11-20T12:00:00+00:00")
+    write_operators(tmp_path / "13", model="qwen3_0_6b")
+    write_proof(tmp_path / "13", point=layer_config(model="qwen3_0_6b"), ratios={**WINS, "tuned": 0.99})
+    write_tuner(tmp_path / "13", proofs=[trial("proof", LABELS)])
+    write_layer(tmp_path / "14", {"none": rounds(1.0)}, name="loose")
+    analysis = analysis_of(tmp_path)
+    llama, qwen = analysis.cases
+    assert llama.proofs[4].directory.name == "11"
+    assert [outcome.directory.name for outcome in llama.superseded] == ["10", "12"]
+    assert qwen.proofs[4].recommended == "default"
+    assert [proof.case.model for proof in analysis.proofs] == ["llama3_8b", "qwen3_0_6b"]
+    assert [layer.point.name for layer in analysis.loose_layers] == ["loose"]
+    assert analysis.records.tuners.keys() == {tmp_path / name for name in ("10", "11", "12", "13")}
+
+
+def test_several_models_in_one_sweep(tmp_path: Path) -> None:
+    for model, ratio in (("llama3_8b", 0.9), ("qwen3_0_6b", 0.8)):
+        write_operators(tmp_path, model=model)
+        write_proof(tmp_path, {**WINS, "tuned": ratio}, name=model, point=layer_config(model=model))
+    write_tuner(tmp_path, proofs=[trial(name, LABELS) for name in ("qwen3_0_6b", "llama3_8b")])
+    ratios = {case.case.model: case.proofs[4].against["none"].ratio for case in analysis_of(tmp_path).cases}
+    assert ratios == {"llama3_8b": pytest.approx(0.9), "qwen3_0_6b": pytest.approx(0.8)}
+
+
+def test_without_a_tuner_nothing_is_proven(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_proof(tmp_path)
+    analysis = analysis_of(tmp_path)
+    assert (analysis.cases[0].outcomes, analysis.strays, analysis.records.tuners) == ({}, [], {})
+    assert analysis.loose_layers == analysis.layers
+
+
+def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path)
+    (tmp_path / "tuner.json").write_text('{"schema": 1, "comm')
+    (tmp_path / "search.json").write_text('{"schema": 99}')
+    analysis = analysis_of(tmp_path)
+    assert [problem.split(" ")[0] for problem in analysis.problems] == [
+        f"{tmp_path}/tuner.json",
+        f"{tmp_path}/search.json",
+    ]
+    assert "run the tuner again" in analysis.problems[0]
+    assert "has schema 99" in analysis.problems[1]
+    assert not analysis.proofs
+
+
+def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path, changed={"tuned": {"switches": {**BEST_SWITCHES, "tp_comm_bulk_wgrad": False}}})
+    advice = {advice.name: (advice.value, advice.reason) for advice in case_of(tmp_path).switches(4)}
+    assert advice == {
+        "tp_comm_bulk_wgrad": (False, "as tuned was measured"),
+        "tp_comm_overlap_disable_fc1": (True, "no overlap for fc1_fprop"),
+    }
+
+
+def test_a_proof_needs_no_operators_of_its_size(tmp_path: Path) -> None:
+    write_point(tmp_path, config(2, backend="megatron"))
+    write_proof(tmp_path)
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
+    case = case_of(tmp_path)
+    assert case.tp_sizes == [2, 4]
+    assert case.config(4) == case.proofs[4].config
+    assert [advice.name for advice in case.switches(4)] == ["tp_comm_overlap_disable_fc1"]
+    assert case.slots(4) == []
