@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from overlap_sweep import space
+from overlap_sweep import overlap_cfg, space
 from overlap_sweep.analysis.estimate import Estimate, distinct, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.traces import TraceReading
@@ -113,6 +113,15 @@ def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
     """All their passes under the library's default; None unless it was measured for each."""
     times = [choice.default.time_us for choice in choices if choice.default]
     return sum(times) if times and len(times) == len(choices) else None
+
+
+def sum_under_us(choices: Sequence[PassChoice], slots: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """All their passes under ub_cfgs, such as a preset's; None unless each was measured so."""
+    times = []
+    for choice in choices:
+        settings = overlap_cfg.settings_of_pass(slots, choice.operator, choice.pass_name)
+        times += [candidate.time_us for candidate in choice.candidates if dict(candidate.settings) == settings]
+    return sum(times) if len(times) == len(choices) else None
 
 
 def choose_all(

@@ -6,12 +6,13 @@ from pathlib import PurePosixPath
 
 from rich.console import Console
 
+from overlap_sweep.analysis.choice import sum_under_us
 from overlap_sweep.analysis.proof import Outcome, Proof, Together, advised, spoken
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.trials import DEFAULT, NO_OVERLAP, NONE, TUNED, Trial
 from overlap_sweep.report import layers
 from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import as_duration, as_sentence
+from overlap_sweep.report.numbers import as_duration, as_sentence, as_us
 from overlap_sweep.report.overlap_yaml import file_name
 
 
@@ -64,7 +65,7 @@ def print_outcomes(case: CaseAnalysis, console: Console) -> None:
         for together in outcome.together:
             _print_together(together, console)
         if isinstance(outcome, Proof) and outcome.tp_size in case.plans:
-            print_lines(_differences(outcome, case), console)
+            print_lines([*_differences(outcome, case), *_presets_one_by_one(outcome, case)], console)
         if trial or outcome.together:
             console.print()
     print_lines([_another(outcome) for outcome in case.superseded], console)
@@ -109,6 +110,18 @@ def _differences(proof: Proof, case: CaseAnalysis) -> list[str]:
     return [
         f"The file holds {what}, not the best of the operators one by one; the two differ in "
         f"{', '.join(dict.fromkeys([*slots, *switches]))}."
+    ]
+
+
+def _presets_one_by_one(proof: Proof, case: CaseAnalysis) -> list[str]:
+    """What the operators take under the presets, where each was measured so."""
+    plan = case.plans[proof.tp_size]
+    final_us = sum(final.time_us for final in plan.finals)
+    sums_us = {label: sum_under_us(plan.choices, config.slots) for label, config in proof.trial.configs.items()}
+    return [
+        f"The operators one by one under {label}: {as_us(time_us)} us, {time_us / final_us:.2f}x what they take tuned."
+        for label, time_us in sums_us.items()
+        if time_us is not None and label not in (NONE, DEFAULT, TUNED)
     ]
 
 
