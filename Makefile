@@ -2,12 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep test lint clean
+.PHONY: sweep tune test lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
 	$(BIN)/python launch.py -m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16 runtime.device=cpu hydra.sweep.dir=multirun/make_sweep
 	$(BIN)/python analyze.py multirun/make_sweep
+
+## The tuner on this machine, with few values of num_sm: search, proof on a whole layer, files for Megatron-LM.
+tune: .venv/.installed
+	$(BIN)/python launch.py -m +experiment=tp_overlap_tuner max_tp_size=2 num_sm=1,2,4 runtime.device=cpu hydra.sweep.dir=multirun/make_tune
 
 test: .venv/.installed
 	$(BIN)/python -m pytest

@@ -245,7 +245,9 @@ def _differ(one: Candidate, other: Candidate) -> bool:
 def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The simplest of those that the noise cannot tell from the fastest. `candidates` are sorted by complexity."""
     fastest = min(candidates, key=lambda candidate: candidate.time_us)
-    chosen = next(candidate for candidate in candidates if candidate is fastest or not _differ(candidate, fastest))
+    ties = [candidate for candidate in candidates if candidate is fastest or not _differ(candidate, fastest)]
+    # A measurement may be so noisy that it ties with the fastest and is slower than no overlap at all.
+    chosen = next(candidate for candidate in ties if candidate.time_us <= candidates[0].time_us)
     none, overlaps = candidates[0], [candidate for candidate in candidates if candidate.settings]
     if not overlaps:
         return none, "no overlap was measured"

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from itertools import product
 from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.search.cell import Candidate
+from overlap_sweep.search.choices import Choices
 from overlap_sweep.space import Setting
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The search space of one operator."""
-
-    methods: Sequence[str]
-    knobs: Mapping[str, Sequence[Any]]
-    """By knob its values, the first of which the search prefers; None is what the backend gives the method by
-    default."""
-    phase: str = "all"
-    """Or the only phase that may be overlapped."""
-
 
 Refusal = Callable[[Mapping[str, Setting]], str | None]
 """Why an operator cannot be given these phases, or None."""

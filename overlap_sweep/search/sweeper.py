@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
@@ -20,16 +18,13 @@ from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.budget import Budget
-from overlap_sweep.search.candidates import Choices, candidates
+from overlap_sweep.search.candidates import candidates
 from overlap_sweep.search.cell import Cell
+from overlap_sweep.search.choices import Choices, combined, read_choices, swept_values
 from overlap_sweep.search.measured import Measurements
 from overlap_sweep.search.report import SearchReport
 from overlap_sweep.search.rounds import Task, collective_us, next_round
 from overlap_sweep.search.start import STARTS
-
-SEARCHED = ("phase", "method", *space.KNOBS)
-"""Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
-
 
 Gate = Callable[[Sequence[Task]], str | None]
 """Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
@@ -117,73 +112,29 @@ def cases(tasks: Sequence[Task]) -> list[list[Task]]:
     return list(by_case.values())
 
 
-def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
-    """By key as it is typed, its values as text. UserError for ranges that are not counted out."""
-    parser = OverridesParser.create(config_loader=context.config_loader)
-    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        values[override.get_key_element()] = list(_texts(override))
-    return values
-
-
-def _texts(override: Override) -> Iterator[str]:
-    if not override.is_sweep_override():
-        yield override.get_value_element_as_str()
-    elif override.is_discrete_sweep():
-        yield from override.sweep_string_iterator()
-    else:
-        raise UserError(f"{override.input_line}: a search needs values that can be counted; list them.")
-
-
 def find_tasks(config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]]) -> list[Task]:
     """One task for each operator of each combination of what is not searched.
 
     UserError when there is nothing to search in any of them.
     """
-    fixed = {key: of_key for key, of_key in values.items() if key not in SEARCHED}
-    searched = {key: of_key for key, of_key in values.items() if key in SEARCHED}
-    tasks: list[Task] = []
-    refused: list[str] = []
-    for combination in product(*fixed.values()):
-        overrides = [f"{key}={value}" for key, value in zip(fixed, combination, strict=True)]
-        task = _task(config, context, overrides, searched)
-        if task.cells:
-            tasks.append(task)
-        refused += task.refused
-    if not tasks:
-        reasons = "; ".join(dict.fromkeys(refused)) or "no swept method fits any of the operator's slots"
+    combinations = combined(values)
+    choices = read_choices(config, lambda more: compose(config, context, [*combinations[0], *more]), values)
+    tasks = [_task(config, context, overrides, choices) for overrides in combinations]
+    found = [task for task in tasks if task.cells]
+    if not found:
+        refused = dict.fromkeys(reason for task in tasks for reason in task.refused)
+        reasons = "; ".join(refused) or "no swept method fits any of the operator's slots"
         raise UserError(f"there is nothing to search: {reasons}.")
-    return tasks
+    return found
 
 
-def _task(
-    config: DictConfig, context: HydraContext, overrides: list[str], searched: Mapping[str, Sequence[str]]
-) -> Task:
-    """The operator's cells. What may not be varied together is left out, as a launcher would skip it."""
-    # The first value of each knob stands for all: whether a value is one at all is found out by composing it.
-    by_knob: dict[str, list[Any]] = {}
-    job = None
-    for key, texts in searched.items():
-        jobs = [compose(config, context, [*overrides, f"{key}={text}"]) for text in texts]
-        by_knob[key] = [job[key] for job in jobs]
+def _task(config: DictConfig, context: HydraContext, overrides: list[str], choices: Choices) -> Task:
+    """The operator's cells. What may not be combined is left out, as a launcher would skip it."""
     job = compose(config, context, [*overrides, "phases={fprop:{method:none}}"])
     if job.workload.name != "operator":
-        raise UserError(f"hydra/sweeper=bisect searches settings of operators, not workload={job.workload.name}.")
+        raise UserError(f"a search is for settings of operators, not for workload={job.workload.name}.")
     point = resolve(job)
     backend, workload = backends.load(point["backend"]), workloads.load("operator")
-    choices = Choices(
-        methods=[method for method in by_knob.get("method", [job.method]) if method != "none"],
-        knobs={knob: by_knob.get(knob, [job[knob]]) for knob in space.KNOBS},
-        phase=_only(by_knob.get("phase", [job.phase])),
-    )
-    counts = [n for n in choices.knobs["num_sm"] if config.search.min_num_sm <= n <= config.search.max_num_sm]
-    if not counts:
-        raise UserError(
-            f"no num_sm of {', '.join(map(str, choices.knobs['num_sm']))} lies between search.min_num_sm="
-            f"{config.search.min_num_sm} and search.max_num_sm={config.search.max_num_sm}; widen them."
-        )
-    choices = Choices(choices.methods, {**choices.knobs, "num_sm": counts}, choices.phase)
 
     def refusal(phases: Mapping[str, space.Setting]) -> str | None:
         reason: str | None = workload.refusal({**point, "phases": phases})
@@ -193,12 +144,6 @@ def _task(
     label = f"{point['model']['name']} TP={point['tp_size']} {point['operator']}"
     cells = {name: Cell(f"{label} {name}", tuple(found[name])) for name in space.PASSES if found[name]}
     return Task(point, overrides, cells, refused)
-
-
-def _only(phases: Sequence[str]) -> str:
-    if len(phases) > 1:
-        raise UserError(f"phase={','.join(phases)} is searched at once with phase=all.")
-    return phases[0]
 
 
 def compose(config: DictConfig, context: HydraContext, overrides: list[str]) -> DictConfig:

@@ -65,15 +65,19 @@ def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
     return {f"preset {path.stem}": f"file:{path}" for path in files}
 
 
-def _preset_files(paths: Sequence[str] | None, tp_size: int) -> list[Path]:
+def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
+    """UserError where a file that the user named is no tp_comm_overlap_cfg."""
+    for tp_size in tp_sizes:
+        for path in _preset_files(paths, tp_size):
+            overlap_cfg.read(path)
+
+
+def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
     return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
 
 
 def seed_presets(task: Task, paths: Sequence[str] | None) -> None:
-    """Have the task's operator measured with the settings of the presets, too, as far as it can be.
-
-    UserError where a file is no preset.
-    """
+    """Have the task's operator measured with the settings of the presets, too, as far as it can be."""
     workload = workloads.load("operator")
     for path in _preset_files(paths, task.point["tp_size"]):
         slots = overlap_cfg.read(path).slots

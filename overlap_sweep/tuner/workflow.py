@@ -25,7 +25,7 @@ from overlap_sweep.runtime.devices import visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, cases, search, set_up, swept_values
 from overlap_sweep.tuner.combinations import combinations
-from overlap_sweep.tuner.layer_trials import case_word, presets, run_trial, seed_presets, write_config
+from overlap_sweep.tuner.layer_trials import case_word, check_presets, presets, run_trial, seed_presets, write_config
 from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
 
 NONE, DEFAULT, TUNED = "none", "default", "tuned"
@@ -39,6 +39,8 @@ def tune(
     UserError when there is nothing to tune; nothing was started then.
     """
     values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
+    # Before anything is started or written: it would be noticed minutes later.
+    check_presets(config.tuner.presets, values["tp_size"])
     whole = set_up(config, context, launcher, values)
     record = TunerRecord(
         command=shlex.join(["python", *sys.argv]),

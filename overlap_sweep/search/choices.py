@@ -1,0 +1,90 @@
+"""What a search may choose among, read from a multirun's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from overlap_sweep import space
+from overlap_sweep.errors import UserError
+
+SEARCHED = ("phase", "method", *space.KNOBS)
+"""Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The search space of one operator."""
+
+    methods: Sequence[str]
+    knobs: Mapping[str, Sequence[Any]]
+    """By knob its values, the first of which the search prefers; None is what the backend gives the method by
+    default."""
+    phase: str = "all"
+    """Or the only phase that may be overlapped."""
+
+
+def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
+    """By key as it is typed, its values as text. UserError for ranges that are not counted out."""
+    parser = OverridesParser.create(config_loader=context.config_loader)
+    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        values[override.get_key_element()] = list(_texts(override))
+    return values
+
+
+def _texts(override: Override) -> Iterator[str]:
+    if not override.is_sweep_override():
+        yield override.get_value_element_as_str()
+    elif override.is_discrete_sweep():
+        yield from override.sweep_string_iterator()
+    else:
+        raise UserError(f"{override.input_line}: a search needs values that can be counted; list them.")
+
+
+def combined(values: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Overrides for every combination of the values that are not searched."""
+    fixed = {key: of_key for key, of_key in values.items() if key not in SEARCHED}
+    return [
+        [f"{key}={value}" for key, value in zip(fixed, combination, strict=True)]
+        for combination in product(*fixed.values())
+    ]
+
+
+def read_choices(
+    config: DictConfig, compose: Callable[[list[str]], DictConfig], values: Mapping[str, Sequence[str]]
+) -> Choices:
+    """The searched keys' values, as Hydra's configuration has them. What is not swept has one value.
+
+    `compose` gives the configuration of a point with some more overrides. UserError when no num_sm is left.
+    """
+    searched = {key: of_key for key, of_key in values.items() if key in SEARCHED}
+    rows = max(map(len, searched.values()), default=1)
+    # A composition takes a tenth of a second, and the keys don't depend on each other: the first one has the first
+    # value of each, and so on.
+    jobs = [
+        compose([f"{key}={of_key[min(row, len(of_key) - 1)]}" for key, of_key in searched.items()])
+        for row in range(rows)
+    ]
+    found = {key: [jobs[row][key] for row in range(len(of_key))] for key, of_key in searched.items()}
+    knobs = {knob: found.get(knob, [jobs[0][knob]]) for knob in space.KNOBS}
+    least, most = config.search.min_num_sm, config.search.max_num_sm
+    counts = [count for count in knobs["num_sm"] if least <= count <= most]
+    if not counts:
+        raise UserError(
+            f"no num_sm of {', '.join(map(str, knobs['num_sm']))} lies between search.min_num_sm={least} and "
+            f"search.max_num_sm={most}; widen them."
+        )
+    phases = found.get("phase", [jobs[0].phase])
+    if len(phases) > 1:
+        raise UserError(f"phase={','.join(phases)} is searched at once with phase=all.")
+    methods = [method for method in found.get("method", [jobs[0].method]) if method != "none"]
+    return Choices(methods, {**knobs, "num_sm": counts}, phases[0])
