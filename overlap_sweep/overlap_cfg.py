@@ -202,6 +202,8 @@ def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass
         slot = space.slot(operator, phase)
         if space.PASS_OF_PHASE[phase] == pass_name and space.methods_of(operator, phase):
             whole = {**space.USERBUFFERS_DEFAULT_SETTINGS[slot], **slots.get(slot, {})}
+            if whole["method"] == "none":
+                continue
             knobs = space.knobs_of(operator, phase, whole["method"])
             setting = {"method": whole["method"], **{knob: whole[knob] for knob in knobs if knob in whole}}
             given[slot] = space.without_idle_knobs(setting)

@@ -16,9 +16,9 @@ from typing import Any
 
 from overlap_sweep import overlap_cfg, space
 from overlap_sweep.analysis.estimate import Estimate, distinct, normalised, pooled_none
+from overlap_sweep.analysis.failures import Failures, PassKey, of_pass, pass_key
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.traces import TraceReading
-from overlap_sweep.analysis.wrong_numbers import Arm, PassKey, arm, of_pass, pass_key
 from overlap_sweep.run_directory import PassTimes
 from overlap_sweep.space import Setting
 
@@ -78,6 +78,8 @@ class PassChoice:
     default: Estimate | None
     """Under the library's default in every slot of the operator; comparable with the candidates, but none of them,
     since it names no settings. None where no default was measured."""
+    attempted: frozenset[str] = frozenset()
+    """The slots that some point overlapped, whether it could be measured or not."""
 
     @property
     def none(self) -> Candidate:
@@ -85,8 +87,8 @@ class PassChoice:
 
     @property
     def tried_slots(self) -> frozenset[str]:
-        """The slots for which an overlap was measured; of the others nothing is known."""
-        return frozenset(slot for candidate in self.candidates for slot in candidate.settings)
+        """The slots for which an overlap was tried, also where every try failed; of the others nothing is known."""
+        return self.attempted.union(slot for candidate in self.candidates for slot in candidate.settings)
 
     @property
     def default_wins(self) -> bool:
@@ -128,30 +130,39 @@ def choose_all(
     points: Iterable[Point],
     traces: Mapping[Path, TraceReading],
     objective: str,
-    wrong: Mapping[PassKey, Collection[Arm]] = MappingProxyType({}),
+    failed: Mapping[PassKey, Failures] = MappingProxyType({}),
 ) -> list[PassChoice]:
-    """One choice per TP size, operator and pass of one case. Launch-bound points have no say, and what is as good as
-    `wrong` (see wrong_numbers) is not trusted."""
+    """One choice per TP size, operator and pass of one case. Launch-bound points have no say, nor has what `failed`
+    tells not to trust."""
+    failures: dict[tuple[int, str, str], Failures] = {}
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     for point in points:
         if point.result and not point.result.launch_bound:
             for pass_name in space.PASSES:
                 key = point.config["tp_size"], point.config["operator"], pass_name
+                failures[key] = failed.get(pass_key(point, pass_name), Failures())
                 observation = _observe(point, pass_name, traces[point.directory])
-                if arm(observation.settings) not in wrong.get(pass_key(point, pass_name), ()):
+                if not failures[key].distrusts(observation.settings):
                     observed[key].append(observation)
     operators = list(space.OPERATORS)
     keys = sorted(observed, key=lambda key: (key[0], operators.index(key[1]), space.PASSES.index(key[2])))
-    return [choose(*key, observed[key], objective) for key in keys]
+    return [choose(*key, observed[key], objective, failures[key]) for key in keys]
 
 
 def choose(
-    tp_size: int, operator: str, pass_name: str, observations: Sequence[Observation], objective: str = "time"
+    tp_size: int,
+    operator: str,
+    pass_name: str,
+    observations: Sequence[Observation],
+    objective: str = "time",
+    failures: Failures | None = None,
 ) -> PassChoice:
-    """The best setting of one pass, by `time` or by `overlap_ratio`."""
+    """The best setting of one pass, by `time` or by `overlap_ratio`. What `failures` distrust was left out of the
+    observations already."""
+    failures = failures or Failures()
     none = pooled_none([observation.times.none for observation in observations])
     candidates = _candidates(observations, none)
-    candidates += _predicted_pairs(candidates)
+    candidates += [pair for pair in _predicted_pairs(candidates) if not failures.distrusts(pair.settings)]
     candidates.sort(key=_complexity)
     chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
     scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
@@ -162,6 +173,7 @@ def choose(
         operator=operator,
         pass_name=pass_name,
         candidates=tuple(candidates),
+        attempted=frozenset(failures.attempted),
         chosen=chosen,
         reason=reason,
         floor_us=statistics.median(scaled_floors),

@@ -99,11 +99,15 @@ class Unproven:
     trial: Trial | None
     """The layer that should have proven it; None where none was run."""
     together: list[Together]
+    instead: OverlapConfig | None = None
+    """What to train with, since the tuner's configuration was refuted; None where it was merely not measured."""
+    advice: str = ""
+    """The same in words."""
 
     @property
     def verdict(self) -> str:
         """In a sentence."""
-        return f"not proven on the whole layer: {self.reason}."
+        return f"not proven on the whole layer: {self.reason}{f': {self.advice}' if self.advice else ''}."
 
 
 Outcome = Proof | Unproven
@@ -190,19 +194,24 @@ def _may_be(case: Case, point: Point) -> bool:
 def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
     together = [Together(one, _taken(one, trial.configs.get(TUNED, trial.tuned))) for one in tried]
 
-    def unproven(reason: str) -> Unproven:
-        return Unproven(trial.tp_size, trial.directory, case, reason, trial, together)
+    def unproven(reason: str, instead: str | None = None) -> Unproven:
+        config = trial.configs.get(instead, NO_OVERLAP) if instead else None
+        advice = advised(instead) if instead else ""
+        return Unproven(trial.tp_size, trial.directory, case, reason, trial, together, config, advice)
 
     if not trial.layer:
         return unproven(trial.why_not_ok)
     if case is None:
         assert trial.point
         return unproven(f"none of the operators that were measured are of its case, {trial.point.case}")
+    others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
     if TUNED not in trial.times:
-        return unproven(trial.left_out.get(TUNED, "tuned was not measured.").rstrip("."))
+        # The tuner leaves it out only after the layer failed with it.
+        left_out = "the layer fails with tuned and runs without it" if trial.tuned is None else "tuned was not measured"
+        reason = trial.left_out.get(TUNED, left_out).rstrip(".")
+        return unproven(reason, _best_of(others, trial) if others else NONE)
     if trial.times[TUNED].launch_bound:
         return unproven("tuned was launch-bound, its time says nothing about the device")
-    others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
     if not others:
         return unproven("nothing that tuned could be compared with was measured, or all of it was launch-bound")
     return Proof(
@@ -211,9 +220,17 @@ def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
         trial=trial,
         layer=trial.layer,
         against={label: compare(trial.times[TUNED], trial.times[label]) for label in others},
-        best_other=min(others, key=lambda label: trial.times[label].times["all"].median_us),
+        best_other=_best_of(others, trial),
         together=together,
     )
+
+
+def _best_of(labels: Sequence[str], trial: Trial) -> str:
+    """The fastest, or the first of those that the noise cannot tell from it: none before the default, presets last."""
+    fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
+    order = [NONE, DEFAULT, *(label for label in labels if label not in (NONE, DEFAULT))]
+    ties = (x for x in order if x in labels and not compare(trial.times[fastest], trial.times[x]).faster)
+    return next(ties)
 
 
 def _taken(trial: Trial, tuned: OverlapConfig | None) -> str | None:

@@ -11,6 +11,7 @@ from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
 from overlap_sweep.analysis.conditions import GpuConditions, gpu_conditions
 from overlap_sweep.analysis.drift import Drift, baseline_drift
+from overlap_sweep.analysis.failures import failures
 from overlap_sweep.analysis.frame import Row, table_rows
 from overlap_sweep.analysis.layer_frame import layer_rows
 from overlap_sweep.analysis.layers import LayerAnalysis, analyse_layer
@@ -21,7 +22,6 @@ from overlap_sweep.analysis.repeats import Repeats, repeated
 from overlap_sweep.analysis.scaling import Scaling, scale_case
 from overlap_sweep.analysis.switches import Plan, SwitchAdvice, plan
 from overlap_sweep.analysis.traces import read_traces
-from overlap_sweep.analysis.wrong_numbers import wrong_arms
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 
@@ -87,19 +87,28 @@ class CaseAnalysis:
         return sorted({*self.plans, *self.proofs})
 
     def config(self, tp_size: int) -> OverlapConfig:
-        """What to train with: what was proven, or else the best of each slot, one by one."""
-        return self.proofs[tp_size].config if tp_size in self.proofs else self.plans[tp_size].config
+        """What to train with: what was proven, or where the best of each slot was refuted what is left, or else the
+        best of each slot, one by one."""
+        return self.decided(tp_size) or self.plans[tp_size].config
+
+    def decided(self, tp_size: int) -> OverlapConfig | None:
+        """What the whole layer said; None where it said nothing."""
+        if tp_size in self.proofs:
+            return self.proofs[tp_size].config
+        return self.unproven[tp_size].instead if tp_size in self.unproven else None
 
     def switches(self, tp_size: int) -> list[SwitchAdvice]:
         """The switches of that configuration that must not keep their defaults."""
         planned = {advice.name: advice for advice in self.plans[tp_size].switches} if tp_size in self.plans else {}
-        if tp_size not in self.proofs:
+        decided = self.decided(tp_size)
+        if decided is None:
             return list(planned.values())
-        proof, advices = self.proofs[tp_size], []
-        for name, value in proof.config.switches.items():
+        advices = []
+        what = self.proofs[tp_size].recommended if tp_size in self.proofs else "what could be"
+        for name, value in decided.switches.items():
             if value != SWITCH_DEFAULTS[name]:
                 known = planned.get(name)
-                as_proven = SwitchAdvice(name, value, f"as {proof.recommended} was measured")
+                as_proven = SwitchAdvice(name, value, f"as {what} was measured")
                 advices.append(known if known and known.value == value else as_proven)
         return advices
 
@@ -177,9 +186,10 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     records = read_records(root)
     grouped = group_cases(reading.points)
     found = outcomes(records.tuners, reading.points, grouped)
+    failed = failures(reading.points)
     cases = []
     for case, points in grouped.items():
-        choices = choose_all(points, traces, config.objective, wrong_arms(reading.points))
+        choices = choose_all(points, traces, config.objective, failed)
         stands = _standing(found, case)
         tp_sizes = sorted({choice.tp_size for choice in choices if choice.tp_size > 1})
         plans = {tp_size: plan([choice for choice in choices if choice.tp_size == tp_size]) for tp_size in tp_sizes}

@@ -14,7 +14,7 @@ from itertools import product
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS as DEFAULTS
-from overlap_sweep.overlap_cfg import OverlapConfig, methods_allowed
+from overlap_sweep.overlap_cfg import OverlapConfig, methods_allowed, switches_refusal
 
 FLAGS = {
     "tp_comm_overlap": "--tp-comm-overlap",
@@ -58,9 +58,14 @@ class Plan:
     @property
     def config(self) -> OverlapConfig:
         """The finals' slots, and all switches with the advice applied."""
-        final = {slot: setting for candidate in self.finals for slot, setting in candidate.settings.items()}
-        slots = {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
-        return OverlapConfig(slots, {**DEFAULTS, **{advice.name: advice.value for advice in self.switches}})
+        return OverlapConfig(
+            _slots_of(self.finals), {**DEFAULTS, **{advice.name: advice.value for advice in self.switches}}
+        )
+
+
+def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
+    final = {slot: setting for candidate in finals for slot, setting in candidate.settings.items()}
+    return {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
 
 
 def plan(choices: Sequence[PassChoice]) -> Plan:
@@ -104,6 +109,8 @@ def _settled(choices: Sequence[PassChoice]) -> Iterator[_Settled]:
         if any(final is None for final in finals):
             continue
         found = [final for final in finals if final]
+        if switches_refusal(OverlapConfig(_slots_of(found), dict(switches))):
+            continue
         losses = [max(0.0, f.time_us - c.chosen.time_us) for f, c in zip(found, choices, strict=True)]
         overruled = sum(final is not choice.chosen for final, choice in zip(found, choices, strict=True))
         touched = [slot for slot in allowed if slot not in tried and allowed[slot] != default[slot]]

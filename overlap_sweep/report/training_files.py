@@ -18,7 +18,7 @@ def training_files(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> 
 
     for_megatron = (
         exports.megatron_yaml(config, head(overlap_yaml.WHAT))
-        if proof
+        if case.decided(tp_size)
         else overlap_yaml.overlap_yaml(case, tp_size, provenance)
     )
     return {

@@ -59,6 +59,8 @@ class Outcomes:
     listener: Callable[[Outcome], None] = print
     searching: bool = False
     """A search tries what may fail: that some points did is no failure of the run."""
+    answered: bool = False
+    """The search came to an answer, of points of this run or of an earlier one."""
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)
@@ -79,14 +81,16 @@ class Outcomes:
     def conclude(self) -> int:
         """Print the last lines of a run; the exit status: 0 when all that makes sense was measured."""
         counts = self.counts()
+        if self.searching and not self.answered:
+            return 1
         if not self.all:
             return 0
-        if counts["skipped"] == len(self.all):
+        if counts["skipped"] == len(self.all) and not self.searching:
             reasons = dict.fromkeys(outcome.reason for outcome in self.all)
             print(f"error: no point makes sense: {'; '.join(map(str, reasons))}", file=sys.stderr)
             return 1
         print(f"{self.counts_line()}; analyse with: python analyze.py {self.directory()}")
-        return int(counts["ok"] == 0 if self.searching else counts["failed"] + counts["timeout"] > 0)
+        return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def directory(self) -> Path:
         """Where the results lie, as the user would type it."""

@@ -1,8 +1,8 @@
 """Search one cell: bracket num_sm, eliminate everything else one value at a time.
 
 Time over num_sm falls like 1 / num_sm while communication is exposed, and rises once the communication takes more SMs
-from the GEMM than it needs: it is convex in 1 / num_sm, so that two measurements bound what lies beyond them. What
-cannot become the fastest is not measured.
+from the GEMM than it needs: it is convex in 1 / num_sm, so that two measurements bound what lies beyond them, and two
+pairs what lies between. What cannot become the fastest is not measured.
 
 The other knobs have no order. Their values are *arms*: each is entered with one measurement, and searched along num_sm
 only while it is within reach of the fastest. Everything goes from the fastest arm to slower ones.
@@ -10,10 +10,8 @@ only while it is within reach of the fastest. Everything goes from the fastest a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from overlap_sweep import space
 from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, distance
@@ -77,6 +75,7 @@ def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
     """Search the trail's cell; see `trail.Search`."""
     progress = _Progress(trail, effort, start)
     yield from trail.measure([*trail.seeds, *(_entry(trail, group, start) for group in trail.cell.groups)])
+    yield from trail.measure([_entry(trail, group, start) for group in _not_entered(trail)])
     while (found := _next(progress)) is not None:
         candidate, more = found
         if more:
@@ -90,6 +89,16 @@ def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
         trail.notes.append(f"{candidate} is {slower:.0%} slower than {trail.best}: no other num_sm of it was tried")
     yield from _tell_apart(trail, effort)
     return f"nothing left that could be faster than {trail.best}"
+
+
+def _not_entered(trail: Trail) -> list[list[Candidate]]:
+    """What is left of the groups whose entry failed: one failure must not cost a whole method."""
+    left = [
+        [c for c in group if c not in trail.failed and not trail.given_up(c)]
+        for group in trail.cell.groups
+        if not any(c in trail.samples for c in group)
+    ]
+    return [group for group in left if group]
 
 
 def _entry(trail: Trail, candidates: Sequence[Candidate], start: Start) -> Candidate:
@@ -113,7 +122,9 @@ def _next(progress: _Progress) -> tuple[Candidate, bool] | None:
     """What to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one, whose knobs
     were not flipped yet. The flag tells which of both."""
     within_reach = list(filter(progress.within_reach, progress.trail.overlaps))
-    unsearched = next(filter(progress.has_more, within_reach), None)
+    # One measurement bounds nothing: the fastest ladder gets a second one before everything is dropped.
+    second_look = [] if within_reach or progress.searched else progress.trail.overlaps
+    unsearched = next(filter(progress.has_more, within_reach or second_look), None)
     if unsearched is not None:
         return unsearched, True
     if within_reach and within_reach[0] not in progress.flipped:
@@ -138,8 +149,8 @@ def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:
 def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Effort) -> Iterator[Candidate]:
     """What to measure next on a ladder that has one measurement at least, most useful first.
 
-    Half and twice the best num_sm, when the bound that convexity puts on its time is worth it; then between the best
-    and its neighbours on both sides, where the curve through the three says that it is.
+    Half and twice the best num_sm, then what lies between the best and its neighbours on both sides: each only if the
+    bound that convexity puts on its time is worth it.
     """
     by_num_sm = {candidate.settings[slot][ORDINAL]: candidate for candidate in ladder}
     times_us = {n: trail.time_us(c) for n, c in by_num_sm.items() if c in trail.samples}
@@ -147,16 +158,17 @@ def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Eff
     best = min(times_us, key=times_us.__getitem__)
     lower = max((n for n in times_us if n < best), default=None)
     upper = min((n for n in times_us if n > best), default=None)
-    target_us = (1 - effort.worth) * trail.time_us(trail.best)
     outside = [] if lower else [_nearest([n for n in untried if n < best], best / 2)]
     outside += [] if upper else [_nearest([n for n in untried if n > best], best * 2)]
-    yield from (by_num_sm[n] for n in outside if n and least_us(n, times_us) < target_us)
-    if lower and upper:
-        expected_us = curve({n: times_us[n] for n in (lower, best, upper)})
-        inside = [n for n in untried if lower < n < upper]
-        least = min(inside, key=expected_us, default=None)
-        if least and expected_us(least) < target_us:
-            yield by_num_sm[least]
+    bounds_us = {n: least_us(n, times_us) for n in untried}
+    between = [n for n in untried if (lower or best) < n < (upper or best)]
+    if not upper and best < max(by_num_sm):
+        # Twice as many promise nothing, so half as many cost next to nothing: there is no bend between the two.
+        between = []
+    target_us = (1 - effort.worth) * trail.time_us(trail.best)
+    for n in (*outside, min(between, key=bounds_us.__getitem__, default=None)):
+        if n and bounds_us[n] < target_us:
+            yield by_num_sm[n]
 
 
 def _nearest(choices: Sequence[int], wanted: float) -> int | None:
@@ -172,12 +184,6 @@ def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
     pairs = [point for point in known if point[0] < u][-2:], [point for point in known if point[0] > u][:2]
     bounds = [a_us + (b_us - a_us) * (u - a) / (b - a) for (a, a_us), (b, b_us) in (p for p in pairs if len(p) == 2)]
     return max(bounds, default=0.0)
-
-
-def curve(times_us: Mapping[int, float]) -> Callable[[int], float]:
-    """The time over num_sm that runs through three measurements: a + b / num_sm + c * num_sm."""
-    coefficients = np.linalg.solve([[1, 1 / n, n] for n in times_us], list(times_us.values()))
-    return lambda n: float(coefficients @ [1, 1 / n, n])
 
 
 def _flip(progress: _Progress, candidate: Candidate) -> Steps:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -13,11 +15,22 @@ class Budget:
     max_points: int | None
     max_minutes: float | None
     points: int = 0
-    _began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=time.monotonic)
+    _paused_s: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._began_s
+        """Without the pauses."""
+        return time.monotonic() - self.began_s - self._paused_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside costs nothing."""
+        before_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._paused_s += time.monotonic() - before_s
 
     @property
     def points_left(self) -> int | None:

@@ -76,8 +76,7 @@ class Cell:
         """The candidates by what num_sm and single knobs lead to: in each group every one can be reached from every
         other by changing one of them at a time."""
         group_of: dict[Candidate, list[Candidate]] = {}
-        dropped = [[candidate, *self._dropped(candidate).values()] for candidate in self.candidates]
-        for line in (*self.arms.values(), *self._neighbours.values(), *dropped):
+        for line in (*self.arms.values(), *self._neighbours.values()):
             joined = {id(group_of[c]): group_of[c] for c in line if c in group_of}
             members = [c for group in joined.values() for c in group]
             members += [c for c in line if c not in group_of]

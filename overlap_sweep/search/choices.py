@@ -13,6 +13,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from overlap_sweep import space
+from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 
 SEARCHED = ("phase", "method", *space.KNOBS)
@@ -38,6 +39,12 @@ def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Se
     values: dict[str, list[str]] = {}
     for override in overrides:
         values[override.get_key_element()] = list(_texts(override))
+    for key, texts in values.items():
+        name = key.lstrip("+~")
+        if name in ("phases", "repetition"):
+            raise UserError(f"{name} is what a search itself sets; leave it out.")
+        if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
+            raise UserError(f"{name}={','.join(texts)} would be several searches; give it one value.")
     return values
 
 

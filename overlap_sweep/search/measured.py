@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 from overlap_sweep import workloads
+from overlap_sweep.analysis.failures import wrong_passes
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.rounds import Request
 
@@ -22,6 +25,10 @@ CHUNK = 8
 """Points that are launched at once where time is limited: a limit is looked at between launches only."""
 LASTING = ("ok", "skipped")
 """What need not be tried again when a sweep is resumed."""
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
+"""Words that Hydra's grammar reads as something else."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Measurements:
     def __init__(self, launcher: Launcher, directory: Path, budget: Budget) -> None:
         self.budget, self.directory = budget, directory
         self.reused = 0
+        """Of the budget's points, those that were not measured again."""
         self._launcher = launcher
         self._known = _known_results(directory)
         self._launched = 0
@@ -60,13 +68,13 @@ class Measurements:
             if self.budget.spent:
                 return
             self.budget.points += len(chunk)
+            self.reused += sum(_key(job.point) in self._known for job in chunk)
             for job, result in zip(chunk, self.run(chunk), strict=True):
                 yield jobs[id(job)][1], result
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Their results, whatever the budget says."""
         found = [self._known.get(_key(job.point)) for job in jobs]
-        self.reused += sum(result is not None for result in found)
         new = [job for job, result in zip(jobs, found, strict=True) if result is None]
         launched = iter(self._launch(new) if new else ())
         return [result or next(launched) for result in found]
@@ -88,9 +96,9 @@ def override_value(value: Any) -> str:
         return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(override_value, value))}]"
-    if isinstance(value, str) and not value.isidentifier():
-        return json.dumps(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str) and not (_WORD.fullmatch(value) and value.lower() not in _NO_STRINGS):
+        return QuotedString(value, Quote.double).with_quotes()
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _result(returned: JobReturn, job: Job) -> Result:
@@ -99,7 +107,10 @@ def _result(returned: JobReturn, job: Job) -> Result:
     if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)
     error = str(returned._return_value) if returned.status == JobStatus.FAILED else "the job left no result"
-    return Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
+    result = Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
+    if directory and directory.is_dir():
+        write_result(directory, result)
+    return result
 
 
 def _known_results(directory: Path) -> Mapping[str, Result]:
@@ -112,7 +123,8 @@ def _known_results(directory: Path) -> Mapping[str, Result]:
         except UserError:
             # Cut short or of a later version: it is measured again, and written over.
             continue
-        if result.status in LASTING:
+        # Times that say nothing are worth another try; wrong numbers are not.
+        if (result.status in LASTING and not result.launch_bound) or wrong_passes(result):
             found[_key(result.point)] = result
     return found
 

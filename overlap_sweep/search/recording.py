@@ -38,6 +38,7 @@ class RecordedCell:
     samples: Mapping[Candidate, list[Estimate]]
     """In the order in which they were recorded; `none` among them."""
     floor_us: float
+    """NaN where it was not recorded."""
     collective_us: float
     """The median over the recorded passes of the model."""
 
@@ -78,7 +79,7 @@ def read(path: Path) -> list[RecordedCell]:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UserError(f"{path} is no recorded surface ({type(error).__name__}: {error}).") from None
     if not cells:
-        raise UserError(f"{path} has no model with a `none` and a `floor` measurement; give a recorded surface.")
+        raise UserError(f"{path} has no model with a `none` and an `overlap` measurement; give a recorded surface.")
     return cells
 
 
@@ -99,18 +100,20 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
                 )
                 noise_us = 1.57 * spread_us / math.sqrt(REPEATS)
                 samples[key][candidate].append(Estimate(time_us, noise_us, REPEATS))
-    whole = {key: found for key, found in samples.items() if NONE in found and floors_us[key]}
+    whole = {key: found for key, found in samples.items() if NONE in found and len(found) > 1}
+    # Only where to look first depends on the floor: a recording may do without.
+    floor_us = {key: statistics.median(floors_us[key]) if key in floors_us else math.nan for key in whole}
     collective_us: dict[Any, list[float]] = defaultdict(list)
-    for (model, tp_size, operator, pass_name), found in whole.items():
+    for key, found in whole.items():
         # The first ones of a model include start-up.
         found[NONE] = found[NONE][1:] or found[NONE]
-        exposed_us = _median_us(found[NONE]) - statistics.median(floors_us[model, tp_size, operator, pass_name])
+        model, tp_size, operator, pass_name = key
+        exposed_us = _median_us(found[NONE]) - floor_us[key]
         collective_us[model, tp_size].append(exposed_us / collectives(space.OPERATORS[operator], pass_name))
     for key, found in whole.items():
-        of_model = statistics.median(collective_us[key[0], key[1]])
         model, tp_size, operator, pass_name = key
-        floor_us = statistics.median(floors_us[key])
-        yield RecordedCell(model, tp_size, operator, pass_name, dict(found), floor_us, of_model)
+        of_model = statistics.median(collective_us[model, tp_size])
+        yield RecordedCell(model, tp_size, operator, pass_name, dict(found), floor_us[key], of_model)
 
 
 def _median_us(samples: Iterable[Estimate]) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.cell import NONE, Candidate
 from overlap_sweep.search.measured import Measurements
 from overlap_sweep.search.rounds import Task
@@ -23,7 +24,7 @@ class SearchReport:
     """Of all tasks of one sweep."""
 
     def __init__(self, directory: Path, tasks: Sequence[Task]) -> None:
-        self.directory, self.tasks = directory, tasks
+        self.directory, self.tasks = directory, list(tasks)
         self.dropped: dict[str, str] = {}
         """By label, why a task was not searched, or not to the end."""
         self._rounds = 0
@@ -46,6 +47,7 @@ class SearchReport:
     def conclude(self, measurements: Measurements) -> None:
         """Print every answer, and why it is one."""
         self._write(measurements)
+        outcomes.answered = any(task.baseline for task in self.tasks)
         for trail in (trail for task in self.tasks for trail in task.trails):
             print(_line(trail))
         trails = [trail for task in self.tasks for trail in task.trails]

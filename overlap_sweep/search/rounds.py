@@ -16,7 +16,7 @@ from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.analysis.estimate import Estimate, estimate, normalised
-from overlap_sweep.analysis.wrong_numbers import wrong_passes
+from overlap_sweep.analysis.failures import wrong_passes
 from overlap_sweep.run_directory import Result
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import Candidate, Cell
@@ -43,10 +43,11 @@ class Running:
             self._advance(answers)
 
     def stop(self, reason: str) -> None:
-        """Whatever would still be promising."""
+        """Whatever would still be promising; what was answered of the last round counts."""
         if not self.trail.stopped:
             self.pending, self.trail.stopped = [], reason
             self._steps.close()
+            self.trail.record(self._answers)
 
     def _advance(self, answers: Mapping[Candidate, Measured] | None) -> None:
         try:
@@ -151,20 +152,20 @@ class Task:
     def answer(self, request: Request, result: Result) -> None:
         """Tell the searches what came of a point. Where it is not clear whose fault a failure was, each pass is
         measured alone in the next round."""
-        to_blame = wrong_passes(result)
+        to_blame, late = wrong_passes(result), result.status == "ok" and result.launch_bound
         for pass_name, candidate in request.of_pass.items():
             running = self.running[pass_name]
-            if result.status == "ok":
+            if result.status == "ok" and not late:
                 running.tell(candidate, self._measured(result, pass_name))
-            elif len(request.of_pass) == 1 or to_blame == {pass_name}:
+            elif late and request.repetition:
+                running.tell(candidate, Failure("launch-bound: its time says nothing about the device", by_chance=True))
+            elif not late and (len(request.of_pass) == 1 or to_blame == {pass_name}):
                 reason = (result.error or result.status).splitlines()[0]
-                running.tell(candidate, Failure(reason, wrong_numbers=bool(to_blame)))
+                running.tell(candidate, Failure(reason, wrong_numbers=pass_name in to_blame))
             else:
                 self.alone.append((pass_name, candidate))
 
     def _measured(self, result: Result, pass_name: str) -> Measured:
-        if result.launch_bound:
-            return Failure("launch-bound: its time says nothing about the device")
         times = result.times[pass_name]
         scale = self.running[pass_name].trail.baselines.none
         return normalised([(times.point, times.none)], Estimate(scale.time_us, 0.0, scale.repeats))

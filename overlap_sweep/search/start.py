@@ -28,7 +28,12 @@ def modelled(trail: Trail, slot: str, ladder: Sequence[Candidate]) -> Candidate:
     """
     gemms = 2 if slot.endswith(("dgrad", "wgrad")) else 1
     gemm_us = trail.baselines.floor_us / gemms
-    return _closest(ladder, slot, min(USUAL_NUM_SM, max(1.0, USUAL_NUM_SM * trail.baselines.collective_us / gemm_us)))
+    balanced = USUAL_NUM_SM * trail.baselines.collective_us / gemm_us
+    return (
+        usual(trail, slot, ladder)
+        if math.isnan(balanced)
+        else _closest(ladder, slot, min(USUAL_NUM_SM, max(1.0, balanced)))
+    )
 
 
 def _closest(ladder: Sequence[Candidate], slot: str, num_sm: float) -> Candidate:

@@ -57,7 +57,10 @@ def set_up(config: DictConfig, context: HydraContext, launcher: Launcher, values
     OmegaConf.save(config, directory / "multirun.yaml")
     budget = Budget(config.search.max_points, config.search.max_minutes)
     outcomes.searching = True
-    return Sweep(config, context, tasks, Measurements(launcher, directory, budget), SearchReport(directory, tasks))
+    report = SearchReport(directory, [task for task in tasks if task.cells])
+    for task in (task for task in tasks if not task.cells):
+        report.drop(task.label, "; ".join(task.refused) or "no swept method fits any of its slots")
+    return Sweep(config, context, report.tasks, Measurements(launcher, directory, budget), report)
 
 
 def sweep(
@@ -93,7 +96,9 @@ def search(whole: Sweep, tasks: Sequence[Task], gate: Gate = lambda _: None) -> 
 def measure_baselines(tasks: Sequence[Task], measurements: Measurements, report: SearchReport) -> list[Task]:
     """Measure every task's operator without overlap; the tasks for which that worked."""
     for request, result in measurements.measure([task.baseline_request() for task in tasks]):
-        if result.status == "ok":
+        if result.status == "ok" and result.launch_bound:
+            report.drop(request.task.label, "it is launch-bound: no time says anything about the device")
+        elif result.status == "ok":
             request.task.baseline = result
         else:
             reason = (result.error or result.status).splitlines()[0]
@@ -113,19 +118,25 @@ def cases(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 def find_tasks(config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]]) -> list[Task]:
-    """One task for each operator of each combination of what is not searched.
+    """One task for each operator of each combination of what is not searched, also where it has no cells.
 
     UserError when there is nothing to search in any of them.
     """
     combinations = combined(values)
-    choices = read_choices(config, lambda more: compose(config, context, [*combinations[0], *more]), values)
+
+    def composed(searched: list[str]) -> DictConfig:
+        job = compose(config, context, [*combinations[0], *searched])
+        # Only for what it has to say of wrong values: minutes later it would be too late.
+        resolve(job)
+        return job
+
+    choices = read_choices(config, composed, values)
     tasks = [_task(config, context, overrides, choices) for overrides in combinations]
-    found = [task for task in tasks if task.cells]
-    if not found:
+    if not any(task.cells for task in tasks):
         refused = dict.fromkeys(reason for task in tasks for reason in task.refused)
         reasons = "; ".join(refused) or "no swept method fits any of the operator's slots"
         raise UserError(f"there is nothing to search: {reasons}.")
-    return found
+    return tasks
 
 
 def _task(config: DictConfig, context: HydraContext, overrides: list[str], choices: Choices) -> Task:

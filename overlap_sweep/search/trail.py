@@ -17,6 +17,8 @@ class Failure:
     reason: str
     wrong_numbers: bool = False
     """It computes something else than without overlap."""
+    by_chance: bool = False
+    """It may be measured at another time: nothing about the candidate is to blame."""
 
 
 Measured = Estimate | Failure
@@ -77,9 +79,11 @@ class Trail:
             if isinstance(found, Estimate):
                 self.samples.setdefault(candidate, []).append(found)
                 continue
+            self.notes.append(f"{candidate} failed: {found.reason}")
+            if found.by_chance and candidate in self.samples:
+                continue
             self.failed[candidate] = found
             self.samples.pop(candidate, None)
-            self.notes.append(f"{candidate} failed: {found.reason}")
         wrong = {self.cell.arm(candidate): candidate for candidate, found in self.failed.items() if found.wrong_numbers}
         for candidate in [candidate for candidate in self.samples if self.cell.arm(candidate) in wrong]:
             culprit = wrong[self.cell.arm(candidate)]
@@ -90,7 +94,7 @@ class Trail:
     def given_up(self, candidate: Candidate) -> bool:
         """Whether too much of the candidate's arm failed to go on with it."""
         own = [found for other, found in self.failed.items() if self.cell.arm(other) == self.cell.arm(candidate)]
-        return len(own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
+        return sum(not found.by_chance for found in own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """All samples of the candidate together."""

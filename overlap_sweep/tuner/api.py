@@ -85,6 +85,8 @@ class Report:
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
         found = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
+        if target.resolve() == self.directory.resolve():
+            return found
         return [Path(shutil.copy2(path, target / path.name)) for path in found]
 
 
@@ -140,7 +142,7 @@ def tune(
     if presets:
         arguments.append(f"tuner.presets={override_value(list(map(str, presets)))}")
     directory = Path(output_dir) if output_dir else Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}")
-    arguments += [f"hydra.sweep.dir={directory}", *overrides]
+    arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
     command = [sys.executable, str(CHECKOUT / "launch.py"), "-m", "+experiment=tp_overlap_tuner", *arguments]
     if not (CHECKOUT / "launch.py").exists():
         raise UserError(f"{CHECKOUT} has no launch.py; install overlap_sweep from a checkout: pip install -e .")
@@ -153,4 +155,4 @@ def tune(
 def _model_overrides(model: str) -> list[str]:
     if (CHECKOUT / "conf" / "model" / f"{model}.yaml").exists():
         return [f"model={model}"]
-    return ["model=hf", f"model.name={model}"]
+    return ["model=hf", f"model.name={override_value(model)}"]

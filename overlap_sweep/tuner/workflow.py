@@ -13,6 +13,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from overlap_sweep import models, space
 from overlap_sweep.analysis.estimate import median_interval
 from overlap_sweep.analysis.points import Case
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, analyse
@@ -20,15 +21,30 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.run_directory import Result, TunerRecord, write_tuner_record
+from overlap_sweep.run_directory import (
+    TUNER_FILE,
+    LayerTrial,
+    Result,
+    TunerRecord,
+    read_tuner_record,
+    write_tuner_record,
+)
 from overlap_sweep.runtime.devices import visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, cases, search, set_up, swept_values
 from overlap_sweep.tuner.combinations import combinations
-from overlap_sweep.tuner.layer_trials import case_word, check_presets, presets, run_trial, seed_presets, write_config
+from overlap_sweep.tuner.layer_trials import (
+    DEFAULT,
+    NONE,
+    TUNED,
+    case_word,
+    check_presets,
+    presets,
+    run_trial,
+    seed_presets,
+    write_config,
+)
 from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
-
-NONE, DEFAULT, TUNED = "none", "default", "tuned"
 
 
 def tune(
@@ -42,7 +58,10 @@ def tune(
     # Before anything is started or written: it would be noticed minutes later.
     check_presets(config.tuner.presets, values["tp_size"])
     whole = set_up(config, context, launcher, values)
+    together, proofs = _earlier_trials(whole)
     record = TunerRecord(
+        together=together,
+        proofs=proofs,
         command=shlex.join(["python", *sys.argv]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         wall_s=0.0,
@@ -63,6 +82,21 @@ def tune(
     text.print_written(written, console)
 
 
+def _earlier_trials(whole: Sweep) -> tuple[list[LayerTrial], list[LayerTrial]]:
+    """Of a run over the same directory that this one goes on from: they hold until they are run again."""
+    path = whole.measurements.directory / TUNER_FILE
+    if not path.exists():
+        return [], []
+    earlier = read_tuner_record(path)
+    return earlier.together, earlier.proofs
+
+
+def _add(trial: LayerTrial, trials: list[LayerTrial]) -> None:
+    """In place of the same one of an earlier run."""
+    at = next((index for index, other in enumerate(trials) if other.point == trial.point), len(trials))
+    trials[at : at + 1] = [trial]
+
+
 def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:
     if "tp_size" in values:
         return values, None
@@ -78,44 +112,68 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     smallest = min(task.point["tp_size"] for task in whole.tasks)
     tuner = whole.config.tuner
 
+    possible = []
+    for tasks in cases(stage):
+        if reason := _layer_refusal(tasks[0]):
+            whole.report.drop(tasks[0].case_label, reason)
+        else:
+            possible += tasks
+
     def gate(tasks: Sequence[Task]) -> str | None:
         if not tuner.drop_tp_sizes or tasks[0].point["tp_size"] == smallest:
             return None
         return cannot_scale([task.baseline for task in tasks if task.baseline], tuner.tp_scaling_tolerance)
 
-    search(whole, stage, gate)
+    search(whole, possible, gate)
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
     if not tuner.prove:
         return
-    for tasks in cases([task for task in stage if task.running]):
-        _prove(whole, tasks, record)
+    for tasks in cases([task for task in possible if task.running]):
+        with whole.measurements.budget.paused():
+            _prove(whole, tasks, record)
         _keep(whole, record)
+
+
+def _layer_refusal(task: Task) -> str | None:
+    """Why no whole layer of the model can run at the task's TP size, whatever single operators can; or None."""
+    point = task.point
+    sizes = point["model"], point["workload"]["tokens"], point["tp_size"]
+    reasons = (models.refusal(sizes[0], operator, *sizes[1:]) for operator in space.OPERATORS)
+    return next(filter(None, reasons), None)
 
 
 def _prove(whole: Sweep, tasks: Sequence[Task], record: TunerRecord) -> None:
     """Try the best combinations together, and the best of them against everything else."""
     tuner, directory, first = whole.config.tuner, whole.measurements.directory, tasks[0]
     tp_size = first.point["tp_size"]
-    choices = _case_analysis(whole, first).plans[tp_size].choices
+    plan = _case_analysis(whole, first).plans.get(tp_size)
+    if plan is None:
+        # Every point of it was launch-bound.
+        return
+    choices = plan.choices
     found = combinations(choices, max(1, tuner.together), tuner.within)
     names = {}
     for index, (label, config) in enumerate(found.items()):
         # A configuration that overlaps nothing is `none`, and no file says that.
         overlaps = config.switches["tp_comm_overlap"]
         names[label] = write_config(directory, f"{case_word(first)}_{index}", config) if overlaps else NONE
-    taken = next(iter(found))
+    taken: str | None = next(iter(found))
     if len(names) > 1 and tuner.together:
         trial, result = run_trial(whole, first, "together", {NONE: NONE, **names})
-        record.together.append(trial)
+        _add(trial, record.together)
         taken = _fastest_together(names, result)
-    tuned = names[taken]
-    if tuned != NONE:
+    tuned = names[taken] if taken else NONE
+    if taken and tuned != NONE:
         tuned = write_config(directory, f"{case_word(first)}_tuned", found[taken])
-    others = {NONE: NONE, DEFAULT: DEFAULT}
-    trial, _ = run_trial(whole, first, "proof", {**others, TUNED: tuned, **presets(tuner.presets, tp_size)})
-    record.proofs.append(trial)
+    own, given = {NONE: NONE, DEFAULT: DEFAULT}, presets(tuner.presets, tp_size)
+    trial, result = run_trial(whole, first, "proof", {**own, TUNED: tuned, **given})
+    _add(trial, record.proofs)
+    if result.status in ("failed", "timeout") and tuned != NONE:
+        # Whether it is the tuned one that breaks the layer must be known before anybody trains with it.
+        trial, _ = run_trial(whole, first, "proof_without_tuned", {**own, **given})
+        _add(trial, record.proofs)
 
 
 def _case_analysis(whole: Sweep, task: Task) -> CaseAnalysis:
@@ -139,13 +197,16 @@ def _analyse(whole: Sweep) -> Analysis:
     return analyse(whole.measurements.directory, config)
 
 
-def _fastest_together(names: Mapping[str, str], result: Result) -> str:
-    """Which combination is fastest on the layer: the first unless another is faster beyond the noise."""
+def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
+    """Which combination is fastest on the layer: the first unless another is faster beyond the noise. None where the
+    layer ran and all of them were left out, since they compute wrong numbers there."""
     first = next(iter(names))
+    if result.status != "ok":
+        return first
     measured = {label: result.variants[name] for label, name in names.items() if name in result.variants}
     right = {label: variant for label, variant in measured.items() if not variant.launch_bound}
     if not right:
-        return first
+        return first if measured else None
     fastest = min(right, key=lambda label: right[label].times["all"].median_us)
     if first not in right:
         return fastest
@@ -154,6 +215,6 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str:
 
 
 def _keep(whole: Sweep, record: TunerRecord) -> None:
-    record.wall_s = whole.measurements.budget.elapsed_s
+    record.wall_s = time.monotonic() - whole.measurements.budget.began_s
     record.dropped |= whole.report.dropped
     write_tuner_record(whole.measurements.directory, record)

@@ -98,7 +98,7 @@ def write_point(
             name=name,
             point=dict(point),
             status=status,
-            settings=space.settings(point) if status == "ok" else {},
+            settings=space.settings(point),
             times=times if status == "ok" else {},
             environment=ENVIRONMENT,
             **result,

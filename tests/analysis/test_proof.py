@@ -135,13 +135,6 @@ def test_samples_pair_by_round(tmp_path: Path) -> None:
         ({"ratios": {}, "status": "timeout", "error": "no answer"}, "the layer timed out: no answer"),
         ({"changed": {"tuned": {"launch_bound": True}}}, "tuned was launch-bound"),
         ({"ratios": {"tuned": 1.0, "floor": 0.9}}, "nothing that tuned could be compared with was measured"),
-        (
-            {
-                "ratios": {"none": 1.0, "floor": 0.9},
-                "warnings": [f"{TUNED} computes wrong numbers and was not measured: output differs."],
-            },
-            "tuned computes wrong numbers and was not measured: output differs",
-        ),
     ],
 )
 def test_what_cannot_be_judged(tmp_path: Path, given: dict[str, Any], reason: str) -> None:
@@ -150,6 +143,29 @@ def test_what_cannot_be_judged(tmp_path: Path, given: dict[str, Any], reason: st
     case = case_of(tmp_path)
     assert not case.proofs
     assert case.config(4) == case.plans[4].config == OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "instead"),
+    [
+        ({"none": 1.0, "floor": 0.9}, NO_OVERLAP),
+        ({"none": 1.0, "default": 0.95, "floor": 0.9}, OverlapConfig()),
+        ({"default": 1.0, "none": 1.0, "floor": 0.9}, NO_OVERLAP),
+    ],
+)
+def test_a_tuned_layer_that_computes_wrong_numbers_is_not_what_is_written(
+    tmp_path: Path, ratios: dict[str, float], instead: OverlapConfig
+) -> None:
+    warning = f"{TUNED} computes wrong numbers and was not measured: output differs."
+    unproven = unproven_of(write_tuned_sweep(tmp_path, ratios=ratios, warnings=[warning]))
+    assert unproven.reason == "tuned computes wrong numbers and was not measured: output differs"
+    assert case_of(tmp_path).config(4) == unproven.instead == instead
+    assert unproven.verdict.endswith("use the default." if instead == OverlapConfig() else "don't overlap.")
+
+
+def test_a_tie_of_the_others_goes_to_no_overlap(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, ratios={"none": 1.0, "default": 1.0, "tuned": 1.1, "floor": 0.9}))
+    assert (proof.best_other, proof.recommended) == ("none", "none")
 
 
 def test_a_proof_that_left_nothing_belongs_to_the_sweep_s_only_case(tmp_path: Path) -> None:
