@@ -149,8 +149,8 @@ def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:
 def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Effort) -> Iterator[Candidate]:
     """What to measure next on a ladder that has one measurement at least, most useful first.
 
-    Half and twice the best num_sm, then what lies between the best and its neighbours on both sides: each only if the
-    bound that convexity puts on its time is worth it.
+    Half and twice the best num_sm, then what lies between the best and its neighbours: each only if the bound that
+    convexity puts on its time is worth it.
     """
     by_num_sm = {candidate.settings[slot][ORDINAL]: candidate for candidate in ladder}
     times_us = {n: trail.time_us(c) for n, c in by_num_sm.items() if c in trail.samples}
