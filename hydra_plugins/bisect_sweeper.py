@@ -1,7 +1,7 @@
 """`hydra/sweeper=bisect`: see overlap_sweep/search/sweeper.py."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,15 +35,16 @@ class BisectSweeper(Sweeper):
         )
 
     def sweep(self, arguments: Sequence[str]) -> None:
-        from overlap_sweep.errors import UserError
         from overlap_sweep.search.sweeper import sweep
 
-        config, context, launcher = self.config, self.hydra_context, self.launcher
-        assert config is not None
-        assert context is not None
-        assert launcher is not None
+        self.run(sweep, arguments)
+
+    def run(self, function: Callable[..., None], arguments: Sequence[str]) -> None:
+        """Call it with everything that a sweep needs. A UserError becomes one line, not an exception that Hydra would
+        wrap in its own."""
+        from overlap_sweep.errors import UserError
+
         try:
-            sweep(config, context, launcher, self._params, arguments)
+            function(self.config, self.hydra_context, self.launcher, self._params, arguments)
         except UserError as error:
-            # Not an exception that Hydra would wrap in its own lines.
             sys.exit(f"error: {error}")
