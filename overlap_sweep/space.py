@@ -265,8 +265,11 @@ def without_idle_knobs(setting: Setting) -> Setting:
 
 
 def settings_name(settings: Mapping[str, Setting]) -> str:
-    """What the slots of one pass are given: `none`, `bulk_sm4`, or of two `dgrad bulk_sm4 + wgrad bulk_sm2`."""
-    if len(settings) < 2:
+    """What the slots of one pass are given: `none`, `ring_agg0`, `dgrad bulk_sm4`, `dgrad bulk_sm4 + wgrad bulk_sm2`.
+
+    The phase is named wherever the pass has two slots that the setting could be of.
+    """
+    if len(settings) < 2 and not any(setting["method"] == "bulk" for setting in settings.values()):
         return next(map(brief_name, settings.values()), "none")
     return " + ".join(f"{slot.partition('_')[2]} {brief_name(setting)}" for slot, setting in settings.items())
 

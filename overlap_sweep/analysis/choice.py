@@ -58,7 +58,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """`none`, `bulk_sm4`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        """`none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
 

@@ -44,7 +44,7 @@ class Candidate:
         return tuple(slot for slot, setting in self.settings.items() if ORDINAL in setting)
 
     def __str__(self) -> str:
-        """`none`, `bulk_sm4`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        """`none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
 

@@ -28,7 +28,7 @@ def combinations(choices: Sequence[PassChoice], limit: int, within: float) -> di
             break
         config = plan([replace(c, chosen=other) if c is choice else c for c in choices]).config
         if config not in found.values():
-            found[f"{choice.label} by {_name(other)}"] = config
+            found[f"{choice.label} by {other.name}"] = config
     return found
 
 
@@ -47,13 +47,6 @@ def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tupl
                 near.append((same_methods, lost_us, choice, candidate))
     for _, _, choice, candidate in sorted(near, key=lambda item: item[:2]):
         yield choice, candidate
-
-
-def _name(candidate: Candidate) -> str:
-    """Of one slot of two, with the slot: dgrad and wgrad may have the same setting."""
-    (slot, *others) = candidate.settings or [""]
-    bulk = not others and candidate.settings and candidate.settings[slot]["method"] == "bulk"
-    return f"{slot.partition('_')[2]} {candidate.name}" if bulk else candidate.name
 
 
 def _methods(candidate: Candidate) -> dict[str, str]:

@@ -131,7 +131,7 @@ def test_the_head_speaks_of_the_configuration_in_the_file(tmp_path: Path) -> Non
     del more["fc1_wgrad"]
     written(write_tuned_sweep(tmp_path / "b", changed={"tuned": {**BEST, "settings": more}}))
     head = head_of(tmp_path / "b" / YAML)
-    assert "fc1 bwd: bulk_sm4, the others as the library has it; without overlap 400.0, default 360.0" in head
+    assert "fc1 bwd: dgrad bulk_sm4, the others as the library has it; without overlap 400.0, default 360.0" in head
     assert "fc2 fwd: pipeline_sm24_split4, not measured; without overlap 200.0, default 160.0" in head
 
 

@@ -1,0 +1,105 @@
+"""A whole search in this process: Hydra composes every point, and a stand-in for the launcher makes up its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep import space, workloads
+from overlap_sweep.run_directory import Result, read_result, write_result
+from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.point import resolve
+from tests.analysis.run_directories import pass_times
+from tests.sweeps import ROOT
+
+NONE_US = {"fwd": 1000.0, "bwd": 2000.0}
+SIZES = ("model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_attention_heads=8", "model.num_kv_heads=4")
+ON_CPU = ("runtime.device=cpu", "workload.tokens=64", "profile=none", *SIZES)
+
+Settings = Mapping[str, space.Setting]
+Answer = Callable[[Mapping[str, Any]], Result]
+
+
+def operator_result(
+    point: Mapping[str, Any], ratio: Callable[[str, Settings], float] = lambda pass_name, settings: 1.0, **fields: Any
+) -> Result:
+    """Every pass takes `ratio` of what none takes, by its settings; the GEMMs alone half of it."""
+    given = space.settings(point)
+    times = {}
+    for name, none_us in NONE_US.items():
+        own = {s: setting for s, setting in given.items() if space.PASS_OF_PHASE[s.partition("_")[2]] == name}
+        point_us = none_us * (ratio(name, own) if own else 1.0)
+        times[name] = pass_times(point_us, none_us, none_us / 2, tp1_us=none_us / 2 * point["tp_size"])
+    known = {"settings": given, "times": times, "objective_us": 1.0}
+    return Result(name="", point=dict(point), **{"status": "ok", **known, **fields})
+
+
+@dataclass
+class StandIn(Launcher):
+    """Skips what the workload refuses; writes what `answer` says of everything else."""
+
+    config: DictConfig
+    context: HydraContext
+    answer: Answer
+    batches: list[list[dict[str, Any]]] = field(default_factory=list)
+    """The points that were launched."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """It is."""
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        return [point for batch in self.batches for point in batch]
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        assert initial_job_idx == len(self.points)
+        self.batches.append([])
+        return [self._run(list(overrides)) for overrides in job_overrides]
+
+    def _run(self, overrides: list[str]) -> JobReturn:
+        job = self.context.config_loader.load_sweep_config(self.config, overrides)
+        HydraConfig.instance().set_config(job)
+        directory = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
+        point = resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
+        self.batches[-1].append(point)
+        refusal = workloads.load(point["workload"]["name"]).refusal(point)
+        result = Result(name="", point=point, status="skipped", error=refusal) if refusal else self.answer(point)
+        result.name = directory.name
+        directory.mkdir(exist_ok=True)
+        write_result(directory, result)
+        left = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(directory)}}})
+        return JobReturn(hydra_cfg=left, status=JobStatus.COMPLETED)
+
+
+@contextmanager
+def sweep_of(directory: Path, *overrides: str, answer: Answer = operator_result) -> Iterator[StandIn]:
+    """A launcher with the configuration and the context of a multirun into `directory`."""
+    before = outcomes.searching, outcomes.answered
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra
+        given = [*overrides, f"hydra.sweep.dir={directory}"]
+        config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
+        context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
+        try:
+            yield StandIn(config, context, answer)
+        finally:
+            outcomes.searching, outcomes.answered = before
+            HydraConfig.instance().cfg = None
+
+
+def results(directory: Path) -> dict[str, Result]:
+    """By run directory."""
+    return {path.parent.name: read_result(path) for path in sorted(directory.glob("*/result.json"))}

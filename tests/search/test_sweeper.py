@@ -1,0 +1,315 @@
+"""Whole searches, with a launcher that makes the results up: budgets, failures, resuming, and what is said."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep import space
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import Result, read_search_record
+from overlap_sweep.search.sweeper import sweep
+from tests.search.stand_in import NONE_US, ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
+
+SPACE = ("tp_size=2", "operator=fc1,fc2", "method=bulk,ring_exchange,pipeline", "num_sm=1,2,4,8,16,32")
+FEW = ("tp_size=2", "operator=fc2", "method=ring_exchange,pipeline", "num_sm=8,16")
+
+
+def ratio(pass_name: str, settings: Settings) -> float:
+    """Least at 8 SMs and by ring exchange; bulk pays in dgrad only."""
+    found = 0.0
+    for slot, setting in settings.items():
+        away = abs(setting["num_sm"].bit_length() - 4)
+        method = {"ring_exchange": 0.80, "pipeline": 0.88, "bulk": 0.84 if "dgrad" in slot else 1.1}[setting["method"]]
+        found += method + 0.04 * away
+    return found / len(settings) if len(settings) == 1 else (found - 0.1) / 2
+
+
+def answer(point: Mapping[str, Any]) -> Result:
+    return operator_result(point, ratio)
+
+
+def searched(directory: Path, *overrides: str, answer: Answer = answer, space: tuple[str, ...] = SPACE) -> StandIn:
+    """Run to the end."""
+    with sweep_of(directory, "hydra/sweeper=bisect", *ON_CPU, *overrides, answer=answer) as launcher:
+        sweep(launcher.config, launcher.context, launcher, {}, [*ON_CPU, *space])
+        return launcher
+
+
+def record(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "search.json").read_text())
+    assert len(read_search_record(directory / "search.json").searches) == len(found["searches"])
+    return found
+
+
+def searches(directory: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(search["operator"], search["pass"]): search for search in record(directory)["searches"]}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A search that several tests look at."""
+
+    directory: Path
+    launcher: StandIn
+    printed: list[str]
+
+    def copy(self, directory: Path) -> Path:
+        """To go on with."""
+        return shutil.copytree(self.directory, directory / "copy")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    directory = tmp_path_factory.mktemp("sweep")
+    with redirect_stdout(io.StringIO()) as printed:
+        launcher = searched(directory)
+    return Done(directory, launcher, printed.getvalue().splitlines())
+
+
+@pytest.fixture(scope="module")
+def done_with_failures(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    directory = tmp_path_factory.mktemp("failing")
+    return Done(directory, searched(directory, answer=failing), [])
+
+
+def test_the_best_of_every_pass_is_found_and_said(done: Done) -> None:
+    found = searches(done.directory)
+    ring = {"method": "ring_exchange", "num_sm": 8}
+    assert {key: search["chosen"] for key, search in found.items()} == {
+        ("fc1", "fwd"): {"fc1_fprop": ring},
+        ("fc1", "bwd"): {"fc1_dgrad": ring},
+        ("fc2", "fwd"): {"fc2_fprop": ring},
+        ("fc2", "bwd"): {"fc2_dgrad": ring},
+    }
+    for (_, pass_name), search in found.items():
+        assert search["time_us"] == pytest.approx(0.8 * NONE_US[pass_name])
+        assert search["none_us"] == NONE_US[pass_name]
+        assert search["floor_us"] == NONE_US[pass_name] / 2
+        assert search["stopped"] == "nothing left that could be faster than ring_sm8"
+        assert search["evaluations"] == sum(tried["measurements"] for tried in search["tried"])
+        assert [tried["time_us"] for tried in search["tried"]] == sorted(tried["time_us"] for tried in search["tried"])
+        assert search["tried"][0]["setting"] == "ring_sm8"
+    assert {key: search["exhaustive"] for key, search in found.items()} == {
+        ("fc1", "fwd"): 6,
+        ("fc1", "bwd"): 6 + 6 + 6 * 6 + 6 + 6,
+        ("fc2", "fwd"): 12,
+        ("fc2", "bwd"): 6,
+    }
+    assert any(
+        line.startswith("search: qwen3_0_6b TP=2 fc1 fwd: ring_sm8, 0.800 ms, 1.25x none ") for line in done.printed
+    )
+    assert done.printed[-1].startswith(f"search: {len(done.launcher.points)} points in ")
+    assert done.printed[-1].endswith(f"{done.directory / 'search.json'} says why")
+
+
+def test_all_searches_share_rounds_and_points(done: Done) -> None:
+    points, batches = done.launcher.points, done.launcher.batches
+    assert len(points) == record(done.directory)["points"] == len(results(done.directory))
+    assert record(done.directory)["rounds"] == len(batches) - 1
+    # First all operators without overlap, then forward and backward side by side.
+    assert [point["phases"] for point in batches[0]] == [{"fprop": {"method": "none"}}] * 2
+    assert any(len({space.PASS_OF_PHASE[phase] for phase in point["phases"]}) == 2 for point in batches[1])
+    assert sum(search["evaluations"] for search in record(done.directory)["searches"]) > len(points)
+
+
+def test_again_nothing_is_measured_and_the_answer_is_the_same(done: Done, tmp_path: Path) -> None:
+    directory = done.copy(tmp_path)
+    assert searched(directory).points == []
+    before, after = record(done.directory), record(directory)
+    assert (after["reused"], after["points"]) == (before["points"], before["points"])
+    assert after["searches"] == before["searches"]
+
+
+def test_what_is_lost_is_measured_again(done: Done, tmp_path: Path) -> None:
+    directory = done.copy(tmp_path)
+    lost = sorted(directory.glob("*/result.json"))[3:6]
+    for path in lost:
+        path.unlink()
+    assert len(searched(directory).points) == len(lost)
+    assert record(directory)["reused"] == record(done.directory)["points"] - len(lost)
+
+
+@pytest.mark.parametrize("most", [2, 4, 7])
+def test_max_points_is_kept_to_and_the_best_so_far_is_the_answer(tmp_path: Path, most: int) -> None:
+    launcher = searched(tmp_path, f"search.max_points={most}")
+    assert len(launcher.points) == record(tmp_path)["points"] == most
+    for search in record(tmp_path)["searches"]:
+        measured = {
+            space.settings_name(settings): result.times[search["pass"]].point.median_us
+            for result in results(tmp_path).values()
+            if result.point["operator"] == search["operator"]
+            for settings in [of_pass(result, search["pass"])]
+            if settings
+        }
+        assert {tried["setting"] for tried in search["tried"]} == set(measured)
+        assert search["time_us"] == pytest.approx(min([search["none_us"], *measured.values()]))
+        assert search["stopped"] in (
+            f"search.max_points={most} is used up",
+            f"nothing left that could be faster than {space.settings_name(search['chosen'])}",
+        )
+
+
+def of_pass(result: Result, pass_name: str) -> Settings:
+    return {s: x for s, x in result.settings.items() if space.PASS_OF_PHASE[s.partition("_")[2]] == pass_name}
+
+
+def test_a_budget_that_is_spent_on_baselines_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launcher = searched(tmp_path, "search.max_points=1")
+    assert len(launcher.points) == 1
+    found = record(tmp_path)
+    assert found["dropped"] == {"qwen3_0_6b TP=2 fc2": "search.max_points=1 is used up"}
+    assert [search["stopped"] for search in found["searches"]] == ["search.max_points=1 is used up"] * 2
+    assert "search: qwen3_0_6b TP=2 fc2 is not searched: search.max_points=1 is used up" in capsys.readouterr().out
+
+
+def test_more_points_go_on_where_fewer_ended(tmp_path: Path) -> None:
+    first = searched(tmp_path, "search.max_points=4", space=FEW)
+    second = searched(tmp_path, space=FEW)
+    assert len(first.points) == 4
+    assert len(second.points) == record(tmp_path)["points"] - 4 > 0
+    assert all(search["stopped"].startswith("nothing left") for search in record(tmp_path)["searches"])
+
+
+def test_no_time_at_all_measures_nothing(tmp_path: Path) -> None:
+    launcher = searched(tmp_path, "search.max_minutes=0", space=FEW)
+    assert launcher.points == []
+    assert set(record(tmp_path)["dropped"].values()) == {"search.max_minutes=0 is used up"}
+    assert record(tmp_path)["searches"] == []
+
+
+@pytest.mark.parametrize(("how", "batches"), [("in_turn", [[2], [4]]), ("together", [[2, 4]])])
+def test_tp_sizes_in_turn_or_together(tmp_path: Path, how: str, batches: list[list[int]]) -> None:
+    launcher = searched(
+        tmp_path, f"search.tp_sizes={how}", space=("tp_size=4,2", "operator=fc2", "method=pipeline", "num_sm=4,8")
+    )
+    sizes = [sorted({point["tp_size"] for point in batch}) for batch in launcher.batches]
+    assert list(dict.fromkeys(map(tuple, sizes))) == list(map(tuple, batches))
+    assert len(record(tmp_path)["searches"]) == 2
+
+
+def failing(point: Mapping[str, Any]) -> Result:
+    """Pipelines compute wrong numbers; ring exchange with 16 SMs dies."""
+    for phase, setting in (point["phases"] or {}).items():
+        if setting["method"] == "pipeline":
+            error = {"output" if phase == "fprop" else "input_grad": 0.5}
+            return operator_result(point, status="failed", times={}, error="wrong numbers", relative_error=error)
+        if setting["method"] == "ring_exchange" and setting["num_sm"] == 16 and phase == "fprop":
+            return operator_result(point, status="failed", times={}, error="rank 1 died\nTraceback ...")
+    return answer(point)
+
+
+def test_what_fails_is_left_out_and_noted(done_with_failures: Done) -> None:
+    found = searches(done_with_failures.directory)
+    assert not any("pipeline" in str(search["chosen"]) for search in found.values())
+    assert "pipeline_sm16 failed: wrong numbers" in found["fc1", "bwd"]["notes"]
+    assert "ring_sm16 failed: rank 1 died" in found["fc1", "fwd"]["notes"]
+    assert found["fc1", "fwd"]["chosen"] == {"fc1_fprop": {"method": "ring_exchange", "num_sm": 8}}
+    # The backward setting beside it was measured again, alone.
+    assert found["fc2", "bwd"]["chosen"] == {"fc2_dgrad": {"method": "ring_exchange", "num_sm": 8}}
+
+
+def test_failed_points_are_tried_again_when_the_search_is(done_with_failures: Done, tmp_path: Path) -> None:
+    directory = done_with_failures.copy(tmp_path)
+    again = searched(directory).points
+    assert any(failing(point).status == "failed" for point in again)
+    assert searches(directory)["fc1", "fwd"]["chosen"] == {"fc1_fprop": {"method": "ring_exchange", "num_sm": 8}}
+    failed = [r.point for r in results(done_with_failures.directory).values() if r.status == "failed"]
+    assert len(again) < len(done_with_failures.launcher.points)
+    assert [point for point in failed if point in again]
+
+
+def test_where_everything_fails_the_answer_is_no_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def only_none(point: Mapping[str, Any]) -> Result:
+        works = not space.settings(point)
+        return answer(point) if works else operator_result(point, status="failed", times={}, error="no luck")
+
+    searched(tmp_path, answer=only_none, space=FEW)
+    for search in record(tmp_path)["searches"]:
+        assert (search["chosen"], search["tried"], search["time_us"]) == ({}, [], search["none_us"])
+        assert search["notes"]
+    assert capsys.readouterr().out.count("don't overlap") == 2
+
+
+def test_an_operator_that_cannot_run_without_overlap_is_dropped(tmp_path: Path) -> None:
+    def no_fc1(point: Mapping[str, Any]) -> Result:
+        if point["operator"] == "fc1":
+            return operator_result(point, status="failed", times={}, error="out of memory\nmore")
+        return answer(point)
+
+    searched(tmp_path, answer=no_fc1, space=(FEW[0], "operator=fc1,fc2", *FEW[2:]))
+    assert record(tmp_path)["dropped"] == {
+        "qwen3_0_6b TP=2 fc1": "it cannot be measured without overlap: out of memory"
+    }
+    assert {operator for operator, _ in searches(tmp_path)} == {"fc2"}
+
+
+def test_what_makes_no_sense_is_counted_and_never_launched(tmp_path: Path) -> None:
+    space = ("tp_size=2", "operator=fc1", "method=ring_exchange", "num_sm=4", "use_ce=null,true")
+    launcher = searched(tmp_path, space=space)
+    assert all(not result.error for result in results(tmp_path).values())
+    # plain torch has no copy engines: the knob is not varied at all.
+    assert {setting.get("use_ce") for point in launcher.points for setting in point["phases"].values()} == {None}
+    (search,) = [s for s in record(tmp_path)["searches"] if s["pass"] == "fwd"]
+    assert search["exhaustive"] == 1
+
+
+def test_num_sm_may_be_limited(tmp_path: Path) -> None:
+    space = (*FEW[:3], "num_sm=1,2,4,8")
+    launcher = searched(tmp_path, "search.min_num_sm=2", "search.max_num_sm=4", space=space)
+    counts = {s["num_sm"] for point in launcher.points for s in point["phases"].values() if "num_sm" in s}
+    assert counts == {2, 4}
+    assert searches(tmp_path)["fc2", "fwd"]["exhaustive"] == 4
+
+
+def test_values_of_the_sweeper_s_params_are_searched_unless_the_command_line_says_others(tmp_path: Path) -> None:
+    with sweep_of(tmp_path, *ON_CPU, answer=answer) as launcher:
+        params = {"operator": "fc2", "method": "pipeline,ring_exchange", "num_sm": "1,2"}
+        sweep(launcher.config, launcher.context, launcher, params, [*ON_CPU, "num_sm=8"])
+    assert {(key, search["exhaustive"]) for key, search in searches(tmp_path).items()} == {
+        (("fc2", "fwd"), 2),
+        (("fc2", "bwd"), 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (
+            ("operator=fc2", "method=bulk"),
+            "there is nothing to search: no swept method fits any of the operator's slots",
+        ),
+        (("tp_size=1",), "there is nothing to search: tp_size=1 communicates nothing"),
+        (("tp_size=8", "operator=qkv"), "qkv: 4 key-value heads do not divide by tp_size=8"),
+        (("num_sm=interval(1,4)",), "num_sm=interval(1,4): a search needs values that can be counted; list them."),
+        (("num_sm=1,2", "search.min_num_sm=3"), "no num_sm of 1, 2 lies between search.min_num_sm=3 and"),
+        (("phase=fprop,dgrad",), "phase=fprop,dgrad is searched at once with phase=all."),
+        (("workload=layer",), "a search is for settings of operators, not for workload=layer."),
+        (("num_sm=1,0",), "num_sm=0 is out of range; give a value from 1 to 512."),
+        (("method=pipeline", "num_splits=4,0"), "num_splits=0 is out of range; give a value from 1 to 1024."),
+        (("phase=sideways",), "phase=sideways is not known; choose one of all, fprop, dgrad, wgrad."),
+        (("model=hf",), "model.name has no value; give model.name=... ."),
+        (("repetition=0,1",), "repetition is what a search itself sets; leave it out."),
+        (("search.max_points=1,2",), "search.max_points=1,2 would be several searches; give it one value."),
+    ],
+)
+def test_what_cannot_be_searched_is_said_before_anything_is_launched(
+    tmp_path: Path, values: tuple[str, ...], says: str
+) -> None:
+    limits = [value for value in values if value.startswith("search.") and "," not in value]
+    with (
+        sweep_of(tmp_path / "sweep", *ON_CPU, *limits) as launcher,
+        pytest.raises(UserError) as raised,
+    ):
+        sweep(launcher.config, launcher.context, launcher, {}, [*ON_CPU, *values])
+    assert says in str(raised.value)
+    assert launcher.points == []
+    assert not (tmp_path / "sweep").exists()
