@@ -25,7 +25,7 @@ class Effort:
 
     reach: float = 0.25
     """An arm that is slower by more than this after its first measurement is dropped: tuning num_sm would have to make
-    it up."""
+    it up. Where all are, the fastest gets a second one."""
     reach_tuned: float = 0.05
     """The same for an arm that was entered at the num_sm that is best for the arm next to it."""
     worth: float = 0.01

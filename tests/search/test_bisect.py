@@ -33,7 +33,7 @@ def along(shape: Shape, counts: Sequence[int] = LADDER, **fields: Any) -> Surfac
     return Surface(bulk_ladder(counts), lambda candidate: shape(num_sm(candidate)), **fields)
 
 
-def by_knob(candidates: Sequence[Candidate], **us: dict[Any, float]) -> Callable[[Candidate], float]:
+def by_knob(**us: dict[Any, float]) -> Callable[[Candidate], float]:
     """The product over knobs of what each value multiplies the time by."""
 
     def time_us(candidate: Candidate) -> float:
@@ -220,7 +220,6 @@ def test_knobs_are_flipped_one_after_the_other_from_the_fastest() -> None:
     knobs = {"aggregate": (False, True), "use_ce": (False,), "set_sm_margin": (False, True)}
     candidates = one_slot(settings("ring_exchange", num_sm=LADDER, **knobs))
     time_us = by_knob(
-        candidates,
         num_sm={n: hyperbola(4, 0.8, 0.8)(n) / NONE_US for n in LADDER},
         aggregate={True: 0.95},
         set_sm_margin={True: 0.9},
@@ -251,7 +250,7 @@ def test_every_method_gets_its_chance_before_any_is_searched() -> None:
     candidates = one_slot(
         [*settings("pipeline", num_sm=LADDER), *settings("ring_exchange", num_sm=LADDER)], "fc2_fprop"
     )
-    surface = Surface(cell(candidates), by_knob(candidates, method={"pipeline": 0.9, "ring_exchange": 0.8}))
+    surface = Surface(cell(candidates), by_knob(method={"pipeline": 0.9, "ring_exchange": 0.8}))
     trail = surface.search()
     assert {dict(c.family)["fc2_fprop"] for c in surface.batches[0]} == {"pipeline", "ring_exchange"}
     assert trail.best.settings["fc2_fprop"]["method"] == "ring_exchange"

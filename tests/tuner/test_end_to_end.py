@@ -21,7 +21,7 @@ from tests.sweeps import Launch
 
 Done = subprocess.CompletedProcess[str]
 TUNER = ("-m", "+experiment=tp_overlap_tuner")
-SPACE = ("operator=fc1,fc2", "num_sm=1,4", "aggregate=false", "num_splits=2")
+SPACE = ("operator=fc1,fc2", "method=ring_exchange,pipeline", "num_sm=1,4", "aggregate=false", "num_splits=2")
 PRESET = "fc2_fprop: {method: ring_exchange, num_sm: 2}\nfc2_dgrad: {method: ring_exchange, num_sm: 2}\n"
 
 
