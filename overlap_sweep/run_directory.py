@@ -176,17 +176,21 @@ class PassSearch(msgspec.Struct, kw_only=True):
 
 
 class SearchRecord(msgspec.Struct, kw_only=True):
-    """What analysis needs of search.json, which a search leaves beside its points."""
+    """The content of search.json, which a search leaves beside its points."""
 
     schema: int = SCHEMA
     points: int = 0
+    """Baselines included."""
+    reused: int = 0
+    """How many of them an earlier run had measured."""
     elapsed_s: float = 0.0
+    rounds: int = 0
     dropped: dict[str, str] = {}
     """By what was searched for, why it was not, or not to the end."""
     searches: list[PassSearch] = []
 
 
-_Record = TypeVar("_Record", TunerRecord, SearchRecord)
+_Record = TypeVar("_Record", Result, TunerRecord, SearchRecord)
 
 
 def trace_file(rank: int, variant: str = "") -> str:
@@ -206,8 +210,7 @@ def _word(variant: str) -> str:
 
 def write_result(directory: Path, result: Result) -> Path:
     """Write result.json so that it is whole or absent, also after power loss."""
-    text = msgspec.json.format(msgspec.json.encode(result), indent=2)
-    return write_atomically(directory / RESULT_FILE, text + b"\n")
+    return _write(directory / RESULT_FILE, result)
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -223,35 +226,37 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 def read_result(path: Path) -> Result:
     """Read one result.json. UserError when it is no whole result of this or an earlier schema."""
-    try:
-        result = msgspec.json.decode(path.read_bytes(), type=Result)
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it and measure the point again.") from None
-    if result.schema > SCHEMA:
-        raise UserError(f"{path} has schema {result.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
-    return result
+    return _read(path, Result, "remove it and measure the point again")
 
 
 def write_tuner_record(directory: Path, record: TunerRecord) -> Path:
-    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-    return write_atomically(directory / TUNER_FILE, text + b"\n")
+    return _write(directory / TUNER_FILE, record)
+
+
+def write_search_record(directory: Path, record: SearchRecord) -> Path:
+    return _write(directory / SEARCH_FILE, record)
 
 
 def read_tuner_record(path: Path) -> TunerRecord:
     """Read one tuner.json. UserError when it is none of this or an earlier schema."""
-    return _read_record(path, TunerRecord, "run the tuner again")
+    return _read(path, TunerRecord, "remove it, or run the tuner again")
 
 
 def read_search_record(path: Path) -> SearchRecord:
     """Read one search.json. UserError when it is none of this or an earlier schema."""
-    return _read_record(path, SearchRecord, "search again")
+    return _read(path, SearchRecord, "remove it, or search again")
 
 
-def _read_record(path: Path, kind: type[_Record], mend: str) -> _Record:
+def _write(path: Path, record: msgspec.Struct) -> Path:
+    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
+    return write_atomically(path, text + b"\n")
+
+
+def _read(path: Path, kind: type[_Record], mend: str) -> _Record:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it, or {mend}.") from None
+        raise UserError(f"{path} cannot be read ({error}); {mend}.") from None
     if record.schema > SCHEMA:
         raise UserError(f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
     return record

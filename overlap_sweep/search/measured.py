@@ -62,15 +62,14 @@ class Measurements:
     def measure(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Result]]:
         """Each with its result, as far as the budget goes: of what is left out nothing is heard."""
         left = self.budget.points_left
-        jobs = {id(job): (job, request) for request in requests[:left] for job in [Job.of(request)]}
-        size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
-        for chunk in batched([job for job, _ in jobs.values()], size):
+        size = CHUNK if self.budget.max_minutes is not None else max(1, len(requests))
+        for chunk in batched(requests[:left], size):
             if self.budget.spent:
                 return
-            self.budget.points += len(chunk)
-            self.reused += sum(_key(job.point) in self._known for job in chunk)
-            for job, result in zip(chunk, self.run(chunk), strict=True):
-                yield jobs[id(job)][1], result
+            jobs = list(map(Job.of, chunk))
+            self.budget.points += len(jobs)
+            self.reused += sum(_key(job.point) in self._known for job in jobs)
+            yield from zip(chunk, self.run(jobs), strict=True)
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Their results, whatever the budget says."""

@@ -5,19 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.run_directory import SEARCH_FILE, PassSearch, SearchRecord, TriedSetting, write_search_record
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.cell import NONE, Candidate
 from overlap_sweep.search.measured import Measurements
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.trail import Trail
-
-FILE_NAME = "search.json"
-SCHEMA = 1
 
 
 class SearchReport:
@@ -56,55 +50,53 @@ class SearchReport:
         reused = f", {measurements.reused} of them measured before" if measurements.reused else ""
         print(
             f"search: {budget.points} points{reused} in {budget.elapsed_s:.0f} s; "
-            f"{tried} of {of} settings measured; {self.directory / FILE_NAME} says why",
+            f"{tried} of {of} settings measured; {self.directory / SEARCH_FILE} says why",
             file=sys.stdout,
             flush=True,
         )
 
     def _write(self, measurements: Measurements) -> None:
-        content = {
-            "schema": SCHEMA,
-            "points": measurements.budget.points,
-            "reused": measurements.reused,
-            "elapsed_s": measurements.budget.elapsed_s,
-            "rounds": self._rounds,
-            "dropped": self.dropped,
-            "searches": [search for task in self.tasks for search in _searches(task)],
-        }
-        text = msgspec.json.format(msgspec.json.encode(content), indent=2)
-        write_atomically(self.directory / FILE_NAME, text + b"\n")
+        record = SearchRecord(
+            points=measurements.budget.points,
+            reused=measurements.reused,
+            elapsed_s=measurements.budget.elapsed_s,
+            rounds=self._rounds,
+            dropped=self.dropped,
+            searches=[search for task in self.tasks for search in _searches(task)],
+        )
+        write_search_record(self.directory, record)
 
 
-def _searches(task: Task) -> list[dict[str, Any]]:
+def _searches(task: Task) -> list[PassSearch]:
     return [
-        {
-            "model": task.point["model"]["name"],
-            "tp_size": task.point["tp_size"],
-            "operator": task.operator,
-            "pass": pass_name,
-            "chosen": running.trail.best.settings,
-            "time_us": running.trail.time_us(running.trail.best),
-            "none_us": running.trail.time_us(NONE),
-            "floor_us": running.trail.baselines.floor_us,
-            "evaluations": running.trail.evaluations,
-            "exhaustive": len(running.trail.cell.candidates),
-            "stopped": running.trail.stopped or "not yet",
-            "notes": running.trail.notes,
-            "refused": dict(task.refused),
-            "tried": [_tried(running.trail, candidate) for candidate in running.trail.overlaps],
-        }
+        PassSearch(
+            model=task.point["model"]["name"],
+            tp_size=task.point["tp_size"],
+            operator=task.operator,
+            pass_name=pass_name,
+            chosen=running.trail.best.settings,
+            time_us=running.trail.time_us(running.trail.best),
+            none_us=running.trail.time_us(NONE),
+            floor_us=running.trail.baselines.floor_us,
+            evaluations=running.trail.evaluations,
+            exhaustive=len(running.trail.cell.candidates),
+            stopped=running.trail.stopped or "not yet",
+            notes=running.trail.notes,
+            refused=dict(task.refused),
+            tried=[_tried(running.trail, candidate) for candidate in running.trail.overlaps],
+        )
         for pass_name, running in task.running.items()
     ]
 
 
-def _tried(trail: Trail, candidate: Candidate) -> dict[str, Any]:
+def _tried(trail: Trail, candidate: Candidate) -> TriedSetting:
     estimate = trail.estimate(candidate)
-    return {
-        "setting": str(candidate),
-        "time_us": estimate.time_us,
-        "noise_us": estimate.noise_us,
-        "measurements": len(trail.samples[candidate]),
-    }
+    return TriedSetting(
+        setting=str(candidate),
+        time_us=estimate.time_us,
+        noise_us=estimate.noise_us,
+        measurements=len(trail.samples[candidate]),
+    )
 
 
 def _line(trail: Trail) -> str:

@@ -97,7 +97,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        return f"{self.point['model']['name']} TP={self.point['tp_size']} {self.operator}"
+        return f"{self.case_label} {self.operator}"
 
     @property
     def case_label(self) -> str:

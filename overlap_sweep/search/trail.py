@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,10 @@ Steps = Generator[Sequence[Candidate], Mapping[Candidate, Measured]]
 MOST_FAILURES = 2
 """Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
 
-UNLIMITED: Callable[[Candidate], int] = lambda _: 2**31  # noqa: E731
+
+def unlimited(candidate: Candidate) -> int:
+    """A machine can measure everything again."""
+    return sys.maxsize
 
 
 @dataclass
@@ -60,7 +64,7 @@ class Trail:
     """What is measured in any case, such as the settings of a preset."""
     stopped: str = ""
     """Why the search ended; empty while it has not."""
-    most_samples: Callable[[Candidate], int] = UNLIMITED
+    most_samples: Callable[[Candidate], int] = unlimited
     """How often a candidate can be measured at all: a recording ends."""
 
     def measure(self, candidates: Iterable[Candidate]) -> Steps:

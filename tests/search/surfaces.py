@@ -14,7 +14,7 @@ from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import NONE, Candidate, Cell
 from overlap_sweep.search.start import Start, usual
-from overlap_sweep.search.trail import UNLIMITED, Baselines, Failure, Measured, Trail
+from overlap_sweep.search.trail import Baselines, Failure, Measured, Trail, unlimited
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 """The tuner's num_sm."""
@@ -112,7 +112,7 @@ class Surface:
         self,
         effort: Effort | None = None,
         start: Start = usual,
-        most_samples: Callable[[Candidate], int] = UNLIMITED,
+        most_samples: Callable[[Candidate], int] = unlimited,
         seeds: Sequence[Candidate] = (),
     ) -> Trail:
         """To the end."""
