@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.trace.kernel_classes import Kind, classify
+from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
 from overlap_sweep.trace.kineto import Events, Trace
 from overlap_sweep.trace.phases import Assignment, assign_device, assign_host
 
@@ -18,27 +18,32 @@ GEMM, COMM, WAIT, COMPUTE, MEMORY, IGNORE = range(len(KINDS))
 
 @dataclass(frozen=True)
 class Activity:
-    """Columns of equal length, one row per event that is work."""
+    """One rank's work: columns of equal length, one row per event."""
 
     events: Events
     kind: NDArray[np.int8]
     """Index into KINDS."""
     assignment: Assignment
+    labels: list[tuple[str, str]]
+    """Category and name, by `events.label`."""
+    classes: dict[int, KernelClass]
+    """By `events.label`."""
+    lanes: list[tuple[str, str]]
+    """Process and thread, or device and stream, by `events.lane`."""
 
 
 def activity_of(trace: Trace) -> Activity:
     """The work on the device; in a trace without a device, the work on the CPU."""
+    events = trace.device if len(trace.device) else trace.host
+    classes = {int(label): classify(*trace.labels[label]) for label in np.unique(events.label)}
+    kind_of_label = np.full(len(trace.labels), IGNORE, np.int8)
+    for label, kernel_class in classes.items():
+        kind_of_label[label] = KINDS.index(kernel_class.kind)
+    kind = kind_of_label[events.label]
     if len(trace.device):
-        return Activity(trace.device, _kinds(trace, trace.device), assign_device(trace))
-    events, kind = _outermost(trace.host, _kinds(trace, trace.host))
-    return Activity(events, kind, assign_host(trace, events))
-
-
-def _kinds(trace: Trace, events: Events) -> NDArray[np.int8]:
-    kinds = np.full(len(trace.labels), IGNORE, np.int8)
-    for label in np.unique(events.label):
-        kinds[label] = KINDS.index(classify(*trace.labels[label]).kind)
-    return kinds[events.label]
+        return Activity(events, kind, assign_device(trace), trace.labels, classes, trace.lanes)
+    events, kind = _outermost(events, kind)
+    return Activity(events, kind, assign_host(trace, events), trace.labels, classes, trace.lanes)
 
 
 def _outermost(host: Events, kind: NDArray[np.int8]) -> tuple[Events, NDArray[np.int8]]:

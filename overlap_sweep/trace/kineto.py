@@ -74,6 +74,8 @@ class Trace:
     world_size: int | None
     labels: list[tuple[str, str]]
     """The different pairs of category and name."""
+    lanes: list[tuple[str, str]]
+    """The different pairs of process and thread, or of device and stream."""
     device: Events
     """Kernels, copies and sets. NCCL's annotations on the GPU are left out: they repeat its kernels."""
     launches: Events
@@ -200,6 +202,7 @@ def _to_trace(document: _Document) -> Trace:
         rank=None if info.rank is None else int(info.rank),
         world_size=None if info.world_size is None else int(info.world_size),
         labels=list(labels),
+        lanes=list(lanes),
         device=device.events(),
         launches=launches.events(),
         host=host.events(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median, median_low
 from typing import Any
@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT, activity_of
+from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT, Activity, activity_of
 from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, subtract
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.phases import BWD, FWD, NO_ITERATION
@@ -68,9 +68,24 @@ class PhaseSummary(Overlap):
 def analyse_trace(path: Path | str) -> list[TraceRow]:
     """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
     trace = read_trace(path)
-    activity = activity_of(trace)
-    intervals, kind, assigned = activity.events.intervals, activity.kind, activity.assignment
-    rows = []
+    return overlap_rows(activity_of(trace), str(path), trace.rank)
+
+
+def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceRow]:
+    """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    intervals, kind = activity.events.intervals, activity.kind
+    rows = [
+        TraceRow(file, rank, iteration, phase, **asdict(measure(intervals[chosen], kind[chosen])))
+        for iteration, phase, chosen in phases_of(activity)
+    ]
+    if not rows:
+        raise UserError(f"{file} holds no work inside its iterations; profile at least one forward and backward pass.")
+    return rows
+
+
+def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
+    """Iteration, phase, and which events are in it; without those phases that have no work."""
+    kind, assigned = activity.kind, activity.assignment
     for iteration in np.unique(assigned.iteration[assigned.iteration != NO_ITERATION]):
         inside = assigned.iteration == iteration
         # A copy after the last backward pass (loss.item()) would count as one more iteration.
@@ -79,11 +94,7 @@ def analyse_trace(path: Path | str) -> list[TraceRow]:
         members = {"fwd": inside & (assigned.pass_ == FWD), "bwd": inside & (assigned.pass_ == BWD), "all": inside}
         for phase, chosen in members.items():
             if chosen.any():
-                overlap = measure(intervals[chosen], kind[chosen])
-                rows.append(TraceRow(str(path), trace.rank, int(iteration), phase, **asdict(overlap)))
-    if not rows:
-        raise UserError(f"{path} holds no work inside its iterations; profile at least one forward and backward pass.")
-    return rows
+                yield int(iteration), phase, np.flatnonzero(chosen)
 
 
 def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:

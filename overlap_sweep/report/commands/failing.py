@@ -1,0 +1,20 @@
+"""Errors on stderr and exit statuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+
+def fail_for(problems: Sequence[str]) -> None:
+    """What could be read has been reported by now; the rest is named, and the exit status says so."""
+    for problem in problems:
+        print_error(problem)
+    if problems:
+        raise typer.Exit(1)
+
+
+def print_error(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
