@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg"}
+BASE = {"config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     "ranks": set(),

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_sweep.trace.grouping import places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
 from overlap_sweep.trace.kineto import Events, Trace
 from overlap_sweep.trace.phases import Assignment, assign_device, assign_host
@@ -67,10 +68,9 @@ def _outermost(host: Events, kind: NDArray[np.int8]) -> tuple[Events, NDArray[np
 def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which events lie inside another one of `outer` on their thread. Events are sorted by thread, start, -end."""
     within = np.zeros(len(events), bool)
-    for lane in np.unique(events.lane):
-        here = events.lane == lane
+    for _, here in places_by_value(events.lane):
         reach = np.maximum.accumulate(np.where(outer[here], events.end_ns[here], np.iinfo(np.int64).min))
-        within[np.flatnonzero(here)[1:]] = events.start_ns[here][1:] < reach[:-1]
+        within[here[1:]] = events.start_ns[here[1:]] < reach[:-1]
     return within
 
 

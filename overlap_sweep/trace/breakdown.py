@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.trace.activity import KINDS, Activity
+from overlap_sweep.trace.grouping import places_by_value
 from overlap_sweep.trace.intervals import Intervals, merge
 from overlap_sweep.trace.overlap import phases_of
 
@@ -47,10 +48,11 @@ class _Group(NamedTuple):
 def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
     """For every iteration and phase its parts in each grouping, the longest busy first."""
     rows: list[PartRow] = []
+    intervals = activity.events.intervals
     for iteration, phase, chosen in phases_of(activity):
         for by in get_args(Grouping):
             groups, group = _GROUPINGS[by](activity, chosen)
-            busy_ns, total_ns, alone_ns = measure_groups(activity.events.intervals[chosen], group, len(groups))
+            busy_ns, total_ns, alone_ns = measure_groups(intervals[chosen], group, len(groups))
             num_events = np.bincount(group, minlength=len(groups))
             for i in np.lexsort((np.arange(len(groups)), -busy_ns)):
                 rows.append(
@@ -81,11 +83,18 @@ def measure_groups(
     np.add.at(total, group, intervals[:, 1] - intervals[:, 0])
     # Shifted apart, the groups merge in one go without touching each other.
     origin = intervals.min()
-    stride = int(intervals.max() - origin) + 1
-    shift = (group * stride - origin).astype(np.int64)
-    unions = merge(intervals + shift[:, None])
+    stride = int(intervals.max()) - int(origin) + 1
+    if stride * num_groups < 2**63:
+        moments, shifted = None, intervals - origin
+    else:
+        # Ranks leave room for shifting, however far apart the moments of a damaged trace are.
+        moments, ranks = np.unique(intervals, return_inverse=True)
+        stride, shifted = len(moments), ranks.reshape(intervals.shape)
+    unions = merge(shifted + (group * stride)[:, None])
     of_union = unions[:, 0] // stride
     unions = unions - (of_union * stride)[:, None]
+    if moments is not None:
+        unions = moments[unions]
     busy = np.zeros(num_groups, np.int64)
     np.add.at(busy, of_union, unions[:, 1] - unions[:, 0])
     return busy, total, _alone(unions, of_union, num_groups)
@@ -121,9 +130,8 @@ def _by_kernel(activity: Activity, chosen: NDArray[np.intp]) -> tuple[list[_Grou
 def _by_stream(activity: Activity, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
     lanes, lane = np.unique(activity.events.lane[chosen], return_inverse=True)
     groups = []
-    for i, number in enumerate(lanes):
-        on_lane = chosen[lane == i]
-        classes = [activity.classes[int(label)] for label in np.unique(activity.events.label[on_lane])]
+    for number, (_, on_lane) in zip(lanes, places_by_value(lane), strict=True):
+        classes = [activity.classes[int(label)] for label in np.unique(activity.events.label[chosen[on_lane]])]
         kinds = [kind for kind in KINDS if any(kernel_class.kind == kind for kernel_class in classes)]
         libraries = sorted({kernel_class.library for kernel_class in classes})
         groups.append(_Group("+".join(kinds), "+".join(libraries), " ".join(activity.lanes[number])))

@@ -44,12 +44,28 @@ def function_name(kernel: str) -> str:
     if kernel.startswith("_Z"):
         return _demangled_function(kernel)
     plain = kernel.replace("(anonymous namespace)", "anonymous")
-    nested = None
-    while nested != plain:
-        nested, plain = plain, re.sub(r"<[^<>]*>", "", plain)
+    plain = _without_brackets(plain)
     # A name cut off by its producer has brackets that never close.
     plain = re.split(r"[<(\[{]", plain, maxsplit=1)[0]
     return plain.split()[-1] if plain.split() else ""
+
+
+def _without_brackets(name: str) -> str:
+    """Without all that stands in a pair of angle brackets."""
+    opened: list[int] = []
+    parts: list[str] = []
+    reach = 0
+    for bracket in re.finditer("[<>]", name):
+        parts.append(name[reach : bracket.start()])
+        reach = bracket.end()
+        if bracket[0] == "<":
+            opened.append(len(parts))
+            parts.append("<")
+        elif opened:
+            del parts[opened.pop() :]
+        else:
+            parts.append(">")
+    return "".join(parts) + name[reach:]
 
 
 def _demangled_function(mangled: str) -> str:

@@ -6,16 +6,20 @@ at once: Kineto writes microseconds with three decimals, and sums of floats woul
 
 from __future__ import annotations
 
-import gzip
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace.content import RECORD_AGAIN
+from overlap_sweep.trace.document import Document, Event, ExactEvent
+from overlap_sweep.trace.pieces import pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
@@ -33,7 +37,14 @@ OLD_CATEGORIES = {
 
 NO_CORRELATION = -1
 
-RECORD_AGAIN = "copy it again or record the trace again"
+_MOST_RANKS = 1 << 24
+"""More than any run has; a trace that says so is damaged."""
+
+_MOST_US = 2.0**51
+"""71 years. Integer nanoseconds have room for a time of this size plus a duration, and for what lies between two."""
+
+EXACT_UNTIL_US = 2.0**43
+"""Up to here (100 days) a float holds microseconds with three decimals to the nanosecond."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class Trace:
 
     rank: int | None
     world_size: int | None
+    base_time_ns: int
+    """What all times count from, in nanoseconds since 1970; 0 where the trace doesn't say."""
     labels: list[tuple[str, str]]
     """The different pairs of category and name."""
     lanes: list[tuple[str, str]]
@@ -82,138 +95,195 @@ class Trace:
     """Calls of the runtime or driver that may have caused device events."""
     host: Events
     """CPU operators and annotations."""
+    forward: NDArray[np.bool_]
+    """Which of `host` autograd noted as part of a forward computation."""
+    warnings: list[str]
+    """One sentence for each reason why it was read only in part."""
 
 
-class _Args(msgspec.Struct, gc=False):
-    correlation: int | float | str | None = None
+class _Numbering(dict[Any, int]):
+    """Numbers whatever it is asked for, in the order in which it was first asked."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
 
 
-class _Event(msgspec.Struct, gc=False):
-    ph: str | None = None
-    cat: str | None = None
-    name: str | None = None
-    ts: int | float | str | None = None
-    dur: int | float | str | None = None
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
-    args: _Args | None = None
+class _Groups(dict[str | None, int]):
+    """Which columns an event goes into, by category."""
+
+    def __missing__(self, category: str | None) -> int:
+        self[category] = group = _group(_category(category))
+        return group
 
 
-class _DistributedInfo(msgspec.Struct):
-    rank: int | str | None = None
-    world_size: int | str | None = None
+_NEITHER, _DEVICE, _LAUNCH, _HOST = range(4)
 
 
-class _Document(msgspec.Struct, rename="camel"):
-    trace_events: list[_Event]
-    distributed_info: _DistributedInfo | None = None
+def _group(category: str) -> int:
+    if category in HOST_CATEGORIES:
+        return _HOST
+    if category in DEVICE_CATEGORIES:
+        return _DEVICE
+    return _LAUNCH if category.endswith(LAUNCH_SUFFIXES) else _NEITHER
 
 
-class _Columns:
-    """Grows one Events."""
+def _category(written: str | None) -> str:
+    return OLD_CATEGORIES.get(written or "", written or "")
 
-    def __init__(self) -> None:
-        self.label: list[int] = []
-        self.lane: list[int] = []
-        self.start_us: list[float] = []
-        self.duration_us: list[float] = []
-        self.correlation: list[int] = []
 
-    def events(self) -> Events:
-        start_ns = _nanoseconds(self.start_us)
-        return Events(
-            np.array(self.label, np.int32),
-            np.array(self.lane, np.int32),
-            start_ns,
-            # A damaged file may hold negative durations, which are no intervals.
-            start_ns + np.maximum(_nanoseconds(self.duration_us), 0),
-            np.array(self.correlation, np.int64),
-        )
+class _NeedExactTimes(Exception):
+    """A float would round the times of this trace."""
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Read a trace, `.json` or gzipped. UserError when it is missing, cut short, no trace, or without events."""
-    content = _read_bytes(Path(path))
+    """Read a trace, `.json` or gzipped, of any size.
+
+    UserError when it is missing, no trace, or holds no events. What a damaged one holds up to the damage is read, with
+    a warning.
+    """
+    path = Path(path)
     try:
-        document = _decode(content)
-        trace = _to_trace(document)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path} is JSON but no profiler trace ({error}); give one of torch.profiler's.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        damage = "is cut short" if "truncated" in str(error) else f"is no valid JSON ({error})"
-        raise UserError(f"{path} {damage}; {RECORD_AGAIN}.") from None
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{path} holds a malformed number ({error}); {RECORD_AGAIN}.") from None
-    if not len(trace.device) and not len(trace.host):
-        raise UserError(
-            f"{path} holds neither GPU kernels nor CPU operators; record the trace with the activities CPU and CUDA."
-        )
+        trace = _read(path, Document())
+    except _NeedExactTimes:
+        trace = _read(path, Document(kind=ExactEvent))
     return trace
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        # The suffix is no help: files get renamed, and some tools gzip without saying so.
-        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give a trace (.json or .json.gz) of torch.profiler.") from None
-    except EOFError:
-        raise UserError(f"{path} is cut short; {RECORD_AGAIN}.") from None
-    except (OSError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{path} cannot be read ({reason}); {RECORD_AGAIN}.") from None
-    if not content.strip():
-        raise UserError(f"{path} is empty; {RECORD_AGAIN}.")
-    return content
-
-
-def _decode(content: bytes) -> _Document:
-    if content.lstrip()[:1] == b"[":
-        return _Document(msgspec.json.decode(content, type=list[_Event]))
-    return msgspec.json.decode(content, type=_Document)
-
-
-def _to_trace(document: _Document) -> Trace:
-    labels: dict[tuple[str, str], int] = {}
-    lanes: dict[tuple[str, str], int] = {}
-    device, launches, host = _Columns(), _Columns(), _Columns()
-    for event in document.trace_events:
-        if event.ph != "X" or event.cat is None or event.ts is None:
-            continue
-        category = OLD_CATEGORIES.get(event.cat, event.cat)
-        if category in HOST_CATEGORIES:
-            columns = host
-        elif category in DEVICE_CATEGORIES:
-            columns = device
-        elif category.endswith(LAUNCH_SUFFIXES):
-            columns = launches
-        else:
-            continue
-        label, lane = (category, event.name or ""), (str(event.pid), str(event.tid))
-        correlation = event.args.correlation if event.args else None
-        columns.label.append(labels.setdefault(label, len(labels)))
-        columns.lane.append(lanes.setdefault(lane, len(lanes)))
-        columns.start_us.append(float(event.ts))
-        columns.duration_us.append(float(event.dur or 0))
-        columns.correlation.append(NO_CORRELATION if correlation is None else int(correlation))
-    info = document.distributed_info or _DistributedInfo()
+def _read(path: Path, document: Document) -> Trace:
+    groups, labels, lanes = _Groups(), _Numbering(), _Numbering()
+    parts: dict[int, list[tuple[NDArray[Any], ...]]] = {_DEVICE: [], _LAUNCH: [], _HOST: []}
+    for events in pieces(path, document):
+        kept = [event for event in events if event.ph == "X" and groups[event.cat]]
+        try:
+            numbers = _numbers(kept, document)
+        except (TypeError, ValueError, ArithmeticError):
+            kept = [event for event in kept if _has_numbers(event, document)]
+            numbers = _numbers(kept, document)
+        label = np.fromiter(map(labels.__getitem__, map(attrgetter("cat", "name"), kept)), np.int32, len(kept))
+        lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
+        group = np.fromiter((groups[category] for category, _ in labels), np.int8, len(labels))[label]
+        for number, of_group in parts.items():
+            chosen = np.flatnonzero(group == number)
+            of_group.append(tuple(column[chosen] for column in (label, lane, *numbers)))
+    if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
+        raise _nothing_in(path, document)
+    # The same process and thread may be written as numbers and as strings.
+    spelled = _Numbering()
+    same = np.array([spelled[str(process), str(thread)] for process, thread in lanes], np.int32)
+    device, _ = _joined(parts.pop(_DEVICE), same)
+    launches, _ = _joined(parts.pop(_LAUNCH), same)
+    host, forward = _joined(parts.pop(_HOST), same)
+    info = document.distributed
     return Trace(
-        rank=None if info.rank is None else int(info.rank),
-        world_size=None if info.world_size is None else int(info.world_size),
-        labels=list(labels),
-        lanes=list(lanes),
-        device=device.events(),
-        launches=launches.events(),
-        host=host.events(),
+        rank=_number(info.rank),
+        world_size=_number(info.world_size),
+        base_time_ns=document.base_time_ns,
+        labels=[(_category(category), name or "") for category, name in labels],
+        lanes=list(spelled),
+        device=device,
+        launches=launches,
+        host=host,
+        forward=forward,
+        warnings=_warnings(path, document),
     )
 
 
-def _nanoseconds(microseconds: list[float]) -> NDArray[np.int64]:
-    """Rounded to integers; exact for three decimals up to 2^43 us (100 days) and for whole numbers at any time."""
-    values = np.array(microseconds, np.float64)
-    if not np.all(np.abs(values) < 2**53):
-        raise ValueError("a time beyond 285 years")
-    whole = np.floor(values)
+def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:
+    """Start, end, correlation, and whether autograd noted the operator as part of a forward computation.
+
+    ValueError, TypeError or ArithmeticError where one of the events has something else than numbers.
+    """
+    count = len(events)
+    if document.kind is ExactEvent:
+        start_ns, duration_ns = (
+            np.fromiter((_exact_ns(time) for time in map(attrgetter(name), events)), np.int64, count)
+            for name in ("ts", "dur")
+        )
+    else:
+        start_us = np.fromiter(map(attrgetter("ts"), events), np.float64, count)
+        beyond = count > 0 and np.abs(start_us).max() >= EXACT_UNTIL_US
+        if beyond and not all(isinstance(event.ts, int) for event in events):
+            raise _NeedExactTimes
+        start_ns = _nanoseconds(start_us)
+        duration_ns = _nanoseconds(np.fromiter(map(attrgetter("dur"), events), np.float64, count))
+    correlation = [
+        NO_CORRELATION if (args := event.args) is None or args.correlation is None else args.correlation
+        for event in events
+    ]
+    # Where autograd will need it, an operator gets a number; of those that run backward the forward's thread is noted.
+    forward = [
+        (args := event.args) is not None and args.forward_thread == 0 and args.sequence_number is not None
+        for event in events
+    ]
+    return (
+        start_ns,
+        # A damaged file may hold negative durations, which are no intervals.
+        start_ns + np.maximum(duration_ns, 0),
+        np.fromiter(correlation, np.int64, count),
+        np.fromiter(forward, np.bool_, count),
+    )
+
+
+def _has_numbers(event: Event, document: Document) -> bool:
+    """Makes the event's numbers of strings, if that is how they are written. Events that cannot be used are noted."""
+    try:
+        event.dur = event.dur or 0
+        if document.kind is Event:
+            event.ts, event.dur = float(event.ts if event.ts is not None else "no time"), float(event.dur)
+        if event.args and event.args.correlation is not None:
+            event.args.correlation = int(event.args.correlation)
+        _numbers([event], document)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        document.leave_out(f"malformed number ({error})")
+        return False
+    return True
+
+
+def _nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Rounded to integers; exact for three decimals up to EXACT_UNTIL_US and for whole numbers at any time."""
+    if not np.all(np.abs(microseconds) < _MOST_US):
+        raise ValueError("a time beyond 71 years")
+    whole = np.floor(microseconds)
     # Multiplying the whole number as a float would lose digits of times that count from 1970.
-    return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+
+
+def _exact_ns(microseconds: Decimal | None) -> int:
+    if microseconds is None or not abs(microseconds) < _MOST_US:
+        raise ValueError("no time within 71 years")
+    return round(microseconds * 1000)
+
+
+def _joined(parts: list[tuple[NDArray[Any], ...]], lane_of: NDArray[np.int32]) -> tuple[Events, NDArray[np.bool_]]:
+    label, lane, start_ns, end_ns, correlation, forward = map(np.concatenate, zip(*parts, strict=True))
+    return Events(label, lane_of[lane], start_ns, end_ns, correlation), forward
+
+
+def _number(written: int | str | None) -> int | None:
+    try:
+        number = int(written or 0)
+    except ValueError:
+        return None
+    return None if written is None or not 0 <= number < _MOST_RANKS else number
+
+
+def _nothing_in(path: Path, document: Document) -> UserError:
+    if document.damage:
+        return UserError(f"{path} {document.damage}; {RECORD_AGAIN}.")
+    if document.malformed:
+        return UserError(f"{path} is JSON but no profiler trace ({document.first_malformed}); {RECORD_AGAIN}.")
+    return UserError(
+        f"{path} holds neither GPU kernels nor CPU operators; record the trace with the activities CPU and CUDA."
+    )
+
+
+def _warnings(path: Path, document: Document) -> list[str]:
+    found = []
+    if document.damage:
+        found.append(f"{path} {document.damage}: what it holds before that was read; {RECORD_AGAIN}.")
+    if document.repaired:
+        found.append(f"{path} is not quite JSON: NaN, stray characters, commas or backslashes in it were mended.")
+    if document.malformed:
+        found.append(f"{path}: {document.malformed} malformed events were left out ({document.first_malformed}).")
+    return found

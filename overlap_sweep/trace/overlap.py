@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT, Activity, activity_of
+from overlap_sweep.trace.grouping import places_by_value
 from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, subtract
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.phases import BWD, FWD, NO_ITERATION
+from overlap_sweep.trace.phases import BWD, FWD, NO_ITERATION, RECOMPUTE
 
 
 class Overlap(msgspec.Struct, kw_only=True):
@@ -52,7 +53,8 @@ class TraceRow(Overlap):
     iteration: int
     """N of the trace's ProfilerStep#N; counted from 0 in a trace without."""
     phase: str
-    """`fwd`, `bwd`, or `all` for the whole iteration, optimizer included."""
+    """`fwd`; `bwd`; `recompute`, the part of `bwd` in which checkpoints run forward again; or `all` for the whole
+    iteration, optimizer included."""
 
 
 class PhaseSummary(Overlap):
@@ -86,15 +88,20 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
 def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
     """Iteration, phase, and which events are in it; without those phases that have no work."""
     kind, assigned = activity.kind, activity.assignment
-    for iteration in np.unique(assigned.iteration[assigned.iteration != NO_ITERATION]):
-        inside = assigned.iteration == iteration
+    for iteration, inside in places_by_value(assigned.iteration):
         # A copy after the last backward pass (loss.item()) would count as one more iteration.
-        if not np.isin(kind[inside], (GEMM, COMM, COMPUTE)).any():
+        if iteration == NO_ITERATION or not np.isin(kind[inside], (GEMM, COMM, COMPUTE)).any():
             continue
-        members = {"fwd": inside & (assigned.pass_ == FWD), "bwd": inside & (assigned.pass_ == BWD), "all": inside}
+        pass_ = assigned.pass_[inside]
+        members = {
+            "fwd": inside[pass_ == FWD],
+            "bwd": inside[np.isin(pass_, (BWD, RECOMPUTE))],
+            "recompute": inside[pass_ == RECOMPUTE],
+            "all": inside,
+        }
         for phase, chosen in members.items():
-            if chosen.any():
-                yield int(iteration), phase, np.flatnonzero(chosen)
+            if len(chosen):
+                yield iteration, phase, chosen
 
 
 def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:

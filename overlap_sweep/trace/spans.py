@@ -11,9 +11,9 @@ from overlap_sweep.trace.activity import KINDS, Activity, activity_of
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.overlap import overlap_rows
-from overlap_sweep.trace.phases import BWD, FWD
+from overlap_sweep.trace.phases import BWD, FWD, RECOMPUTE
 
-PHASE_OF_PASS = {FWD: "fwd", BWD: "bwd"}
+PHASE_OF_PASS = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "recompute"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Span:
     library: str
     name: str
     phase: str
-    """`fwd`, `bwd`, or empty for what belongs to neither pass."""
+    """`fwd`, `bwd`, `recompute`, or empty for what belongs to neither pass."""
 
 
 @dataclass(frozen=True)

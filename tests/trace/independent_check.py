@@ -5,11 +5,14 @@ by hand for these four files, every question is answered by a plain loop, and ti
 boundaries of all events instead of from interval algebra.
 
     python independent_check.py TRACE.json.gz...    prints JSON: {file: {"iteration phase": {quantity: nanoseconds}}}
+    python independent_check.py --parts TRACE...    the same of kernels and of streams, each [events, nanoseconds of
+                                                    the union, in all, and while no other runs]
 """
 
 import gzip
 import json
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -49,8 +52,8 @@ def load(path: str) -> list[dict[str, Any]]:
     return events
 
 
-def assign(events: list[dict[str, Any]]) -> list[tuple[int, str, str, int, int]]:
-    """[(iteration, pass, kind, start, end)] of every device event."""
+def assign(events: list[dict[str, Any]]) -> list[tuple[int, str, dict[str, Any]]]:
+    """[(iteration, pass, event)] of every device event."""
     backward = [event for event in events if event["name"].startswith("autograd::engine::evaluate_function")]
     launches = {}
     for event in events:
@@ -70,7 +73,7 @@ def assign(events: list[dict[str, Any]]) -> list[tuple[int, str, str, int, int]]
         if before == "bwd" and which == "fwd":
             iteration += 1
         before = which
-        assigned.append((iteration, which, kind(event["name"]), event["start"], event["end"]))
+        assigned.append((iteration, which, event))
     return assigned
 
 
@@ -108,15 +111,60 @@ def sweep(events: list[tuple[str, int, int]]) -> dict[str, int]:
     return result
 
 
-def check(path: str) -> dict[str, dict[str, int]]:
+def phases(path: str) -> dict[str, list[dict[str, Any]]]:
+    """The events of each iteration and phase."""
     assigned = assign(load(path))
-    numbers = {}
+    found = {}
     for iteration in sorted({item[0] for item in assigned}):
         for phase in ("fwd", "bwd", "all"):
-            chosen = [item[2:] for item in assigned if item[0] == iteration and phase in (item[1], "all")]
-            numbers[f"{iteration} {phase}"] = sweep(chosen)
-    return numbers
+            chosen = [item[2] for item in assigned if item[0] == iteration and phase in (item[1], "all")]
+            found[f"{iteration} {phase}"] = chosen
+    return found
+
+
+def check(path: str) -> dict[str, dict[str, int]]:
+    return {
+        phase: sweep([(kind(event["name"]), event["start"], event["end"]) for event in events])
+        for phase, events in phases(path).items()
+    }
+
+
+def parts(events: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]) -> dict[str, list[int]]:
+    """Of each name [events, nanoseconds of the union, nanoseconds in all, nanoseconds with no other name beside it]."""
+    changes: dict[int, list[tuple[str, int]]] = {}
+    result: dict[str, list[int]] = {}
+    for event in events:
+        name = name_of(event)
+        changes.setdefault(event["start"], []).append((name, 1))
+        changes.setdefault(event["end"], []).append((name, -1))
+        numbers = result.setdefault(name, [0, 0, 0, 0])
+        numbers[0] += 1
+        numbers[2] += event["end"] - event["start"]
+    running: dict[str, int] = {}
+    previous = None
+    for moment in sorted(changes):
+        names = [name for name, count in running.items() if count]
+        for name in names:
+            result[name][1] += moment - previous
+            if len(names) == 1:
+                result[name][3] += moment - previous
+        for name, step in changes[moment]:
+            running[name] = running.get(name, 0) + step
+        previous = moment
+    return result
+
+
+def check_parts(path: str) -> dict[str, dict[str, dict[str, list[int]]]]:
+    return {
+        phase: {
+            "kernel": parts(events, lambda event: event["name"]),
+            "stream": parts(events, lambda event: f"{event['pid']} {event['tid']}"),
+        }
+        for phase, events in phases(path).items()
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps({path: check(path) for path in sys.argv[1:]}, indent=1))
+    paths = sys.argv[1:]
+    checked = check_parts if paths[0] == "--parts" else check
+    print(json.dumps({path: checked(path) for path in paths if path != "--parts"}, indent=1))

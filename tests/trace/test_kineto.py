@@ -3,14 +3,17 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.kineto import read_trace
+from overlap_sweep.trace.findings import find
+from overlap_sweep.trace.kineto import Trace, read_trace
 from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.trace.spans import typical_iteration
 
 
 def kernel(**changes: object) -> dict[str, object]:
@@ -44,6 +47,10 @@ def test_gzip_and_plain_are_told_apart_by_content(tmp_path: Path, gpu_trace: Pat
         (5, None, 5000, 5000),
         (5, -1, 5000, 5000),
         (-2.5, 1, -2500, -1500),
+        ("1707252829123456", "0.5", 1707252829123456000, 1707252829123456500),
+        ("1707252829123456.789", 0.001, 1707252829123456789, 1707252829123456790),
+        ("1707252829123456.789", None, 1707252829123456789, 1707252829123456789),
+        ("-1707252829123456.789", 3, -1707252829123456789, -1707252829123453789),
     ],
 )
 def test_times(tmp_path: Path, ts: object, dur: object, start_ns: int, end_ns: int) -> None:
@@ -51,6 +58,41 @@ def test_times(tmp_path: Path, ts: object, dur: object, start_ns: int, end_ns: i
     path.write_text(json.dumps({"traceEvents": [kernel(ts=ts, dur=dur)]}))
     device = read_trace(path).device
     assert (device.start_ns[0], device.end_ns[0]) == (start_ns, end_ns)
+
+
+def written(ns: int, how: str) -> str:
+    """Nanoseconds as JSON's microseconds."""
+    sign, (whole, thousandths) = "-" * (ns < 0), divmod(abs(ns), 1000)
+    if how == "whole":
+        return f"{sign}{whole}"
+    decimal = f"{sign}{whole}.{thousandths:03}"
+    return f'"{decimal}"' if how == "string" else decimal
+
+
+since_1970 = st.integers(1_500_000_000_000_000_000, 2_200_000_000_000_000_000)
+since_boot = st.integers(-(10**9), 8_000_000_000_000_000)
+spelling = st.sampled_from(["decimal", "string", "whole"])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    times=st.lists(
+        st.tuples(since_1970 | since_boot, st.integers(0, 10**12), spelling, spelling), min_size=1, max_size=8
+    )
+)
+def test_any_time_is_exact_to_the_nanosecond(tmp_path: Path, times: list[tuple[int, int, str, str]]) -> None:
+    path = tmp_path / "trace.json"
+    events, expected = [], []
+    for start, duration, how_start, how_duration in times:
+        start -= start % 1000 if how_start == "whole" else 0
+        duration -= duration % 1000 if how_duration == "whole" else 0
+        spelled = f'"ts": {written(start, how_start)}, "dur": {written(duration, how_duration)}'
+        events.append(f'{{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, {spelled}}}')
+        expected.append([start, start + duration])
+    path.write_text(f"[{', '.join(events)}]")
+    trace = read_trace(path)
+    assert trace.device.intervals.tolist() == expected
+    assert trace.warnings == []
 
 
 def test_a_bare_list_in_the_words_of_old_pytorch(tmp_path: Path) -> None:
@@ -83,7 +125,10 @@ def test_a_bare_list_in_the_words_of_old_pytorch(tmp_path: Path) -> None:
         (b"{", "is cut short"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1', "is cut short"),
         (b"Segmentation fault", "is no valid JSON"),
-        (b"\x1f\x8b\x08\x00garbage that is no gzip", "cannot be read"),
+        (b"\x1f\x8b\x08\x00garbage that is no gzip", "is damaged"),
+        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"[]")[:4], "is cut short"),
+        (b"[" * 100_000, "is nested too deeply"),
         (b'"a string"', "is JSON but no profiler trace"),
         (b"{}", "is JSON but no profiler trace"),
         (b'{"traceEvents": 3}', "is JSON but no profiler trace"),
@@ -92,9 +137,10 @@ def test_a_bare_list_in_the_words_of_old_pytorch(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "holds neither GPU kernels nor CPU operators"),
         (b"[]", "holds neither GPU kernels nor CPU operators"),
         (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "holds neither GPU kernels nor CPU operators"),
-        (b'[{"ph": "X", "cat": "kernel", "ts": "soon"}]', "holds a malformed number"),
-        (b'[{"ph": "X", "cat": "kernel", "ts": 1e300}]', "holds a malformed number"),
-        (b'[{"ph": "X", "cat": "kernel", "ts": "nan"}]', "holds a malformed number"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": "soon"}]', "is JSON but no profiler trace (malformed number"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": 1e300}]', "is JSON but no profiler trace (malformed number"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": "nan"}]', "is JSON but no profiler trace (malformed number"),
+        (b'[{"ph": "X", "cat": "kernel", "ts": NaN}]', "is JSON but no profiler trace (malformed number"),
         (b'[{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]', "holds no work"),
     ],
 )
@@ -110,11 +156,65 @@ def test_bad_files_get_one_sentence_with_the_mend(tmp_path: Path, content: bytes
     assert "\n" not in message
 
 
-def test_truncated_gzip(tmp_path: Path, gpu_trace: Path) -> None:
+def columns(trace: Trace) -> dict[str, list[Any]]:
+    """All that was read of the device events."""
+    names = [trace.labels[label][1] for label in trace.device.label]
+    return {"name": names, "start": trace.device.start_ns.tolist(), "end": trace.device.end_ns.tolist()}
+
+
+def test_a_truncated_gzip_gives_what_it_holds(tmp_path: Path, gpu_trace: Path) -> None:
     path = tmp_path / "trace.json.gz"
-    path.write_bytes(gpu_trace.read_bytes()[:20000])
-    with pytest.raises(UserError, match="is cut short"):
-        read_trace(path)
+    path.write_bytes(gpu_trace.read_bytes()[:40000])
+    trace, whole = read_trace(path), columns(read_trace(gpu_trace))
+    assert trace.warnings == [
+        f"{path} is cut short: what it holds before that was read; copy it again or record the trace again."
+    ]
+    count = len(trace.device)
+    assert count > 50
+    assert columns(trace) == {name: column[:count] for name, column in whole.items()}
+    assert analyse_trace(path)
+
+
+def test_a_whole_file_has_no_warning(gpu_trace: Path, cpu_trace: Path) -> None:
+    assert read_trace(gpu_trace).warnings == read_trace(cpu_trace).warnings == []
+
+
+def test_a_malformed_event_is_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    bad: list[Any] = [kernel(ts="soon"), kernel(ts=[1]), kernel(ts=1e300), 3, kernel(args={"correlation": "x"})]
+    path.write_text(json.dumps([kernel(name="first"), *bad, kernel(name="last")]))
+    trace = read_trace(path)
+    assert columns(trace)["name"] == ["first", "last"]
+    (warning,) = trace.warnings
+    assert warning.startswith(f"{path}: 5 malformed events were left out (")
+
+
+def test_a_damaged_middle_ends_the_trace_there(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    events = [json.dumps(kernel(name=f"k{number}")) for number in range(9)]
+    events[6] = '{"ph": X}'
+    path.write_text(f'{{"distributedInfo": {{"rank": 3}}, "traceEvents": [{", ".join(events)}]}}')
+    trace = read_trace(path)
+    assert (trace.rank, columns(trace)["name"]) == (3, [f"k{number}" for number in range(6)])
+    assert "is no valid JSON (JSON is malformed: invalid character): what it holds before" in trace.warnings[0]
+
+
+@pytest.mark.parametrize("rank", ["x", -1, 2**70, 1e9, None, [0]])
+def test_a_rank_that_is_none_is_not_known(tmp_path: Path, rank: Any) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [kernel()], "distributedInfo": {"rank": rank, "world_size": rank}}))
+    trace = read_trace(path)
+    assert (trace.rank, trace.world_size) == (None, None)
+
+
+@pytest.mark.parametrize("spelled", ["1", '"1"'])
+def test_rank_and_base_time_after_the_events(tmp_path: Path, spelled: str) -> None:
+    path = tmp_path / "trace.json"
+    events = json.dumps([kernel()])
+    after = f'"distributedInfo": {{"rank": {spelled}, "world_size": 2}}, "baseTimeNanoseconds": 1707252829123456789'
+    path.write_text(f'{{"traceEvents": {events}, {after}}}')
+    trace = read_trace(path)
+    assert (trace.rank, trace.world_size, trace.base_time_ns) == (1, 2, 1707252829123456789)
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
@@ -124,20 +224,23 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
-number = st.none() | st.sampled_from([0, 3, -1, 2**70, 1.5, 1e300, float("nan"), "7", "x"]) | st.integers(0, 50)
+odd_number = st.sampled_from([0, 3, -1, 2**70, 1.5, 1e300, 2.0**51 - 1, -(2**51) + 1, 2**50, float("nan"), "7", "x"])
+number = st.none() | odd_number | st.integers(0, 50)
+names = ["nvjet_x", "gloo:send", "aten::mm", "ncclDevKernel_X", "_Z9x", "f<", "\ud800", ""]
+names += ["ProfilerStep#1", "ProfilerStep#", f"ProfilerStep#{2**64}", "cudaGraphLaunch"]
+names += ["autograd::engine::evaluate_function: X", "Optimizer.step#X"]
+argument_names = ["correlation", "Sequence number", "Fwd thread id"]
 event = st.fixed_dictionaries(
     {},
     optional={
-        "ph": st.sampled_from(["X", "M", "B", None]),
-        "cat": st.sampled_from(["kernel", "gpu_memcpy", "cuda_runtime", "cpu_op", "user_annotation", "Runtime", ""]),
-        "name": st.sampled_from(
-            ["nvjet_x", "gloo:send", "ProfilerStep#1", "ProfilerStep#", "aten::mm", "_Z9x", "f<", ""]
-        ),
+        "ph": st.sampled_from(["X", "X", "M", "B", None]),
+        "cat": st.sampled_from(["kernel", "gpu_memcpy", "cuda_runtime", "cpu_op", "user_annotation", "Kernel", ""]),
+        "name": st.sampled_from(names),
         "ts": number,
         "dur": number,
         "pid": number,
         "tid": number,
-        "args": st.none() | st.fixed_dictionaries({}, optional={"correlation": number}),
+        "args": st.none() | st.fixed_dictionaries({}, optional=dict.fromkeys(argument_names, number)),
     },
 )
 
@@ -147,8 +250,9 @@ event = st.fixed_dictionaries(
 def test_fuzzed_traces_are_analysed_or_refused(tmp_path: Path, events: list[object], cut: int | None) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(json.dumps({"traceEvents": events}).encode()[:cut])
-    try:
-        rows = analyse_trace(path)
-    except UserError:
-        return
-    assert all(0 <= row.overlap_us <= row.gemm_busy_us <= row.span_us for row in rows)
+    found = find(path, with_parts=True)
+    assert bool(found.rows) == (found.problem is None)
+    assert all(0 <= row.overlap_us <= row.gemm_busy_us <= row.span_us for row in found.rows)
+    assert all(0 <= part.alone_us <= part.busy_us <= part.total_us for part in found.parts)
+    if found.rows:
+        assert typical_iteration(path).spans

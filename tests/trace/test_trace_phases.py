@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.overlap import analyse_trace
-from overlap_sweep.trace.phases import BWD, FWD, NEITHER, NO_ITERATION
+from overlap_sweep.trace.phases import BWD, FWD, NEITHER, NO_ITERATION, RECOMPUTE, _period
 
 
 def assigned(trace: Any) -> dict[str, tuple[int, int]]:
@@ -185,3 +188,126 @@ def test_cpu_trace_without_autograd_is_forward(trace: Any) -> None:
     trace.op("aten::mm", 10, 20)
     trace.annotation("gloo:all_gather", 15, 30, thread=5)
     assert assigned(trace) == {"aten::mm": (3, FWD), "gloo:all_gather": (3, FWD)}
+
+
+def forward_op(trace: Any, name: str, start: float, end: float, thread: int) -> None:
+    """An operator as autograd notes those of a forward computation."""
+    trace.add("cpu_op", name, start, end, 100, thread, **{"Sequence number": 7, "Fwd thread id": 0})
+
+
+def test_what_checkpoints_run_again_is_told_apart(trace: Any) -> None:
+    forward_op(trace, "aten::mm", 10, 30, thread=1)
+    trace.launch(20, 1)
+    trace.add("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 100, 400, 100, 2)
+    # The operator of the backward pass itself notes the thread that ran forward.
+    trace.add("cpu_op", "MmBackward0", 110, 390, 100, 2, **{"Sequence number": 7, "Fwd thread id": 1})
+    trace.launch(115, 2, thread=2)
+    forward_op(trace, "aten::mm", 120, 160, thread=2)
+    trace.launch(130, 3, thread=2)
+    trace.op("aten::view", 170, 190, thread=2)
+    trace.launch(180, 4, thread=2)
+    forward_op(trace, "aten::mm", 200, 230, thread=9)
+    trace.launch(210, 5, thread=2)
+    trace.launch(215, 6, thread=9)
+    for correlation in range(1, 7):
+        trace.kernel(f"nvjet_{correlation}", 1000 * correlation, 1000 * correlation + 10, correlation)
+    assert assigned(trace) == {
+        "nvjet_1": (0, FWD),
+        "nvjet_2": (0, BWD),
+        "nvjet_3": (0, RECOMPUTE),
+        "nvjet_4": (0, BWD),
+        "nvjet_5": (0, BWD),
+        # On a thread of its own that ran no autograd function: another forward pass.
+        "nvjet_6": (1, FWD),
+    }
+
+
+def test_recompute_is_a_part_of_bwd(trace: Any) -> None:
+    trace.launch(20, 1)
+    trace.backward(100, 400)
+    forward_op(trace, "aten::mm", 120, 160, thread=2)
+    for correlation, at in ((2, 130), (3, 140), (4, 300)):
+        trace.launch(at, correlation, thread=2)
+    for correlation in range(1, 5):
+        trace.kernel(f"nvjet_{correlation}", 1000 * correlation, 1000 * correlation + 10, correlation)
+    rows = {row.phase: (row.num_gemm_events, row.span_us) for row in analyse_trace(trace.write())}
+    assert rows == {"fwd": (1, 10.0), "bwd": (3, 2010.0), "recompute": (2, 1010.0), "all": (4, 3010.0)}
+
+
+def graphs(trace: Any, *launched: str) -> None:
+    """Graphs one after the other, each with a GEMM and an all-gather of its name."""
+    for correlation, name in enumerate(launched, start=1):
+        trace.launch(100 * correlation, correlation, name="cudaGraphLaunch")
+        start = 10_000 + 100 * correlation
+        trace.kernel(f"nvjet_{name}", start, start + 50, correlation, stream=7)
+        trace.kernel(f"ncclDevKernel_{name}", start + 10, start + 70, correlation, stream=8)
+
+
+def rows_of(trace: Any) -> list[tuple[int, str, int, float]]:
+    rows = analyse_trace(trace.write())
+    return [(row.iteration, row.phase, row.num_gemm_events, row.span_us) for row in rows]
+
+
+def test_a_graph_of_whole_steps_has_iterations_but_no_passes(trace: Any) -> None:
+    graphs(trace, "step", "step", "step")
+    assert rows_of(trace) == [(iteration, "all", 1, 70.0) for iteration in range(3)]
+
+
+def test_graphs_that_take_turns_make_up_one_iteration(trace: Any) -> None:
+    graphs(trace, "a", "b", "a", "b", "a")
+    assert rows_of(trace) == [(0, "all", 2, 170.0), (1, "all", 2, 170.0), (2, "all", 1, 70.0)]
+
+
+def test_graphs_that_never_repeat_are_one_iteration(trace: Any) -> None:
+    graphs(trace, "a", "b", "c")
+    assert rows_of(trace) == [(0, "all", 3, 270.0)]
+
+
+def test_the_same_graph_twice_in_an_iteration(trace: Any) -> None:
+    graphs(trace, "a", "a", "b", "a", "a", "b")
+    assert rows_of(trace) == [(0, "all", 3, 270.0), (1, "all", 3, 270.0)]
+
+
+def test_a_single_launch_of_a_graph(trace: Any) -> None:
+    graphs(trace, "step")
+    assert rows_of(trace) == [(0, "all", 1, 70.0)]
+
+
+def test_graphs_within_the_profilers_steps(trace: Any) -> None:
+    trace.annotation("ProfilerStep#4", 90, 290)
+    trace.annotation("ProfilerStep#5", 290, 500)
+    graphs(trace, "a", "a", "a", "b")
+    assert rows_of(trace) == [(4, "all", 2, 170.0), (5, "all", 2, 170.0)]
+
+
+def test_what_is_launched_beside_a_graph_is_in_its_iteration(trace: Any) -> None:
+    graphs(trace, "step", "step")
+    for correlation, at in ((11, 50), (12, 150), (13, 250)):
+        trace.launch(at, correlation)
+        trace.kernel(f"eager{at}", 20_000 + at, 20_010 + at, correlation)
+    found = assigned(trace)
+    assert [found[f"eager{at}"] for at in (50, 150, 250)] == [(0, FWD), (0, FWD), (1, FWD)]
+    assert {found["nvjet_step"][1], found["ncclDevKernel_step"][1]} == {NEITHER}
+
+
+def test_graphs_of_single_passes_keep_them(trace: Any) -> None:
+    graphs(trace, "fwd", "bwd", "fwd", "bwd")
+    trace.backward(190, 250, thread=1)
+    trace.backward(390, 450, thread=1)
+    assert [(iteration, phase) for iteration, phase, *_ in rows_of(trace)] == [
+        (iteration, phase) for iteration in (0, 1) for phase in ("fwd", "bwd", "all")
+    ]
+
+
+def test_a_long_sequence_of_graphs_ends_in_time() -> None:
+    sequence = [(number % 3 == 0, 1) for number in range(30_000)]
+    assert _period(sequence) == 3
+    assert _period([*sequence, (7, 7)]) == len(sequence) + 1
+    assert _period([(1,)] * 30_000 + [(2,)]) == 30_001
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=12))
+def test_the_period_of_a_sequence(letters: list[str]) -> None:
+    sequence = [(ord(letter),) for letter in letters]
+    shifts = (n for n in range(1, len(sequence) + 1) if sequence[n:] == sequence[: len(sequence) - n])
+    assert _period(sequence) == next(shifts)

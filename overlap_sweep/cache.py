@@ -1,0 +1,70 @@
+"""Bytes that are slow to make, kept between runs under the digest of what they were made from.
+
+In `$OVERLAP_SWEEP_CACHE`, else in `overlap_sweep` below `$XDG_CACHE_HOME` or `~/.cache`. May be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """Whether it is there or not."""
+    if own := os.environ.get("OVERLAP_SWEEP_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "overlap_sweep"
+
+
+def cache_directory(kind: str) -> Path | None:
+    """Where that kind of thing is kept, made if need be; None where nothing can be kept."""
+    try:
+        directory = cache_root() / kind
+        directory.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        # RuntimeError: there is no home.
+        return None
+    return directory
+
+
+def cached_bytes(kind: str, key: bytes | str, make: Callable[[], bytes]) -> bytes:
+    """What `make` returns for `key`, which must hold all that it depends on. A cache that cannot be read or written is
+    not used."""
+    content = find(kind, key)
+    if content is None:
+        content = make()
+        keep(kind, key, content)
+    return content
+
+
+def find(kind: str, key: bytes | str) -> bytes | None:
+    """What was kept under the key; None where nothing was."""
+    directory = cache_directory(kind)
+    try:
+        return (directory / _name(key)).read_bytes() if directory else None
+    except OSError:
+        return None
+
+
+def keep(kind: str, key: bytes | str, content: bytes) -> None:
+    """Whole or not at all, whoever else writes the same; not at all where nothing can be kept."""
+    directory = cache_directory(kind)
+    if directory is None:
+        return
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".")
+    except OSError:
+        return
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(directory / _name(key))
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _name(key: bytes | str) -> str:
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()

@@ -1,0 +1,265 @@
+"""A trace's events, a piece of the file at a time, so that neither its text nor its events are ever in memory at once.
+
+A piece ends where one event ends and another one begins. That is guessed from the text, and right if the piece parses:
+at a place that looks alike inside of an event or of a string, the piece's brackets or quotes could not close. Where the
+guess is wrong, brackets are counted, which is slower.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.trace.content import RECORD_AGAIN, blocks
+from overlap_sweep.trace.document import DistributedInfo, Document, Event, decoded
+from overlap_sweep.trace.json_errors import NO_JSON, damage_of, error_of, is_over, position_of
+from overlap_sweep.trace.mending import as_written_and_mended, mended
+
+_T = TypeVar("_T")
+
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|cname)")')
+_COMMA = re.compile(rb"\s*,\s*")
+_BRACKET_OR_STRING = re.compile(rb'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_TRIES = 8
+_TAIL_BYTES = 1 << 13
+_MOST_BYTES = 16 << 20
+"""No piece may be longer. One that is, is no list of events any more."""
+
+
+class _Broken(Exception):
+    """The text that was read so far is no JSON, whatever may follow."""
+
+
+class _Document(msgspec.Struct, rename="camel"):
+    trace_events: msgspec.Raw
+    distributed_info: msgspec.Raw = msgspec.Raw(b"{}")
+    base_time_nanoseconds: msgspec.Raw = msgspec.Raw(b"0")
+
+
+def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
+    """All events of a trace, and into `document` what else it says. UserError when it is no trace at all."""
+
+    def report_damage(damage: str) -> None:
+        document.damage = damage
+
+    source = blocks(path, report_damage)
+    head, rest = _head(source, path, document)
+    text, wanted = bytearray(b"[" + rest), 0
+    for block in itertools.chain([b""], source):
+        text += block
+        if len(text) < wanted:
+            continue
+        try:
+            events = _front(text, document)
+        except _Broken:
+            break
+        if events is not None:
+            yield events
+        # Where no end could be found, twice as much text may hold one; so the work stays linear.
+        wanted = 0 if events is not None else 2 * len(text)
+        if wanted > _MOST_BYTES:
+            document.damage = f"holds no end of an event within {_MOST_BYTES >> 20} MiB"
+            break
+    yield from _end(head, bytes(text[1:]), document)
+
+
+def _head(source: Iterator[bytes], path: Path, document: Document) -> tuple[bytes, bytes]:
+    """What comes before the first event, with the list's bracket, and the text that was read beyond."""
+    text, wanted = b"", 0
+    for block in source:
+        text += block
+        if len(text) < wanted:
+            continue
+        if (found := _find_list(text, document)) is not None:
+            return found
+        wanted = 2 * len(text)
+        if wanted > _MOST_BYTES:
+            raise UserError(
+                f"{path} holds no traceEvents in its first {len(text)} bytes; give one of torch.profiler's."
+            )
+    if (found := _find_list(text, document)) is not None:
+        return found
+    raise _refusal(text, path, document)
+
+
+def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
+    text = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"["):
+        return text[:1], text[1:]
+    for match in itertools.islice(_LIST.finditer(text), _TRIES):
+        for head in as_written_and_mended(text[: match.end()]):
+            if (found := _parsed(_Document, head + b"]}")) is not None:
+                _learn(found, document)
+                return head, text[match.end() :]
+    return None
+
+
+def _refusal(text: bytes, path: Path, document: Document) -> UserError:
+    """Why the text is no trace: nothing in it is a list of events."""
+    if not text.strip():
+        return UserError(f"{path} {document.damage or 'is empty'}; {RECORD_AGAIN}.")
+    try:
+        msgspec.json.decode(text, type=_Document)
+    except msgspec.ValidationError as error:
+        return UserError(f"{path} is JSON but no profiler trace ({error}); give one of torch.profiler's.")
+    except NO_JSON:
+        return UserError(f"{path} {document.damage or damage_of(text)}; {RECORD_AGAIN}.")
+    return UserError(f"{path} is JSON but no profiler trace (traceEvents is no list); give one of torch.profiler's.")
+
+
+def _front(text: bytearray, document: Document) -> list[Event] | None:
+    """Takes the events up to the last place that lies between two out of `text`, a list that has begun. None: no place
+    does. _Broken: nor will one when there is more text."""
+    for places in (_guessed_places, _counted_places):
+        between = places(text)
+        if between and (found := _before(text, [end for end, _ in between], document)):
+            number, events = found
+            del text[1 : between[number][1]]
+            return events
+    if _is_hopeless(text):
+        raise _Broken
+    return None
+
+
+def _guessed_places(text: bytearray) -> list[tuple[int, int]]:
+    """Where the last few events may end, and where the next ones begin."""
+    found = deque(_BETWEEN_EVENTS.finditer(text, max(0, len(text) - _TAIL_BYTES)), _TRIES)
+    return [(match.start() + 1, match.end()) for match in found]
+
+
+def _counted_places(text: bytearray) -> list[tuple[int, int]]:
+    """Where the last event but one ends, and where the last one begins."""
+    for end in reversed(_ends_of_entries(text)):
+        if comma := _COMMA.match(text, end):
+            return [(end, comma.end())]
+    return []
+
+
+def _ends_of_entries(text: bytes | bytearray) -> list[int]:
+    """Where the objects of a list that has begun end."""
+    ends, depth = [], 0
+    for token in _BRACKET_OR_STRING.finditer(text):
+        written = text[token.start()]
+        if written in b"[{":
+            depth += 1
+        elif written in b"]}":
+            depth -= 1
+            if depth < 1:
+                break
+            if depth == 1:
+                ends.append(token.end())
+    return ends
+
+
+def _before(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
+    """The last one of the ends at which the list can end, and the events before it."""
+    for number in reversed(range(len(ends))):
+        # A bracket in the comma's place saves copying the text.
+        written, text[ends[number]] = text[ends[number]], ord("]")
+        try:
+            with memoryview(text)[: ends[number] + 1] as listed:
+                return number, decoded(listed, document)
+        except NO_JSON as error:
+            wrong_before, over = position_of(error, len(text)) < ends[0], is_over(error)
+        finally:
+            text[ends[number]] = written
+        if over:
+            return None
+        if wrong_before:
+            return _before_mended(text, ends, document)
+    return None
+
+
+def _before_mended(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
+    parts = [mended(bytes(text[start:end])) for start, end in itertools.pairwise([0, *ends])]
+    for number in reversed(range(len(parts))):
+        listed = b"".join(parts[: number + 1]) + b"]"
+        try:
+            events = decoded(listed, document)
+        except NO_JSON as error:
+            if is_over(error):
+                return None
+            if position_of(error, len(listed)) < len(parts[0]):
+                raise _Broken from None
+        else:
+            document.repaired = True
+            return number, events
+    return None
+
+
+def _is_hopeless(text: bytearray) -> bool:
+    """Whether no text that begins like this one can be a list."""
+    for listed in as_written_and_mended(bytes(text)):
+        error = error_of(listed)
+        if error is None or is_over(error) or position_of(error, len(listed)) >= len(listed):
+            return False
+    return True
+
+
+def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
+    """The last events, and what the document says after them."""
+    for number, text in enumerate(as_written_and_mended(head + rest)):
+        if head == b"[":
+            listed = text
+        else:
+            found = _parsed(_Document, text)
+            if found is None:
+                continue
+            _learn(found, document)
+            listed = bytes(found.trace_events)
+        if (events := _attempted(listed, document)) is not None:
+            document.repaired |= number > 0
+            yield events
+            return
+    document.damage = document.damage or damage_of(head + rest)
+    yield from _saved(rest, document)
+
+
+def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
+    """What can still be read of a text that breaks off or breaks down somewhere."""
+    readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
+    count, listed = max(readable, key=lambda found: found[0])
+    document.repaired |= count > readable[0][0]
+    yield decoded(listed, document)
+
+
+def _readable(text: bytes, kind: type[Event]) -> tuple[int, bytes]:
+    """How many of the objects of a list that has begun can be read from its start, and they alone as a list."""
+    ends = _ends_of_entries(text)
+
+    def listed(count: int) -> bytes:
+        return (text[: ends[count - 1]] if count else b"[") + b"]"
+
+    def is_too_much(count: int) -> bool:
+        return _attempted(listed(count), Document(kind=kind)) is None
+
+    count = bisect_left(range(1, len(ends) + 1), True, key=is_too_much)
+    return count, listed(count)
+
+
+def _attempted(listed: bytes, document: Document) -> list[Event] | None:
+    try:
+        return decoded(listed, document)
+    except NO_JSON:
+        return None
+
+
+def _parsed(kind: type[_T], text: bytes) -> _T | None:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except NO_JSON:
+        return None
+
+
+def _learn(found: _Document, document: Document) -> None:
+    document.distributed = _parsed(DistributedInfo, found.distributed_info) or document.distributed
+    document.base_time_ns = _parsed(int, found.base_time_nanoseconds) or document.base_time_ns

@@ -1,0 +1,53 @@
+"""Traces in directories, told from the other files there by what they hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.trace.content import blocks
+
+SUFFIXES = (".json", ".json.gz")
+
+TIMELINE_MARK = "overlap_sweep timeline"
+"""What a timeline of several ranks says it was made by, before anything else."""
+
+
+def find_traces(directory: Path) -> list[Path]:
+    """All at or below it, `rank2` before `rank10`, without timelines that were made of them."""
+    files = sorted((path for path in directory.rglob("*") if path.name.endswith(SUFFIXES)), key=natural_order)
+    return [path for path in files if path.is_file() and _is_trace(path)]
+
+
+def is_timeline(path: Path) -> bool:
+    """Whether the file is a timeline of several ranks: no rank's trace, and ours to replace."""
+    text, _ = _first_block(path)
+    return _marked(text)
+
+
+def natural_order(path: Path) -> list[list[str | int]]:
+    """To sort by: numbers in names by their value."""
+    return [[int(word) if i % 2 else word for i, word in enumerate(re.split(r"(\d+)", part))] for part in path.parts]
+
+
+def _is_trace(path: Path) -> bool:
+    """Results and reports are .json files, too; only traces are compressed, so reading one that is damaged as a trace
+    will say what is wrong."""
+    text, whole = _first_block(path)
+    if _marked(text):
+        return False
+    return "trace" in path.name or b'"traceEvents"' in text or (not whole and path.name.endswith(".gz"))
+
+
+def _marked(text: bytes) -> bool:
+    return f'"made_by":"{TIMELINE_MARK}"'.encode() in text
+
+
+def _first_block(path: Path) -> tuple[bytes, bool]:
+    """As far as it can be read, and whether it can."""
+    damage: list[str] = []
+    try:
+        return next(blocks(path, damage.append), b""), not damage
+    except UserError:
+        return b"", False

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.cache import cache_directory, cache_root, cached_bytes
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "cache"
+    monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(root))
+    return root
+
+
+def test_makes_the_same_only_once(own_cache: Path) -> None:
+    made = []
+
+    def make() -> bytes:
+        made.append(1)
+        return b"slow\0to make"
+
+    assert [cached_bytes("charts", "key", make) for _ in range(3)] == [b"slow\0to make"] * 3
+    assert len(made) == 1
+    assert cached_bytes("charts", "another key", make) == cached_bytes("pngs", "key", make) == b"slow\0to make"
+    assert len(made) == 3
+    assert {path.parent.name for path in own_cache.rglob("*") if path.is_file()} == {"charts", "pngs"}
+
+
+def test_nothing_is_kept_of_what_cannot_be_made(own_cache: Path) -> None:
+    def fail() -> bytes:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cached_bytes("charts", "key", fail)
+    assert cached_bytes("charts", "key", lambda: b"now") == b"now"
+    assert len(list((own_cache / "charts").iterdir())) == 1
+
+
+@pytest.mark.parametrize("spoil", ["the root is a file", "an entry is a folder"])
+def test_a_cache_that_cannot_be_used_is_not_used(own_cache: Path, spoil: str) -> None:
+    if spoil == "the root is a file":
+        own_cache.write_text("mine")
+        assert cache_directory("charts") is None
+    else:
+        cached_bytes("charts", "key", lambda: b"old")
+        (entry,) = (own_cache / "charts").iterdir()
+        entry.unlink()
+        entry.mkdir()
+    assert [cached_bytes("charts", "key", lambda: b"made") for _ in range(2)] == [b"made", b"made"]
+
+
+def test_a_directory_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    # Root may write everywhere.
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    assert cached_bytes("charts", "key", lambda: b"made") == b"made"
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OVERLAP_SWEEP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_root() == tmp_path / "xdg" / "overlap_sweep"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_directory("tables") == tmp_path / "home" / ".cache" / "overlap_sweep" / "tables"
+    assert (tmp_path / "home" / ".cache" / "overlap_sweep" / "tables").is_dir()

@@ -1,0 +1,247 @@
+"""Several trace files at once: by one process or several, read or remembered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_sweep.trace import files, findings, kept_findings
+from overlap_sweep.trace.files import TraceFile, read_trace_files
+from overlap_sweep.trace.findings import Findings, find
+
+TRACES = sorted((Path(__file__).parent.parent / "data" / "traces").glob("h200x4_*.json.gz"))
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "traces"
+
+
+@pytest.fixture
+def read_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Which files this process has read itself, in order."""
+    paths: list[Path] = []
+
+    def noted(path: Path, with_parts: bool) -> Findings:
+        paths.append(path)
+        return find(path, with_parts)
+
+    monkeypatch.setattr(files, "find", noted)
+    return paths
+
+
+@pytest.fixture
+def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
+    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+
+
+def alone(path: Path, with_parts: bool = True) -> TraceFile:
+    return TraceFile(path, **msgspec.structs.asdict(find(path, with_parts)))
+
+
+def types(file: TraceFile) -> list[list[type]]:
+    return [[type(value) for value in msgspec.structs.astuple(row)] for row in [*file.rows, *file.parts]]
+
+
+@pytest.fixture
+def no_ratio(trace: Any) -> Path:
+    """A trace without rank, without communication, and with a whole number of microseconds."""
+    trace.launch(1, 1)
+    trace.kernel("nvjet_a", 1000, 1010, 1)
+    return trace.write()
+
+
+def test_a_trace_is_read_once(gpu_trace: Path, no_ratio: Path, read_paths: list[Path]) -> None:
+    paths = [gpu_trace, no_ratio]
+    first, second = read_trace_files(paths), read_trace_files(paths)
+    assert read_paths == paths
+    assert first == second == [alone(path) for path in paths]
+    assert [types(file) for file in second] == [types(alone(path)) for path in paths]
+    assert second[1].rows[0].overlap_ratio is None
+    assert all(file.parts for file in second)
+
+
+def test_parts_are_kept_apart(no_ratio: Path, read_paths: list[Path]) -> None:
+    assert read_trace_files([no_ratio], with_parts=False) == [alone(no_ratio, with_parts=False)]
+    # What was not asked for is not known yet.
+    assert read_trace_files([no_ratio]) == [alone(no_ratio)]
+    assert len(read_paths) == 2
+    assert read_trace_files([no_ratio], with_parts=False) == [alone(no_ratio, with_parts=False)]
+    assert len(read_paths) == 2
+
+
+def test_content_counts_not_the_path(tmp_path: Path, no_ratio: Path, read_paths: list[Path]) -> None:
+    read_trace_files([no_ratio])
+    moved = shutil.copy(no_ratio, tmp_path / "with a space and ü.json")
+    (file,) = read_trace_files([moved])
+    assert len(read_paths) == 1
+    assert {row.file for row in [*file.rows, *file.parts]} == {str(moved)}
+    moved.write_text(no_ratio.read_text().replace("nvjet_a", "nvjet_b"))
+    assert {part.name for part in read_trace_files([moved])[0].parts if part.by == "kernel"} == {"nvjet_b"}
+    assert len(read_paths) == 2
+
+
+def test_another_reader_reads_again(no_ratio: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    read_trace_files([no_ratio])
+    monkeypatch.setattr(kept_findings, "_reader", lambda: "changed")
+    assert read_trace_files([no_ratio]) == [alone(no_ratio)]
+    assert len(read_paths) == 2
+
+
+def test_every_source_file_is_part_of_the_reader() -> None:
+    kept_findings._reader.cache_clear()
+    assert len(kept_findings._reader()) == 64
+    assert kept_findings._reader() == kept_findings._reader()
+
+
+def rewritten(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    """Another valid table: `change` of what was kept."""
+
+    def of(content: bytes) -> bytes:
+        import io
+
+        import pyarrow
+        from pyarrow import parquet
+
+        stream = io.BytesIO()
+        parquet.write_table(change(parquet.read_table(pyarrow.BufferReader(content))), stream)
+        return stream.getvalue()
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1],
+        lambda content: b"",
+        lambda content: b"PAR1garbagePAR1",
+        lambda content: b"\0" * len(content),
+        lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+        rewritten(lambda table: table.drop_columns(["phase"])),
+        rewritten(lambda table: table.rename_columns([f"x{name}" for name in table.column_names])),
+        rewritten(lambda table: table.replace_schema_metadata(None)),
+        rewritten(lambda table: table.replace_schema_metadata({b"findings": b'{"other": 1}'})),
+        rewritten(lambda table: table.slice(0, 0)),
+    ],
+)
+def test_a_damaged_cache_is_read_around_and_mended(
+    no_ratio: Path, empty_cache: Path, read_paths: list[Path], damage: Callable[[bytes], bytes]
+) -> None:
+    first = read_trace_files([no_ratio])
+    kept = sorted(path for path in empty_cache.iterdir() if path.is_file())
+    assert len(kept) == 2
+    for path in kept:
+        path.write_bytes(damage(path.read_bytes()))
+    assert read_trace_files([no_ratio]) == first
+    assert len(read_paths) == 2
+    assert read_trace_files([no_ratio]) == first
+    assert len(read_paths) == 2
+
+
+def test_no_cache_can_be_written(no_ratio: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OVERLAP_SWEEP_CACHE", str(tmp_path / "file" / "below"))
+    assert read_trace_files([no_ratio]) == [alone(no_ratio)]
+
+
+def test_what_was_read_in_part_or_not_at_all_is_not_kept(no_ratio: Path, tmp_path: Path, empty_cache: Path) -> None:
+    cut, bad, gone = tmp_path / "cut.json", tmp_path / "bad.json", tmp_path / "gone.json"
+    cut.write_text(no_ratio.read_text()[:-1])
+    bad.write_text("[")
+    for _ in range(2):
+        found = read_trace_files([cut, bad, gone])
+        assert [bool(file.rows) for file in found] == [True, False, False]
+        assert str(cut) in found[0].warnings[0]
+        assert [str(path) in (file.problem or "") for path, file in zip((bad, gone), found[1:], strict=True)] == [
+            True
+        ] * 2
+    assert not empty_cache.exists() or not list(empty_cache.iterdir())
+
+
+@pytest.mark.usefixtures("several_processes")
+def test_several_processes_find_what_one_finds(tmp_path: Path, no_ratio: Path, read_paths: list[Path]) -> None:
+    odd = shutil.copy(TRACES[0], tmp_path / "a space, ü and 'quotes'.json.gz")
+    bad = tmp_path / "bad.json"
+    bad.write_text("[")
+    paths = [*TRACES, no_ratio, odd, bad, tmp_path / "gone.json"]
+    found = read_trace_files(paths)
+    assert found == [alone(path) for path in paths]
+    assert 0 < len(read_paths) < len(paths)
+    read_paths.clear()
+    assert read_trace_files(paths) == found
+    # Those of which nothing could be kept.
+    assert set(read_paths) <= {bad, tmp_path / "gone.json"}
+
+
+@pytest.mark.usefixtures("several_processes")
+@pytest.mark.parametrize("executable", ["/bin/false", "/bin/true", "/nowhere/python"])
+def test_what_a_process_that_dies_was_asked_for_is_done_here(
+    read_paths: list[Path], monkeypatch: pytest.MonkeyPatch, executable: str
+) -> None:
+    if executable.startswith("/bin") and not Path(executable).exists():
+        pytest.skip(f"there is no {executable}")
+    monkeypatch.setattr(files.sys, "executable", executable)
+    assert read_trace_files(TRACES) == [alone(path) for path in TRACES]
+    assert sorted(read_paths) == TRACES
+
+
+@pytest.mark.usefixtures("several_processes")
+def test_paths_that_are_no_text(tmp_path: Path, no_ratio: Path) -> None:
+    paths = [tmp_path / os.fsdecode(b"\xff%d.json" % number) for number in range(3)]
+    try:
+        for path in paths:
+            shutil.copy(no_ratio, path)
+    except OSError:
+        pytest.skip("the file system takes no such names")
+    assert [len(file.rows) for file in read_trace_files(paths)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_same_file_twice_and_a_copy_of_it(
+    tmp_path: Path, no_ratio: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e9 if processes == 1 else 1e-9)
+    copied = shutil.copy(no_ratio, tmp_path / "copy.json")
+    found = read_trace_files([no_ratio, copied, no_ratio])
+    assert [file.path for file in found] == [no_ratio, copied, no_ratio]
+    assert found == [alone(path) for path in (no_ratio, copied, no_ratio)]
+
+
+def test_no_file() -> None:
+    assert read_trace_files([]) == []
+
+
+def test_shares_are_about_as_long_as_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [50, 10, 10, 10, 10, 10, 1]
+    paths = [tmp_path / f"{number}" for number in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_bytes(b"x" * size * 1000)
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
+    for processes in (1, 2, 3, 99):
+        shares = files._shares(paths, processes)
+        assert sorted(itertools.chain(*shares)) == paths
+        assert len(shares) == min(processes, len(paths))
+        assert all(shares)
+    loads = [sum(path.stat().st_size for path in share) for share in files._shares(paths, 2)]
+    assert sorted(loads) == [50_000, 51_000]
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1.0)
+    assert len(files._shares(paths, 2)) == 1
+
+
+def test_the_other_process_answers_in_messagepack(no_ratio: Path, tmp_path: Path) -> None:
+    asked = findings.asked([no_ratio, tmp_path / "gone.json"], with_parts=True)
+    answers = msgspec.msgpack.decode(findings.answer(asked), type=list[Findings])
+    assert answers == [find(no_ratio, True), find(tmp_path / "gone.json", True)]
+    assert json.loads(msgspec.json.encode(answers[0].rows[0]))["overlap_ratio"] is None
