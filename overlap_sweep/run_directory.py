@@ -104,7 +104,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     conditions: dict[str, Any] = {}
     """What changes from moment to moment: clocks, temperatures, load, before and after."""
     traces: list[str] = []
-    """File names in the run directory, one per rank."""
+    """File names in the run directory, one per rank and variant."""
     started: str | None = None
     """UTC, ISO 8601."""
     wall_s: float | None = None
@@ -194,8 +194,17 @@ _Record = TypeVar("_Record", Result, TunerRecord, SearchRecord)
 
 
 def trace_file(rank: int, variant: str = "") -> str:
-    """A layer has one per variant."""
-    return f"trace_{f'{_word(variant)}_' if variant else ''}rank{rank}.json.gz"
+    """A layer has one per variant; an operator some of `none` beside its own."""
+    return f"{_trace_start(variant)}{rank}.json.gz"
+
+
+def is_trace_of(variant: str, name: str) -> bool:
+    """Whether a file of that name is a trace of the variant."""
+    return name.startswith(_trace_start(variant))
+
+
+def _trace_start(variant: str) -> str:
+    return f"trace_{_word(variant)}_rank" if variant else "trace_rank"
 
 
 def settings_file(variant: str = "") -> str:

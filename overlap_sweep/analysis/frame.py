@@ -111,7 +111,7 @@ def common_cells(point: Point, root: Path) -> Row:
 
 
 def _seen_in_traces(reading: TraceReading) -> Row:
-    notes = [f"{name} is missing" for name in reading.missing] + reading.problems
+    notes = [*(f"{name} is missing" for name in reading.missing), *reading.problems, *reading.warnings]
     counts = {column: round(value) for column, value in reading.metrics.items() if column in _INTEGERS}
     return {**reading.metrics, **counts, "note": "; ".join(notes) or None}
 

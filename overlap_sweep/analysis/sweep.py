@@ -143,6 +143,8 @@ class Analysis:
     """What a tuner could not prove because it belongs to none of the cases."""
     problems: list[str]
     """One sentence for each file that is there and cannot be read."""
+    warnings: list[str]
+    """One sentence for each trace that was read only in part."""
 
     @property
     def proofs(self) -> list[Proof]:
@@ -222,6 +224,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
             *records.problems,
             *(problem for of_point in traces.values() for problem in of_point.problems),
         ],
+        warnings=[warning for of_point in traces.values() for warning in of_point.warnings],
     )
 
 

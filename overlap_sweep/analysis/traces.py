@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.errors import UserError
-from overlap_sweep.trace.overlap import TraceRow, analyse_trace
+from overlap_sweep.run_directory import is_trace_of
+from overlap_sweep.trace.files import TraceFile, read_trace_files
+from overlap_sweep.trace.overlap import TraceRow
 
 PHASE_COLUMNS = {
     "gemm_time_us": "gemm_busy_us",
@@ -48,6 +49,8 @@ class TraceReading:
     """Names of traces that result.json lists and that are not there."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each trace that is there and cannot be read."""
+    warnings: list[str] = field(default_factory=list)
+    """One sentence for each that was read only in part."""
 
 
 def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
@@ -67,20 +70,26 @@ def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
 
 def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:
     """By run directory; points that list no traces get an empty reading."""
-    return {point.directory: _read_traces_of(point) for point in points}
+    names = {point.directory: own_traces(point) for point in points}
+    paths = [directory / name for directory, of_point in names.items() for name in of_point]
+    files = {file.path: file for file in read_trace_files([path for path in paths if path.exists()], with_parts=False)}
+    return {
+        directory: _reading({name: files.get(directory / name) for name in of_point})
+        for directory, of_point in names.items()
+    }
 
 
-def _read_traces_of(point: Point) -> TraceReading:
-    reading = TraceReading()
-    rows: list[TraceRow] = []
-    for name in point.result.traces if point.result else []:
-        path = point.directory / name
-        if not path.exists():
-            reading.missing.append(name)
-            continue
-        try:
-            rows += analyse_trace(path)
-        except UserError as error:
-            reading.problems.append(str(error))
-    reading.metrics = summarise(rows)
-    return reading
+def own_traces(point: Point) -> list[str]:
+    """The names of the point's traces, without those of the operator without overlap that some have beside them."""
+    return [name for name in (point.result.traces if point.result else []) if not is_trace_of("none", name)]
+
+
+def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
+    """`files` by the name that result.json lists; None for those that are not there."""
+    found = [file for file in files.values() if file]
+    return TraceReading(
+        metrics=summarise(row for file in found for row in file.rows),
+        missing=[name for name, file in files.items() if file is None],
+        problems=[file.problem for file in found if file.problem],
+        warnings=[warning for file in found for warning in file.warnings],
+    )

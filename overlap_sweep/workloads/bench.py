@@ -56,6 +56,8 @@ class Bench:
     best: dict[str, float] = field(default_factory=dict)
     """By pass, the smallest time of any point so far over that of `none` beside it."""
     default: DefaultOverlap = field(default_factory=DefaultOverlap)
+    none_profiled: bool = False
+    """Whether one of the points has a trace of `none` already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
         linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)

@@ -79,8 +79,12 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     among_best = bench.is_among_best(point, relative, BEST_MARGIN)
     traces = []
     if point["profile"] == "all" or (point["profile"] == "best" and among_best):
-        capture(variants["point"], ranks, workload["profiled"], directory)
-        traces = [trace_file(rank) for rank in range(ranks.world_size)]
+        # To be looked at beside the overlap; it hardly changes from point to point.
+        profiled = {"": variants["point"], **({} if bench.none_profiled else {"none": variants["none"]})}
+        for name, variant in profiled.items():
+            capture(variant, ranks, workload["profiled"], directory, name)
+            traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
+        bench.none_profiled = True
     return {
         "times": times,
         "objective_us": sum(times[name].point.median_us for name in space.passes(point)),

@@ -69,6 +69,18 @@ def test_traces_of_a_run_directory(tmp_path: Path) -> None:
     assert reading.metrics["forward_e2e_time_us"] == pytest.approx(sum(forward) / 2)
 
 
+def test_a_trace_that_was_read_in_part_counts_with_a_warning(tmp_path: Path) -> None:
+    directory = write_point(tmp_path, config(), traces=["trace_rank0.json.gz"])
+    whole = (TRACES / "h200x4_llama3_70b_layer_none.json.gz").read_bytes()
+    (directory / "trace_rank0.json.gz").write_bytes(whole[:-1000])
+    reading = read_traces(read_points(tmp_path).points)[directory]
+    assert (reading.missing, reading.problems) == ([], [])
+    assert len(reading.warnings) == 1
+    assert str(directory / "trace_rank0.json.gz") in reading.warnings[0]
+    assert "is cut short" in reading.warnings[0]
+    assert reading.metrics["forward_gemm_time_us"] > 0
+
+
 def test_objective_overlap_ratio_takes_the_highest_ratio_whatever_its_time(tmp_path: Path) -> None:
     for num_sm, time_us, trace in (
         (1, 90.0, "h200x4_llama3_70b_layer_none.json.gz"),
