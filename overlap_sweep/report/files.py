@@ -15,6 +15,7 @@ from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
 from overlap_sweep.report import overlap_yaml, proof_report, text, tuning_report
 from overlap_sweep.report.overlap_yaml import Provenance
+from overlap_sweep.report.page.page import page_files
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.report.training_files import training_files
 from overlap_sweep.run_directory import write_atomically
@@ -29,10 +30,17 @@ if TYPE_CHECKING:
 def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Path]:
     """Write every file into `directory`, made if need be; `command` is what was typed. The paths, summary first."""
     try:
-        written = []
-        for path, content in _contents(analysis, directory, command):
+        written: list[Path] = []
+
+        def write(path: Path, content: bytes) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             written.append(write_atomically(path, content))
+
+        for path, content in _contents(analysis, directory, command):
+            write(path, content)
+        beside = [path.relative_to(directory).as_posix() for path in written]
+        for name, content in page_files(analysis, command, beside):
+            write(directory / name, content)
         return written
     except OSError as error:
         raise UserError(f"{directory} cannot be written to ({error.strerror}); give another with --output.") from None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import json
 import os
 import pty
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.trace.overlap import analyse_trace
 from tests.analysis.run_directories import (
     config,
     default_timing,
@@ -31,6 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 TRACE = ROOT / "tests" / "data" / "traces" / "h200x4_llama3_70b_layer_te_default.json.gz"
 
 WRITTEN = {
+    "report.html",
     "summary.txt",
     "tuning_report.json",
     "points.csv",
@@ -43,12 +42,7 @@ WRITTEN = {
     "ub_cfgs_tp2.json",
     "ub_cfgs_tp4.json",
 }
-
-TRACE_FIELDS = {
-    *("file", "rank", "iteration", "phase", "span_us", "gemm_busy_us", "comm_busy_us", "wait_us", "overlap_us"),
-    *("exposed_comm_us", "idle_us", "overlap_ratio", "num_gemm_events", "num_comm_events", "num_wait_events"),
-    "num_compute_events",
-}
+PLOTS = {*(f"{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)), "tp_scaling.png"}
 
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -92,7 +86,7 @@ def test_writes_everything_and_prints_the_table(tmp_path: Path) -> None:
     process = analyze(tmp_path)
     assert (process.returncode, process.stderr) == (0, "")
     after = files_below(tmp_path)
-    assert {path.name for path in after.keys() - before.keys()} == WRITTEN
+    assert {path.name for path in after.keys() - before.keys()} == WRITTEN | PLOTS
     assert before.items() <= after.items()
     lines = process.stdout.splitlines()
     assert next(line for line in lines if "fc1_dgrad " in line).split() == [
@@ -122,7 +116,7 @@ def test_output_elsewhere_leaves_the_results_alone(tmp_path: Path) -> None:
     before = files_below(tmp_path / "sweep")
     assert analyze(tmp_path / "sweep", "--output", tmp_path / "new" / "there").returncode == 0
     assert files_below(tmp_path / "sweep") == before
-    assert {path.name for path in (tmp_path / "new" / "there").iterdir()} == WRITTEN
+    assert {path.name for path in (tmp_path / "new" / "there").iterdir()} == WRITTEN | {"plots"}
 
 
 def test_analysing_again_changes_nothing_but_the_date(tmp_path: Path) -> None:
@@ -268,7 +262,7 @@ def test_layers_alone(tmp_path: Path) -> None:
     process = analyze(write_layers(tmp_path))
     assert (process.returncode, process.stderr) == (0, "")
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
-        "summary.txt", "tuning_report.json", "layers.csv", "layers.parquet",
+        "report.html", "summary.txt", "tuning_report.json", "layers.csv", "layers.parquet",
     }  # fmt: skip
     lines = process.stdout.splitlines()
     assert lines[1].startswith("llama3_8b transformer_layer, TP=4, 8192 tokens")
@@ -292,7 +286,7 @@ def test_layers_beside_operators(tmp_path: Path) -> None:
     process = analyze(tmp_path / "both", "--output", tmp_path / "reports")
     assert "12 points: 7 ok, 2 failed, 2 skipped, 1 missing" in process.stdout
     written = {path.name for path in (tmp_path / "reports").iterdir()}
-    assert written == WRITTEN | {"layers.csv", "layers.parquet"}
+    assert written == WRITTEN | {"plots", "layers.csv", "layers.parquet"}
     with_layers = pd.read_csv(tmp_path / "reports" / "points.csv").drop(columns="directory")
     pd.testing.assert_frame_equal(
         with_layers, pd.read_csv(tmp_path / "alone_reports" / "points.csv").drop(columns="directory")
@@ -304,32 +298,6 @@ def test_layers_beside_operators(tmp_path: Path) -> None:
 def test_launch_bound_layers_are_counted(tmp_path: Path) -> None:
     write_layer(tmp_path, {"none": variant([100.0] * 6), "default": variant([90.0] * 6, launch_bound=True)})
     assert "1 point: 1 ok, 1 launch_bound" in analyze(tmp_path).stdout
-
-
-def test_trace_as_json_is_a_list_of_rows() -> None:
-    process = analyze("trace", TRACE, "--format", "json")
-    rows = json.loads(process.stdout)
-    assert all(row.keys() == TRACE_FIELDS for row in rows)
-    expected = analyse_trace(TRACE)
-    assert [row["exposed_comm_us"] for row in rows] == [row.exposed_comm_us for row in expected]
-    assert [row["phase"] for row in rows][:3] == ["fwd", "bwd", "all"]
-
-
-def test_trace_as_csv_and_as_table() -> None:
-    rows = list(csv.DictReader(analyze("trace", TRACE, "--format", "csv").stdout.splitlines()))
-    table = analyze("trace", TRACE).stdout
-    assert rows[0].keys() == TRACE_FIELDS
-    for row in rows:
-        assert f"{float(row['span_us']):,.1f}" in table
-    assert f"{float(rows[0]['gemm_busy_us']):,.1f}" in on_terminal(60, "trace", TRACE)
-
-
-def test_a_trace_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
-    (tmp_path / "cut.json").write_text('{"traceEvents": [{"ph": "X"')
-    process = analyze("trace", TRACE, tmp_path / "cut.json", "--format", "json")
-    assert_one_error(process, f"{tmp_path}/cut.json")
-    assert {row["file"] for row in json.loads(process.stdout)} == {str(TRACE)}
-    assert_one_error(analyze("trace", tmp_path / "nowhere.json"), "does not exist")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("report", "--help"), ("trace", "--help")])

@@ -1,0 +1,1 @@
+"""report.html, one file that needs no network, and the plots beside it as PNGs."""

@@ -1,0 +1,56 @@
+"""Spans as rows of a timeline: a row for each stream, or where there are too many, as few as hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_sweep.trace.spans import Span
+
+CLASSES = {
+    "gemm": "GEMM",
+    "comm": "communication",
+    "wait": "waiting",
+    "compute": "other computation",
+    "memory": "copies",
+}
+"""What is drawn, from top to bottom, and what a row of it is called."""
+MOST_STREAMS = 6
+"""With more of them rows are packed: userbuffers use dozens."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    name: str
+    spans: list[Span]
+
+
+def lanes(spans: Sequence[Span]) -> list[Lane]:
+    """By class, and within a class by stream or, of many streams, the first row where there is room."""
+    drawn = [span for span in spans if span.kind in CLASSES]
+    packed = len({(span.process, span.stream) for span in drawn}) > MOST_STREAMS
+    found = []
+    for kind, name in CLASSES.items():
+        of_kind = sorted((span for span in drawn if span.kind == kind), key=lambda span: span.start_us)
+        rows = _packed(of_kind) if packed else _by_stream(of_kind)
+        found += [Lane(f"{name} {i}" if i > 1 else name, row) for i, row in enumerate(rows, 1)]
+    return found
+
+
+def _packed(spans: Sequence[Span]) -> list[list[Span]]:
+    rows: list[list[Span]] = []
+    for span in spans:
+        row = next((row for row in rows if row[-1].end_us <= span.start_us), None)
+        if row is None:
+            rows.append([span])
+        else:
+            row.append(span)
+    return rows
+
+
+def _by_stream(spans: Sequence[Span]) -> list[list[Span]]:
+    """What overlaps within its stream, as operators of a CPU's threads may, gets a row more."""
+    by_stream: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        by_stream.setdefault((span.process, span.stream), []).append(span)
+    return [row for stream in by_stream.values() for row in _packed(stream)]

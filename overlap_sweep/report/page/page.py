@@ -1,0 +1,137 @@
+"""report.html and the PNGs beside it, from one analysis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
+from overlap_sweep.report import layers
+from overlap_sweep.report.cautions import cautions
+from overlap_sweep.report.page import libraries
+from overlap_sweep.report.page.answers import Answer, answers, scaling_sentence
+from overlap_sweep.report.page.case_figures import CaseFigures, case_figures, loose_layer_figures
+from overlap_sweep.report.page.environment import machines
+from overlap_sweep.report.page.figures import Figure, script_safe
+from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
+from overlap_sweep.report.page.pngs import column, png
+from overlap_sweep.report.page.points_table import layers_table, points_table
+from overlap_sweep.report.provenance import launch_commands, measured_when
+
+FILE_NAME = "report.html"
+PLOTS = "plots"
+
+
+@dataclass(frozen=True)
+class CaseSection:
+    case: CaseAnalysis
+    title: str
+    folder: str
+    answers: list[Answer]
+    scaling: str
+    cautions: list[str]
+    figures: CaseFigures
+
+
+@dataclass(frozen=True)
+class LayerSection:
+    title: str
+    verdict: str
+    cautions: list[str]
+    chart: Figure
+    timeline: Figure | None
+
+
+def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Paths below the report's directory; `beside` are the names of the other files there."""
+    cases = [_case(case, analysis, i) for i, case in enumerate(analysis.cases)]
+    loose = [_layer(i, analysis) for i in range(len(analysis.loose_layers))]
+    yield FILE_NAME, _page(analysis, cases, loose, command, beside).encode()
+    for section in cases:
+        for name, content in _plots(section.figures):
+            yield (PurePosixPath(section.folder) / PLOTS / name).as_posix(), content
+    for layer in loose:
+        yield f"{PLOTS}/{layer.chart.name}.png", png([layer.chart])
+
+
+def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
+    folder = analysis.folder(case)
+    return CaseSection(
+        case=case,
+        title=str(case.case),
+        folder=folder,
+        answers=answers(case, folder),
+        scaling=scaling_sentence(case),
+        cautions=cautions(case),
+        figures=case_figures(case, analysis, f"case{number + 1}_" if folder else ""),
+    )
+
+
+def _layer(number: int, analysis: Analysis) -> LayerSection:
+    layer = analysis.loose_layers[number]
+    chart, timeline = loose_layer_figures(layer, f"layer_{number + 1}")
+    return LayerSection(layers.title(layer.point), layers.verdict(layer), layers.cautions(layer), chart, timeline)
+
+
+def _plots(figures: CaseFigures) -> Iterator[tuple[str, bytes]]:
+    for figure in (*figures.hidden, *figures.layers):
+        yield f"{_plain(figure.name)}.png", png([figure])
+    for tp_size, panels in figures.num_sm.items():
+        if panels:
+            yield f"num_sm_tp{tp_size}.png", png(panels)
+    if figures.scaling:
+        yield "tp_scaling.png", png(figures.scaling)
+    for timelines in figures.timelines:
+        what = timelines.what.rsplit(" ", 1)[-1]
+        yield f"timeline_tp{timelines.tp_size}_{what}.png", column(timelines.figures)
+
+
+def _plain(name: str) -> str:
+    """Without the prefix of a case, which has a folder of its own."""
+    return name.partition("_")[2] if name.startswith("case") else name
+
+
+def _page(
+    analysis: Analysis,
+    cases: Sequence[CaseSection],
+    loose: Sequence[LayerSection],
+    command: str,
+    beside: Sequence[str],
+) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    points = analysis.reading.points
+    models = list(dict.fromkeys(point.case.model for point in points))
+    return environment.get_template("page.html.j2").render(
+        title=f"Communication overlap of {', '.join(models)}",
+        measured=measured_when(points),
+        cases=cases,
+        loose=loose,
+        counts={name: count for name, count in analysis.counts().items() if count},
+        points=points_table(analysis),
+        layers=layers_table(analysis),
+        machines=machines(points),
+        commands=[*launch_commands(points), command],
+        tuners=_tuners(analysis),
+        strays=[stray.verdict for stray in analysis.strays],
+        problems=analysis.problems,
+        beside=beside,
+        style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),
+        tables_style=libraries.tables_style(),
+        config=script_safe(json.dumps(chart_config())),
+        vega_script=libraries.vega_script(),
+        tables_script=libraries.tables_script(),
+        page_script=(here / "page.js").read_text(),
+    )
+
+
+def _tuners(analysis: Analysis) -> list[str]:
+    """What the tuner left out, and why."""
+    records = analysis.records.tuners.values()
+    return [f"{what}: {why}" for record in records for what, why in record.dropped.items()]

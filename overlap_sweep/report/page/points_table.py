@@ -1,0 +1,194 @@
+"""Every point of the directory, one row for each pass that it is about; of what is not ok the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sweep import space
+from overlap_sweep.analysis.comparison.layers import without_folders
+from overlap_sweep.analysis.failures import frozen, of_pass
+from overlap_sweep.analysis.frame import Row, hidden_fraction
+from overlap_sweep.analysis.points import Case, Point
+from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.report.numbers import as_ms, as_percent, as_us
+from overlap_sweep.report.page.hidden_fraction import short_name
+from overlap_sweep.run_directory import PassTimes
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    order: float | str | None = None
+    """What it sorts by, where that is not its text."""
+    kind: str = ""
+    """`number`, or what a style sheet tells apart."""
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: list[str]
+    rows: list[list[Cell]]
+    numeric: frozenset[str]
+    high_first: frozenset[str]
+    """The columns whose highest numbers one looks for."""
+
+
+TOLD_FIRST = ("time us", "no overlap us", "speedup", "hidden", "overlap ratio")
+TOLD_LAST = ("quartiles us", "GEMMs us")
+HIGH_FIRST = frozenset({"speedup", "hidden", "overlap ratio"})
+BEYOND = 1e300
+"""Sorts below everything that is measured."""
+
+
+def points_table(analysis: Analysis) -> Table:
+    """Of operators. The case is a column where there is more than one."""
+    chosen = _chosen(analysis)
+    ratios = {(row["directory"], row["pass"]): _ratio(row) for row in analysis.rows}
+    points = [point for point in analysis.reading.points if not point.is_layer]
+    several = len(analysis.cases) > 1 or len({_known_case(point) for point in points}) > 1
+    columns = ["TP", "operator", "pass", "setting", "status", *TOLD_FIRST, "note", *TOLD_LAST, "point"]
+    rows = []
+    for point in sorted(points, key=_place):
+        directory = point.directory.relative_to(analysis.reading.root).as_posix()
+        head = [Cell(str(point.case))] if several else []
+        for cells in _rows(point, directory, chosen, ratios):
+            rows.append([*head, *cells, Cell(directory if directory != "." else point.name)])
+    return Table(
+        [*(["case"] if several else []), *columns], rows, frozenset({"TP", *TOLD_FIRST, *TOLD_LAST}), HIGH_FIRST
+    )
+
+
+def layers_table(analysis: Analysis) -> Table:
+    """Of whole layers, one row for each variant."""
+    times = ("whole ms", "forward ms", "backward ms")
+    columns = ["TP", "layer", "variant", "status", *times, "ratio", "interval", "hidden", "note", "point"]
+    rows = []
+    for row in analysis.layer_rows:
+        interval = f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}" if row["ratio_low"] is not None else ""
+        rows.append(
+            [
+                Cell(str(row["tp_size"]), row["tp_size"], "number"),
+                Cell(str(row["kind"])),
+                Cell(without_folders(row["variant"] or ""), kind="setting"),
+                _layer_status(row),
+                *(_number(row[name], as_ms) for name in ("all_us", "fwd_us", "bwd_us")),
+                _number(row["ratio"], lambda value: f"{value:.3f}"),
+                Cell(interval),
+                _number(row["hidden_fraction"], as_percent, -BEYOND),
+                Cell(_first_line(row["error"]), kind="reason"),
+                Cell(row["directory"]),
+            ]
+        )
+    return Table(columns, rows, frozenset({"TP", *times, "ratio", "hidden"}), HIGH_FIRST)
+
+
+def _layer_status(row: Row) -> Cell:
+    return (
+        Cell(f"{row['status']}, launch-bound", kind="doubtful")
+        if row["launch_bound"]
+        else Cell(row["status"], kind=row["status"])
+    )
+
+
+Chosen = dict[tuple[Any, ...], Any]
+
+
+def _chosen(analysis: Analysis) -> Chosen:
+    """What was chosen, by case, TP size, operator and pass, where there was a choice."""
+    return {
+        (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
+        for case in analysis.cases
+        for plan in case.plans.values()
+        for choice in plan.choices
+        if choice.tried_slots
+    }
+
+
+def _ratio(row: Row) -> float | None:
+    ratio: float | None = row["forward_overlap_ratio" if row["pass"] == "fwd" else "backward_overlap_ratio"]
+    return ratio
+
+
+def _known_case(point: Point) -> Case:
+    """Without the device, which points that died never recorded."""
+    return point.case._replace(device="")
+
+
+def _place(point: Point) -> tuple[Any, ...]:
+    """From simple to complex, as people look for it."""
+    config = point.config
+    knobs = [int(config.get(knob) or 0) for knob in space.KNOBS]
+    operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])
+    return str(_known_case(point)), config["tp_size"], operator, method, config["phase"], knobs, point.name
+
+
+def _rows(
+    point: Point, directory: str, chosen: Chosen, ratios: Mapping[tuple[str, str], float | None]
+) -> list[list[Cell]]:
+    config, result = point.config, point.result
+    begin = [Cell(str(config["tp_size"]), config["tp_size"], "number"), Cell(config["operator"])]
+    if not result or point.status != "ok":
+        asked = [Cell(_passes(config)), Cell(_asked(config), kind="setting"), Cell(point.status, kind=point.status)]
+        reason = Cell(point.why_not_ok, kind="reason")
+        return [[*begin, *asked, *map(_nothing, TOLD_FIRST), reason, *map(_nothing, TOLD_LAST)]]
+    rows = []
+    for name in space.passes(config):
+        settings, times = of_pass(result.settings, name), result.times[name]
+        is_chosen = chosen.get((point.case, config["tp_size"], config["operator"], name)) == frozen(settings)
+        status, note = _judged(result.launch_bound, is_chosen)
+        measured = [Cell(name), Cell(short_name(settings), kind="setting"), status]
+        rows.append([*begin, *measured, *_told_first(times, ratios.get((directory, name))), note, *_told_last(times)])
+    return rows
+
+
+def _judged(launch_bound: bool, is_chosen: bool) -> tuple[Cell, Cell]:
+    """Status and note of what was measured."""
+    if launch_bound:
+        why = "the host was too slow: this says nothing about the device"
+        return Cell("ok, launch-bound", kind="doubtful"), Cell(why, kind="reason")
+    return Cell("ok", kind="ok"), Cell("chosen", kind="chosen") if is_chosen else Cell("", kind="reason")
+
+
+def _told_first(times: PassTimes, ratio: float | None) -> list[Cell]:
+    time_us, none_us, floor_us = times.point.median_us, times.none.median_us, times.floor.median_us
+    return [
+        _number(time_us, as_us),
+        _number(none_us, as_us),
+        _number(none_us / time_us, lambda value: f"{value:.3f}", -BEYOND),
+        _number(hidden_fraction(time_us, none_us, floor_us), as_percent, -BEYOND),
+        _number(ratio, lambda value: f"{value:.2f}", -BEYOND),
+    ]
+
+
+def _told_last(times: PassTimes) -> list[Cell]:
+    q1_us, q3_us = times.point.q1_us, times.point.q3_us
+    return [Cell(f"{as_us(q1_us)} to {as_us(q3_us)}", q3_us - q1_us, "number"), _number(times.floor.median_us, as_us)]
+
+
+def _nothing(column: str) -> Cell:
+    return Cell("", -BEYOND if column in HIGH_FIRST else BEYOND, "number")
+
+
+def _number(value: float | None, written: Callable[[float], str], place_of_nothing: float = BEYOND) -> Cell:
+    if value is None or math.isnan(value):
+        return Cell("", place_of_nothing, "number")
+    return Cell(written(value), round(value, 6), "number")
+
+
+def _passes(config: Mapping[str, Any]) -> str:
+    passes = space.passes(config)
+    return passes[0] if len(passes) == 1 else "both"
+
+
+def _asked(config: Mapping[str, Any]) -> str:
+    if config.get("phases"):
+        return " + ".join(f"{phase} {space.setting_name(asked)}" for phase, asked in config["phases"].items())
+    phase = "" if config["phase"] == "all" else f"{config['phase']} "
+    return phase + space.setting_name({knob: config.get(knob) for knob in ("method", *space.KNOBS)})
+
+
+def _first_line(text: str | None) -> str:
+    return next(iter((text or "").strip().splitlines()), "")

@@ -1,0 +1,60 @@
+"""Pages of sweeps, as files and as parsed HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+from overlap_sweep.analysis.sweep import Analysis, analyse
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.report.page.page import page_files
+
+ADDRESSES = ("src", "href", "action", "data", "poster", "srcset")
+
+
+def analysis_of(directory: Path) -> Analysis:
+    return analyse(directory, AnalysisConfig())
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return dict(page_files(analysis_of(directory), "python analyze.py there", ["summary.txt"]))
+
+
+def page_of(directory: Path) -> str:
+    return files_of(directory)["report.html"].decode()
+
+
+@dataclass
+class Parsed(HTMLParser):
+    """What a browser would take a page for."""
+
+    text: list[str] = field(default_factory=list)
+    """Outside scripts and styles."""
+    scripts: list[str] = field(default_factory=list)
+    styles: list[str] = field(default_factory=list)
+    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._within = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._within = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+    def handle_data(self, data: str) -> None:
+        {"script": self.scripts, "style": self.styles}.get(self._within, self.text).append(data)
+
+    @property
+    def addresses(self) -> list[str]:
+        return [value for _, attrs in self.tags for name, value in attrs.items() if name in ADDRESSES and value]
+
+
+def parsed(page: str) -> Parsed:
+    found = Parsed()
+    found.feed(page)
+    return found

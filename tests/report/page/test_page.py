@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.report.page.figures import script_safe
+from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
+from tests.analysis.run_directories import config, layer_config, pass_times, write_layer, write_point
+from tests.report.page.reports import files_of, page_of, parsed
+from tests.report.page.sweep_of_300 import write_sweep_of_300
+from tests.report.sweeps import write_sweep
+from tests.report.tuned_sweeps import rounds, write_operators, write_tuned_sweep
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'`\u2028"
+
+
+def test_needs_nothing_from_anywhere(tmp_path: Path) -> None:
+    page = parsed(page_of(write_sweep(tmp_path)))
+    assert all(not re.match(r"(?i)[a-z]+:|//", address) or address == "data:," for address in page.addresses)
+    in_styles = re.findall(r"url\(\s*['\"]?([^)]{0,10})", "".join(page.styles))
+    assert all(address.startswith("data:") for address in in_styles)
+    assert "@import" not in "".join(page.styles)
+
+
+def test_of_300_points_is_small(tmp_path: Path) -> None:
+    page = page_of(write_sweep_of_300(tmp_path))
+    assert len(page.encode()) < 5e6
+    assert len(parsed(page).scripts) > 30
+
+
+def test_the_answer_comes_first(tmp_path: Path) -> None:
+    page = parsed(page_of(write_tuned_sweep(tmp_path)))
+    text = " ".join(" ".join(page.text).split())
+    said = [
+        "TP=4",
+        "9.5% faster than no overlap",
+        "optimal_tp_comm_overlap_cfg_tp4.yaml",
+        "use tuned.",
+        "The whole layer: 55.11",
+        "How sure",
+        "7 rounds side by side",
+        "How much communication is hidden",
+    ]
+    places = [text.index(one) for one in said]
+    assert places == sorted(places)
+    assert "optimal_tp_comm_overlap_cfg_tp4.yaml" in page.addresses
+
+
+def test_a_sweep_of_operators(tmp_path: Path) -> None:
+    text = " ".join(" ".join(parsed(page_of(write_sweep(tmp_path))).text).split())
+    assert "1.19x no overlap" in text
+    assert "fc1, fc2 fwd: 670.0 us instead of 800.0; GEMMs alone take 500.0 us, so 43% of the communication" in text
+    assert "Don't overlap" in text
+    assert "[rank3] out of memory" in text
+    assert "NVIDIA H200" in text
+    assert "python launch.py -m tp_size=2,4,8" in text
+    assert "python analyze.py there" in text
+
+
+def test_whatever_is_said_stays_text(tmp_path: Path) -> None:
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error=NASTY)
+    model = "org/</script><b>x"
+    times = {"fwd": pass_times(90.0, 100.0), "bwd": pass_times(180.0, 200.0, 150.0)}
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, model=model), **times, warnings=[NASTY])
+    page = parsed(page_of(tmp_path))
+    assert sum(NASTY.strip() in text or "alert(1)</script><img src=x" in text for text in page.text) >= 2
+    assert not [tag for tag, _ in page.tags if tag in ("img", "b")]
+    assert not [script for script in page.scripts if script.startswith("alert")]
+
+
+def test_no_point_is_ok(tmp_path: Path) -> None:
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error="out of memory")
+    files = files_of(tmp_path)
+    text = " ".join(parsed(files["report.html"].decode()).text)
+    assert "No answer" in text
+    assert "out of memory" in text
+    assert files.keys() == {"report.html"}
+
+
+def test_only_layers(tmp_path: Path) -> None:
+    variants = {"none": rounds(1.0), "default": rounds(0.97), "floor": rounds(0.8)}
+    write_layer(tmp_path, variants, layer_config())
+    write_layer(tmp_path, {}, layer_config(), name="broken", status="failed", error="out of memory")
+    files = files_of(tmp_path)
+    text = " ".join(parsed(files["report.html"].decode()).text)
+    assert "default is 3.0% faster than none" in text
+    assert "out of memory" in text
+    assert files.keys() == {"report.html", "plots/layer_1.png"}
+
+
+def test_several_cases_have_a_section_and_a_folder_each(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "one")
+    write_operators(tmp_path / "other")
+    files = files_of(tmp_path)
+    page = parsed(files["report.html"].decode())
+    assert [attrs["id"] for _, attrs in page.tags if attrs.get("class") == "case"] == ["case-1", "case-2"]
+    ids = [attrs["id"] for _, attrs in page.tags if attrs.get("id")]
+    assert len(ids) == len(set(ids))
+    folders = {name.partition("/")[0] for name in files} - {"report.html"}
+    assert folders == {
+        "llama3_8b_megatron_NVIDIA-H200_bf16_tokens8192",
+        "llama3_8b_transformer_engine_NVIDIA-H200_bf16_tokens8192",
+    }
+
+
+def test_charts_can_be_heard(tmp_path: Path) -> None:
+    page = parsed(page_of(write_sweep(tmp_path)))
+    labels = {attrs["id"]: attrs["aria-label"] or "" for tag, attrs in page.tags if tag == "figure"}
+    assert "fc1_dgrad + wgrad 80% by bulk_sm4, 1.25x" in labels["hidden_fraction_tp2"]
+    assert "chosen: bulk_sm4, 320.0 us, 1.25x, hides 80%" in labels["num_sm_tp2_fc1_bwd"]
+    assert all(labels.values())
+
+
+def test_colours_are_those_of_the_palette() -> None:
+    text = json.dumps(chart_config())
+    assert set(re.findall(r"var\(--([a-z0-9]+)\)", text)) <= COLOURS.keys()
+    assert "var(" not in in_light(text)
+    assert "#fff" not in text
+    assert all(f"--{name}: light-dark(" in style_sheet() for name in COLOURS)
+    with pytest.raises(KeyError):
+        colour("mauve")
+
+
+def test_json_within_a_script_ends_it_nowhere() -> None:
+    text = script_safe(json.dumps({"said": NASTY + "<!--"}))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"said": NASTY + "<!--"}
