@@ -12,8 +12,11 @@ import typer
 from typer.core import TyperGroup
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.commands.compare import compare
 from overlap_sweep.report.commands.failing import print_error
+from overlap_sweep.report.commands.query import query
 from overlap_sweep.report.commands.report import report
+from overlap_sweep.report.commands.timeline import timeline
 from overlap_sweep.report.commands.trace import trace
 
 DEFAULT_COMMAND = "report"
@@ -26,7 +29,14 @@ Examples:
   python analyze.py multirun/2026-11-20                 all sweeps of a day
   python analyze.py multirun/2026-11-20/21-14-03        one sweep
   python analyze.py multirun/2026-11-20 analysis.objective=overlap_ratio
+  python analyze.py multirun/2026-11-20 --fail-if 'hidden_fraction < 0.3'
+  python analyze.py query multirun/2026-11-20 'num_sm > 8 and tp_size == 8'
   python analyze.py trace trace_rank0.json.gz --format json
+  python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
+  python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+
+\b
+Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
 
 DIR without a command is short for `report DIR`. Results are read, never changed.
 """
@@ -53,7 +63,10 @@ app = typer.Typer(
 )
 
 app.command(name=DEFAULT_COMMAND)(report)
+app.command()(query)
 app.command()(trace)
+app.command()(compare)
+app.command()(timeline)
 
 
 def main() -> None:

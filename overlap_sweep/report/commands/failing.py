@@ -1,4 +1,4 @@
-"""Errors on stderr and exit statuses."""
+"""Errors and warnings on stderr, and exit statuses."""
 
 from __future__ import annotations
 
@@ -18,3 +18,7 @@ def fail_for(problems: Sequence[str]) -> None:
 
 def print_error(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
+
+
+def print_warning(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.commands.failing import fail_for
+from overlap_sweep.report.commands.failing import fail_for, print_warning
+from overlap_sweep.report.commands.output import FailIfOption, FormatOption, TableFormat, fail_if, print_rows
 
 
 def report(
@@ -18,6 +19,8 @@ def report(
         typer.Argument(metavar="analysis.NAME=VALUE", help="objective, tp_scaling_tolerance, overlap_threshold."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the files there instead of into DIR.")] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: FailIfOption = None,
 ) -> None:
     """Choose the best overlap of every slot; write YAML, JSON, text and tables.
 
@@ -25,7 +28,26 @@ def report(
     analysis.objective=time              time (default), or overlap_ratio: highest overlap in the traces
     analysis.tp_scaling_tolerance=0.2    a TP size scales up to (1 + this) x the time of TP=1 / TP size
     analysis.overlap_threshold=0.5       from this overlap ratio on an overlap is called effective
+
+    With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
+    does. These rows are also what --fail-if looks at:
+
+    \b
+      model backend device precision tokens tp_size slot operator phase pass
+      setting method num_sm aggregate num_splits cga_size set_sm_margin use_ce atomic_gemm fp8_buf
+      time_us noise_us none_us default_us floor_us hidden_fraction speedup overlap_ratio
+      measured reason final_setting proven recommended layer_ratio layer_ratio_low layer_ratio_high
+
+    \b
+    Examples:
+      python analyze.py multirun/2026-11-20
+      python analyze.py multirun/2026-11-20 --output results --format csv > answers.csv
+      python analyze.py multirun/2026-11-20 --fail-if 'hidden_fraction < 0.3' --fail-if 'not proven'
+
+    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
+    from overlap_sweep.analysis.answers import COLUMNS, answer_rows
+    from overlap_sweep.analysis.frame import to_frame
     from overlap_sweep.analysis.options import analysis_config
     from overlap_sweep.analysis.sweep import analyse
     from overlap_sweep.report import text
@@ -37,10 +59,13 @@ def report(
     except UserError as error:
         raise typer.BadParameter(str(error)) from None
     analysis = analyse(directory, config)
+    answers = to_frame(answer_rows(analysis), COLUMNS)
     if analysis.reading.points:
         command = shlex.join(["python", "analyze.py", *sys.argv[1:]])
         written = write_reports(analysis, output or directory, command)
-        console = console_for(sys.stdout)
-        text.print_answers(analysis, console)
-        text.print_written(written, console)
+        print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
+        text.print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+    for warning in analysis.warnings:
+        print_warning(warning)
     fail_for(analysis.problems)
+    fail_if(fail_expressions, answers, "answers")

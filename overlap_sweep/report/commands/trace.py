@@ -1,42 +1,163 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.errors import UserError
-from overlap_sweep.report.commands.failing import fail_for
+from overlap_sweep.report.commands.failing import fail_for, print_warning
+from overlap_sweep.report.commands.output import FailIfOption, FormatOption, TableFormat, fail_if, print_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overlap_sweep.trace.files import TraceFile
+    from overlap_sweep.trace.ranks import RunRanks
 
 
-class TraceFormat(StrEnum):
-    table = "table"
-    csv = "csv"
-    json = "json"
+class Grouping(StrEnum):
+    phase = "phase"
+    class_ = "class"
+    kernel = "kernel"
+    stream = "stream"
+
+
+class Phase(StrEnum):
+    fwd = "fwd"
+    bwd = "bwd"
+    recompute = "recompute"
+    all = "all"
 
 
 def trace(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Kineto traces, .json or .json.gz.")],
-    format: Annotated[TraceFormat, typer.Option(help="How to print the rows.")] = TraceFormat.table,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE|DIR", help="Kineto traces, .json or .json.gz, or where to look for them."),
+    ],
+    by: Annotated[Grouping, typer.Option(help="A row for each phase, or for each of its parts.")] = Grouping.phase,
+    phases: Annotated[
+        list[Phase] | None, typer.Option("--phase", help="Only this; may be given several times.")
+    ] = None,
+    medians: Annotated[bool, typer.Option("--median", help="Medians over the iterations instead of each.")] = False,
+    top: Annotated[int | None, typer.Option(min=1, help="Of the parts of a phase no more than these.")] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: FailIfOption = None,
 ) -> None:
     """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
 
-    Times are microseconds. Each is a union of spans: what runs twice at a time counts once.
+    Times are microseconds. Each is a union of spans: what runs twice at a time counts once. Below a directory all
+    traces are read. A table has the medians of several iterations below them, and of several ranks the slowest and the
+    fastest at its end; a table of parts has medians only.
+
+    The phases are fwd, bwd, recompute, the part of bwd in which checkpoints run forward again, and all, the whole
+    iteration with its optimizer.
+
+    \b
+    Columns of phases:
+      file rank iteration phase span_us gemm_busy_us comm_busy_us wait_us overlap_us exposed_comm_us idle_us
+      overlap_ratio num_gemm_events num_comm_events num_wait_events num_compute_events
+    Columns of parts (--by class, kernel or stream):
+      file rank iteration phase by kind library name num_events busy_us total_us alone_us
+    With --median `iterations`, how many, takes the place of `iteration`. --fail-if looks at these rows.
+
+    \b
+    Examples:
+      python analyze.py trace trace_rank0.json.gz --format json
+      python analyze.py trace multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+      python analyze.py trace trace_rank0.json.gz --by kernel --phase bwd --top 10
+      python analyze.py trace traces/ --median --phase all --fail-if 'exposed_comm_us > 0.1 * span_us'
+
+    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
     from overlap_sweep.report import trace_rows
-    from overlap_sweep.report.console import console_for
-    from overlap_sweep.trace.overlap import analyse_trace
+    from overlap_sweep.trace.files import read_trace_files
+    from overlap_sweep.trace.ranks import ranks_of
 
-    rows, problems = [], []
-    for path in files:
-        try:
-            rows += analyse_trace(path)
-        except UserError as error:
-            problems.append(str(error))
-    if rows and format is TraceFormat.table:
-        trace_rows.print_table(rows, console_for(sys.stdout))
-    elif rows:
-        typer.echo(trace_rows.as_json(rows) if format is TraceFormat.json else trace_rows.as_csv(rows))
+    if top and by is Grouping.phase:
+        raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")
+    found, problems = _find(paths)
+    files = read_trace_files(found, with_parts=by is not Grouping.phase)
+    for file in files:
+        for warning in file.warnings:
+            print_warning(warning)
+    problems += [file.problem for file in files if file.problem]
+    runs = [run for run in ranks_of(files) if len(run.ranks) > 1]
+    for run in runs:
+        if run.missing:
+            print_warning(f"{run.name}: nothing of rank {', '.join(map(str, run.missing))}.")
+    good = [file for file in files if not file.problem]
+    asked = [phase.value for phase in phases or []]
+
+    fields: Sequence[str] = trace_rows.FIELDS if by is Grouping.phase else trace_rows.PART_FIELDS
+    fields = trace_rows.of_median(fields) if medians else fields
+    rows = [row for file in good for row in _rows(file, by, asked, medians, top)]
+    if good and not rows:
+        print(f"No row: the traces hold nothing in {' or '.join(asked)}.", file=sys.stderr)
+    if good and format is TableFormat.table:
+        _print_tables(good, runs, rows, by, asked, medians, top)
+    elif good and format is TableFormat.json:
+        typer.echo(trace_rows.as_json(rows))
+    elif good and format is TableFormat.csv:
+        typer.echo(trace_rows.as_csv(rows, fields))
+    elif good:
+        print_rows(_frame(rows, fields), format)
     fail_for(problems)
+    if fail_expressions:
+        fail_if(fail_expressions, _frame(rows, fields), "rows")
+
+
+def _frame(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> pd.DataFrame:
+    from overlap_sweep.analysis.frame import to_frame
+    from overlap_sweep.report.trace_rows import types_of
+
+    return to_frame(rows, types_of(fields))
+
+
+def _rows(file: TraceFile, by: Grouping, phases: Sequence[str], medians: bool, top: int | None) -> list[dict[str, Any]]:
+    from overlap_sweep.report import trace_rows
+
+    if by is Grouping.phase:
+        return (trace_rows.median_rows if medians else trace_rows.phase_rows)(file, phases)
+    return (trace_rows.median_part_rows if medians else trace_rows.part_rows)(file, by.value, phases, top)
+
+
+def _print_tables(
+    files: Sequence[TraceFile],
+    runs: Sequence[RunRanks],
+    rows: Sequence[dict[str, Any]],
+    by: Grouping,
+    phases: Sequence[str],
+    medians: bool,
+    top: int | None,
+) -> None:
+    from overlap_sweep.report import trace_rows
+    from overlap_sweep.report.console import console_for
+
+    console = console_for(sys.stdout)
+    summaries = [row for file in files for row in trace_rows.median_rows(file, phases)]
+    if by is Grouping.phase:
+        trace_rows.print_table([] if medians else rows, summaries, console)
+        for run in runs:
+            trace_rows.print_ranks(run, phases, console)
+    else:
+        # Every iteration's would be too many to look at.
+        parts = [row for file in files for row in trace_rows.median_part_rows(file, by.value, phases, top)]
+        trace_rows.print_parts(parts, summaries, console)
+
+
+def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The traces, each once, and a sentence for each directory that has none."""
+    from overlap_sweep.trace.search import find_traces
+
+    found: dict[Path, Path] = {}
+    problems = []
+    for path in paths:
+        below = find_traces(path) if path.is_dir() else [path]
+        if not below:
+            problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
+        for one in below:
+            found.setdefault(one.resolve(), one)
+    return list(found.values()), problems

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.commands.expressions import condition, nearest_columns
+from overlap_sweep.report.commands.failing import fail_for, print_warning
+from overlap_sweep.report.commands.output import (
+    FailIfOption,
+    FormatOption,
+    TableFormat,
+    fail_if,
+    print_rows,
+    print_table_of,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+ALL = "all"
+CASE = ("model", "backend", "device", "precision", "tokens")
+SHOWN = (
+    *("config_id", "time_us", "none_us", "default_us", "floor_us", "hidden_fraction", "speedup"),
+    *("launch_bound", "status"),
+)
+SHOWN_OF_LAYERS = (
+    *("point", "kind", "tp_size", "variant", "fwd_us", "bwd_us", "all_us", "ratio", "ratio_low", "ratio_high"),
+    *("hidden_fraction", "launch_bound", "status"),
+)
+
+
+def query(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A date's, a sweep's or one point's directory, or one with points.parquet."),
+    ],
+    expression: Annotated[
+        str | None, typer.Argument(metavar="EXPRESSION", help="Which rows; all of them without it.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="The rows of whole layers instead of operators.")] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME", help=f"What to print, or `{ALL}`. A table shows a few, else all are printed."
+        ),
+    ] = None,
+    sort: Annotated[str | None, typer.Option(metavar="NAME,-NAME", help="Sort by these; - from high to low.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Print no more rows than these.")] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: FailIfOption = None,
+) -> None:
+    """Print the measured points that a condition holds for; --fail-if looks at these.
+
+    Results are read, never written. A point has one row per phase that it overlaps, whose times are those of the
+    phase's pass, fwd or bwd: dgrad and wgrad can only be timed together.
+
+    \b
+    A condition compares columns: == != < <= > >=, in [1, 2], and, or, not, + - * / // %, parentheses,
+    .isna() .notna() .isin([1, 2]), and of text .str.contains('x') .str.startswith('x') .str.endswith('x').
+    A missing value makes no condition true. Text needs quotes, and the column `pass` backticks.
+
+    \b
+    Examples:
+      python analyze.py query multirun/2026-11-20 'num_sm > 8 and tp_size == 8'
+      python analyze.py query multirun/2026-11-20 "status != 'ok'" --columns config_id,error
+      python analyze.py query multirun/2026-11-20 'speedup > 1' --sort slot,-speedup --limit 10
+      python analyze.py query multirun/2026-11-20 "slot == 'fc1_dgrad'" --format csv > fc1_dgrad.csv
+      python analyze.py query multirun/2026-11-20 --layers 'ratio < 1' --fail-if 'ratio_high >= 1'
+
+    \b
+    Columns:
+      text           point directory config_id model backend device precision
+                     operator phase slot pass method status error note
+      whole numbers  tokens tp_size num_sm num_splits cga_size repeats num_gemm_events num_comm_events
+      true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf launch_bound
+      microseconds   time_us q1_us q3_us none_us floor_us default_us tp1_us
+      plain numbers  hidden_fraction speedup relative_error
+    \b
+    Columns from traces, microseconds and ratios:
+      forward_gemm_time_us forward_comm_time_us forward_overlap_time_us forward_overlap_ratio
+      forward_e2e_time_us forward_exposed_comm_us forward_wait_us forward_idle_us
+      backward_gemm_time_us backward_comm_time_us backward_overlap_time_us backward_overlap_ratio
+      backward_e2e_time_us backward_exposed_comm_us backward_wait_us backward_idle_us
+      operator_e2e_time_us total_overlap_ratio
+    \b
+    Columns with --layers, one row per variant:
+      text           point directory model backend device precision kind attention_backend
+                     variant reference status error
+      whole numbers  tokens tp_size num_replicas rounds
+      true, false    training differs launch_bound
+      microseconds   fwd_us bwd_us step_us all_us
+      plain numbers  ratio ratio_low ratio_high coverage hidden_fraction relative_error
+
+    Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    """
+    table, problems = _table(directory, layers)
+    wanted = condition(table, expression) if expression is not None else None
+    matching = table[wanted.mask] if wanted else table
+    if sort is not None:
+        matching = _sorted(matching, sort)
+    shown = matching.head(limit) if limit else matching
+    asked = [] if columns is None or columns == ALL else _names(columns)
+    _check_columns(asked, table)
+    if format is TableFormat.table and columns is None:
+        asked = _telling(shown, SHOWN_OF_LAYERS if layers else SHOWN, wanted.columns if wanted else [])
+    if matching.empty and format is TableFormat.table:
+        print(f"No row matches, of {len(table)}.", file=sys.stderr)
+    else:
+        chosen = shown[asked] if asked else shown
+
+        def print_table(console: Console) -> None:
+            print_table_of(chosen, console)
+            rows = f"{len(matching)} row{'s' if len(matching) > 1 else ''}"
+            console.print(f"{len(shown)} of {rows}" if len(shown) < len(matching) else rows, style="dim")
+
+        print_rows(chosen, format, print_table=print_table)
+    fail_for(problems)
+    fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+
+
+def _table(directory: Path, layers: bool) -> tuple[pd.DataFrame, list[str]]:
+    """All rows, and a sentence for each file that cannot be read."""
+    from overlap_sweep.analysis import layer_frame
+    from overlap_sweep.analysis.frame import COLUMNS, table_rows, to_frame
+    from overlap_sweep.analysis.layers import analyse_layer
+    from overlap_sweep.analysis.points import read_points
+    from overlap_sweep.analysis.traces import read_traces
+    from overlap_sweep.report.files import LAYER_TABLE_FILE, TABLE_FILE
+
+    written = directory / f"{LAYER_TABLE_FILE if layers else TABLE_FILE}.parquet"
+    types = layer_frame.COLUMNS if layers else COLUMNS
+    try:
+        reading = read_points(directory)
+    except UserError:
+        if not written.is_file():
+            raise
+        return _written(written, types), []
+    if layers:
+        analyses = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
+        return to_frame(layer_frame.layer_rows(reading.points, analyses, directory), types), list(reading.problems)
+    traces = read_traces(point for point in reading.points if not point.is_layer)
+    problems = [*reading.problems, *(problem for of_point in traces.values() for problem in of_point.problems)]
+    for warning in (warning for of_point in traces.values() for warning in of_point.warnings):
+        print_warning(warning)
+    return to_frame(table_rows(reading, traces)), problems
+
+
+def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
+    """What an analysis wrote elsewhere, away from the run directories."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path)
+        return frame.reindex(columns=list(types)).astype(types)
+    except (OSError, ValueError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{path} cannot be read ({reason}); analyse the results again.") from None
+
+
+def _names(listed: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in listed.split(",")))
+
+
+def _check_columns(names: Sequence[str], table: pd.DataFrame) -> None:
+    for name in names:
+        if name not in table.columns:
+            raise UserError(f"{name or 'An empty name'} is no column; the nearest are {nearest_columns(name, table)}.")
+
+
+def _sorted(frame: pd.DataFrame, sort: str) -> pd.DataFrame:
+    """What is missing comes last either way."""
+    keys = _names(sort)
+    names = [key.removeprefix("-") for key in keys]
+    _check_columns(names, frame)
+    return frame.sort_values(names, ascending=[not key.startswith("-") for key in keys], kind="stable")
+
+
+def _telling(rows: pd.DataFrame, usual: Sequence[str], mentioned: Sequence[str]) -> list[str]:
+    """Columns that people look for: the case where there are several, what has a value in any row, and what was asked
+    about; why the rows are not ok where none is."""
+    why = ["error"] if len(rows) and not (rows["status"] == "ok").any() else []
+    cases = [name for name in CASE if rows[name].nunique(dropna=False) > 1]
+    named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]
+    if not rows["launch_bound"].fillna(False).any():
+        named = [name for name in named if name != "launch_bound"]
+    return list(dict.fromkeys([*named, *mentioned]))
