@@ -1,0 +1,1 @@
+"""Sweeps against each other, or traces: what is faster, what slower, and what else changed."""

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.commands.failing import fail_for, print_warning
+from overlap_sweep.report.commands.output import FailIfOption, FormatOption, TableFormat, fail_if, print_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from overlap_sweep.analysis.comparison.traces import TraceComparison
+    from overlap_sweep.report.comparison.charts import Chart
+    from overlap_sweep.report.comparison.operands import Operand
+
+
+class By(StrEnum):
+    point = "point"
+    slot = "slot"
+    phase = "phase"
+    rank = "rank"
+    class_ = "class"
+    kernel = "kernel"
+    stream = "stream"
+
+
+BY_OF_SWEEPS = (By.point, By.slot)
+BY_OF_TRACES = (By.phase, By.rank, By.class_, By.kernel, By.stream)
+
+
+def compare(
+    operands: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[LABEL=]PATH...",
+            help="Two or more directories with results, or traces: files, or directories that hold only traces.",
+        ),
+    ],
+    reference: Annotated[
+        str | None, typer.Option(metavar="LABEL|PATH", help="What the others are compared with; the first by default.")
+    ] = None,
+    by: Annotated[
+        By | None,
+        typer.Option(help="A row for each; point or slot of results, the others of traces. Default: point, phase."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write JSON, tables and charts (PNG) there, too.")
+    ] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: FailIfOption = None,
+) -> None:
+    """Compare sweeps, machines, backends or traces: what is faster, what slower, and what else changed.
+
+    Ratios are time over the reference's: below 1 is faster. Results match where model, tokens, precision, TP size,
+    operator, pass and setting are the same; backend and device are compared, and so is what else differs throughout,
+    such as the precision, if nothing matches otherwise. Repetitions are pooled, and what is inside the noise of both is
+    the same. Layers match by the names of their variants. Traces match by rank, medians over the iterations.
+
+    \b
+    Columns of points and of slots (--by slot, the best of each):
+      model backend device precision tokens tp_size operator pass setting reference_setting dataset reference
+      time_us noise_us reference_us reference_noise_us ratio verdict hidden_fraction reference_hidden_fraction
+      none_us reference_none_us none_ratio floor_us reference_floor_us floor_ratio
+    and of slots also: slot phase changed reference_choice_us regret
+    Columns of traces by phase or rank:
+      dataset reference rank phase quantity value reference_value difference ratio
+    and by class, kernel or stream:
+      dataset reference phase by kind library name busy_us reference_busy_us difference_us ratio change
+      total_us reference_total_us num_events reference_num_events
+
+    \b
+    Examples:
+      python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
+      python analyze.py compare te=results/te torch=results/torch --reference torch --output report
+      python analyze.py compare old=multirun/2026-11-20 new=multirun/2026-11-21 --fail-if 'ratio > 1.05'
+      python analyze.py compare old=a/trace_rank0.json.gz new=b/trace_rank0.json.gz --by kernel
+
+    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    """
+    from overlap_sweep.report.comparison.operands import find_operands, reference_of
+
+    if len(operands) < 2:
+        raise typer.BadParameter("give at least two to compare.", param_hint="[LABEL=]PATH")
+    found = find_operands(operands)
+    base = reference_of(reference, found)
+    traces = [operand for operand in found if operand.traces]
+    if traces and len(traces) < len(found):
+        results = next(operand for operand in found if not operand.traces)
+        raise UserError(
+            f"{traces[0].path} is traces and {results.path} is results; compare traces with traces: give files of it."
+        )
+    allowed = BY_OF_TRACES if traces else BY_OF_SWEEPS
+    if by and by not in allowed:
+        what = "traces" if traces else "results"
+        raise UserError(f"--by {by.value} is not for {what}; choose among {', '.join(allowed)}.")
+    if traces:
+        _compare_traces(found, base, by or By.phase, output, format, fail_expressions)
+    else:
+        _compare_sweeps(found, base, by, output, format, fail_expressions)
+
+
+def _compare_sweeps(
+    operands: Sequence[Operand],
+    reference: str,
+    by: By | None,
+    output: Path | None,
+    format: TableFormat,
+    fail_expressions: Sequence[str] | None,
+) -> None:
+    from overlap_sweep.analysis.comparison import rows
+    from overlap_sweep.analysis.comparison.datasets import read_dataset
+    from overlap_sweep.analysis.comparison.summary import summary
+    from overlap_sweep.analysis.comparison.sweeps import compare_sweeps
+    from overlap_sweep.analysis.frame import to_frame
+    from overlap_sweep.report.comparison import sweep_text
+    from overlap_sweep.report.provenance import launch_commands
+
+    compared = compare_sweeps([read_dataset(operand.label, operand.path) for operand in operands], reference)
+    if by is By.slot:
+        frame = to_frame(rows.slot_rows(compared), rows.SLOT_COLUMNS)
+    else:
+        frame = to_frame(rows.point_rows(compared), rows.POINT_COLUMNS)
+
+    def print_table(console: Console) -> None:
+        if by is By.slot:
+            sweep_text.print_slots_only(compared, console)
+        else:
+            sweep_text.print_sweeps(compared, console, all_points=by is By.point)
+
+    print_rows(frame, format, print_table=print_table)
+    if output:
+        from overlap_sweep.report.comparison.sweep_charts import sweep_charts
+
+        commands = {dataset.label: launch_commands(dataset.points) for dataset in compared.datasets}
+        _write(output, {**summary(compared), "commands": commands}, frame, sweep_charts(compared), format)
+    fail_for(compared.problems)
+    fail_if(fail_expressions, frame, "slots" if by is By.slot else "points")
+
+
+def _compare_traces(
+    operands: Sequence[Operand],
+    reference: str,
+    by: By,
+    output: Path | None,
+    format: TableFormat,
+    fail_expressions: Sequence[str] | None,
+) -> None:
+    from overlap_sweep.analysis.comparison.trace_pairs import read_trace_dataset
+    from overlap_sweep.analysis.comparison.trace_rows import trace_summary
+    from overlap_sweep.analysis.comparison.traces import compare_traces
+    from overlap_sweep.report.comparison.trace_text import print_traces
+
+    datasets = [read_trace_dataset(operand.label, operand.path, operand.traces) for operand in operands]
+    compared = compare_traces(datasets, reference)
+    for warning in compared.warnings:
+        print_warning(warning)
+    frame = _trace_frame(compared, by)
+    print_rows(frame, format, print_table=lambda console: print_traces(compared, console, by.value))
+    if output:
+        from overlap_sweep.report.comparison.trace_charts import trace_charts
+
+        _write(output, trace_summary(compared), frame, trace_charts(compared), format)
+    fail_for(compared.problems)
+    fail_if(fail_expressions, frame, "rows")
+
+
+def _trace_frame(compared: TraceComparison, by: By) -> pd.DataFrame:
+    from overlap_sweep.analysis.comparison import trace_rows
+    from overlap_sweep.analysis.frame import to_frame
+
+    if by in (By.phase, By.rank):
+        rows = trace_rows.quantity_rows(compared, by_rank=by is By.rank)
+        if not rows:
+            raise UserError("--by rank: the traces don't tell their ranks, or are of different ones; use --by phase.")
+        return to_frame(rows, trace_rows.QUANTITY_COLUMNS)
+    grouping: Any = by.value
+    return to_frame(trace_rows.part_rows(compared, grouping), trace_rows.PART_COLUMNS)
+
+
+def _write(
+    directory: Path, summary: dict[str, Any], frame: pd.DataFrame, charts: Sequence[Chart], format: TableFormat
+) -> None:
+    from overlap_sweep.report.comparison.files import write_files
+    from overlap_sweep.report.console import console_for
+    from overlap_sweep.report.text import print_written
+
+    written = write_files(directory, summary, frame, charts)
+    print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))

@@ -1,0 +1,1 @@
+"""Comparisons of sweeps and of traces: as text, charts and files."""

@@ -1,0 +1,101 @@
+"""What is to be compared, as it is written on the command line: paths, with labels or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from overlap_sweep.errors import UserError
+
+
+class Operand(NamedTuple):
+    """What is compared: results, or traces."""
+
+    label: str
+    path: Path
+    traces: list[Path]
+    """Empty for results."""
+
+
+def find_operands(written: Sequence[str]) -> list[Operand]:
+    """UserError where something is not there, is neither results nor traces, or has the label of another."""
+    parsed = [label_and_path(one) for one in written]
+    paths = [path for _, path in parsed]
+    short = short_names([path for label, path in parsed if not label])
+    labels = [label or short.pop(0) for label, _ in parsed]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            raise UserError(
+                f"{paths[labels.index(label)]} and {paths[i]} are both called {label}; "
+                f"give them labels, as in a={paths[labels.index(label)]} b={paths[i]}."
+            )
+    return [Operand(label, path, _traces_of(path)) for label, path in zip(labels, paths, strict=True)]
+
+
+def label_and_path(written: str) -> tuple[str | None, Path]:
+    """Names of run directories hold `=` themselves."""
+    label, equals, path = written.partition("=")
+    if Path(written).exists() or not equals or "/" in label:
+        return None, Path(written)
+    if not label or not path:
+        raise UserError(f"{written} is no LABEL=PATH; write as in new=multirun/2026-11-21.")
+    return label, Path(path)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """What tells each path from the others, as short as it is clear: `r4` and `r6` of `/a/r4/tp4` and `/a/r6/tp4`."""
+    parts = [path.resolve().parts for path in paths]
+    names = [_without_suffix(path.resolve().name) for path in paths]
+    if len(set(parts)) < len(parts) or len(parts) < 2:
+        return names
+    if len(set(names)) == len(names):
+        return _shortened_words(names)
+    common = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), 0)
+    inner = [part[common:] for part in parts]
+    for level in range(min(map(len, inner))):
+        of_level = [part[level] for part in inner]
+        if len(set(of_level)) == len(of_level):
+            return _shortened_words(of_level)
+    return ["/".join(part) or name for part, name in zip(inner, names, strict=True)]
+
+
+def _without_suffix(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".json")
+
+
+def _shortened_words(names: Sequence[str]) -> list[str]:
+    """Without the words, joined by `_`, that all begin or end with; as they are if only a number would be left."""
+    words = [name.split("_") for name in names]
+    for end in (0, -1):
+        while all(len(of_name) > 1 for of_name in words) and len({of_name[end] for of_name in words}) == 1:
+            words = [of_name[1:] if end == 0 else of_name[:-1] for of_name in words]
+    shortened = ["_".join(of_name) for of_name in words]
+    return list(names) if any(name.isdigit() for name in shortened) else shortened
+
+
+def _traces_of(path: Path) -> list[Path]:
+    """Of a file itself, of a directory without results its traces; else none. UserError where there is nothing."""
+    from overlap_sweep.run_directory import find_points
+    from overlap_sweep.trace.search import find_traces
+
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a directory with results, or traces.")
+    if path.is_file():
+        return [path]
+    if find_points(path):
+        return []
+    if traces := find_traces(path):
+        return traces
+    raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")
+
+
+def reference_of(wanted: str | None, operands: Sequence[Operand]) -> str:
+    """Its label: the first's unless one is wanted, by its label or path."""
+    if wanted is None:
+        return operands[0].label
+    for operand in operands:
+        if wanted in (operand.label, str(operand.path)) or Path(wanted).resolve() == operand.path.resolve():
+            return operand.label
+    labels = ", ".join(operand.label for operand in operands)
+    raise UserError(f"--reference {wanted} is none of what is compared; choose among {labels}.")
