@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from overlap_sweep.run_directory import Result
+from overlap_sweep.run_directory import Result, is_trace_of
 from tests.sweeps import ROOT, SMALL, Launch
 
 
@@ -190,7 +190,11 @@ def test_the_run_directory_is_complete(swept: tuple[Launch, subprocess.Completed
         directory = launch.directory / name
         assert (directory / ".hydra" / "config.yaml").exists()
         assert yaml.safe_load((directory / "tp_comm_overlap_cfg.yaml").read_text()) == result.settings
-        assert result.traces == [f"trace_rank{rank}.json.gz" for rank in range(result.point["tp_size"])]
+        ranks = range(result.point["tp_size"])
+        none = [name for name in result.traces if is_trace_of("none", name)]
+        assert result.traces == [*(f"trace_rank{rank}.json.gz" for rank in ranks), *none]
+        # One point of every group has a trace of no overlap beside its own.
+        assert none in ([], [f"trace_none_rank{rank}.json.gz" for rank in ranks])
         assert all((directory / trace).stat().st_size > 0 for trace in result.traces)
         assert not [path for path in directory.iterdir() if "tmp" in path.name]
 
@@ -222,7 +226,10 @@ def test_the_group_stays_alive_from_point_to_point(swept: tuple[Launch, subproce
 def traces_of(launch: Launch) -> dict[int, tuple[list[str], list[str]]]:
     """By num_sm: the traces that the result names, and those that there are."""
     return {
-        result.point["num_sm"]: (result.traces, sorted(path.name for path in (launch.directory / name).glob("trace*")))
+        result.point["num_sm"]: (
+            sorted(result.traces),
+            sorted(path.name for path in (launch.directory / name).glob("trace*")),
+        )
         for name, result in launch.results().items()
     }
 
@@ -237,14 +244,17 @@ def test_only_the_best_so_far_are_profiled(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     assert launch.run("-m", "num_sm=1,2,3,4,5,6", "profile=best", *SMALL).returncode == 0
     results = {result.point["num_sm"]: result for result in launch.results().values()}
-    traces, best = traces_of(launch), 1.0
+    traces, best, none_profiled = traces_of(launch), 1.0, False
     # Which ones they are, the noise of the machine decides; that it was they, their own times show.
     for num_sm, result in sorted(results.items()):
         times = result.times["bwd"]
         relative = times.point.median_us / times.none.median_us
-        expected = ["trace_rank0.json.gz", "trace_rank1.json.gz"] if relative <= best * 1.01 else []
+        profiled = relative <= best * 1.01
+        expected = ["trace_rank0.json.gz", "trace_rank1.json.gz"] if profiled else []
+        if profiled and not none_profiled:
+            expected = ["trace_none_rank0.json.gz", "trace_none_rank1.json.gz", *expected]
         assert traces[num_sm] == (expected, expected)
-        best = min(best, relative)
+        best, none_profiled = min(best, relative), none_profiled or profiled
 
 
 def test_isolated_points_share_nothing(tmp_path: Path) -> None:
