@@ -42,27 +42,37 @@ def activity_of(trace: Trace) -> Activity:
         kind_of_label[label] = KINDS.index(kernel_class.kind)
     kind = kind_of_label[events.label]
     if len(trace.device):
-        return Activity(events, kind, assign_device(trace), trace.labels, classes, trace.lanes)
-    events, kind = _outermost(events, kind)
-    return Activity(events, kind, assign_host(trace, events), trace.labels, classes, trace.lanes)
+        return Activity(events, kind, assign_device(trace, kind == GEMM), trace.labels, classes, trace.lanes)
+    chosen = _outermost(trace, kind)
+    assignment = assign_host(trace, chosen, np.isin(kind[chosen], (COMM, WAIT)))
+    return Activity(events[chosen], kind[chosen], assignment, trace.labels, classes, trace.lanes)
 
 
-def _outermost(host: Events, kind: NDArray[np.int8]) -> tuple[Events, NDArray[np.int8]]:
-    """The operators that stand for their time on the CPU, where operators call operators.
+def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
+    """The operators that stand for their time on the CPU, where operators call operators; indices into `trace.host`.
 
-    What runs inside a communication span or a GEMM is part of it. A GEMM that only calls another (aten::linear,
-    aten::matmul) is dropped for the one that it calls. Of other operators the outermost count.
+    What runs inside a communication span on a thread of gloo's, or inside a GEMM, is part of it. A GEMM that only calls
+    another (aten::linear, aten::matmul) is dropped for the one that it calls. Of other operators the outermost count.
     """
+    host = trace.host
     order = np.lexsort((-host.end_ns, host.start_ns, host.lane))
     kept = order[kind[order] != IGNORE]
-    kept = kept[~_within(host[kept], np.isin(kind[kept], (COMM, WAIT)))]
+    # On the thread that called it, a span of point-to-point communication lasts until somebody waits for it.
+    calling = np.isin(host.lane, np.unique(host.lane[_calls_collectives(trace) | (kind == GEMM)]))
+    swallowing = np.isin(kind[kept], (COMM, WAIT)) & ~calling[kept]
+    kept = kept[~_within(host[kept], swallowing) | np.isin(kind[kept], (COMM, WAIT))]
     gemm = kept[kind[kept] == GEMM]
     callers = gemm[_calls_next(host[gemm])]
     kept = kept[~np.isin(kept, callers)]
     kept = kept[~_within(host[kept], kind[kept] == GEMM)]
     other = np.isin(kind[kept], (COMPUTE, MEMORY))
-    kept = kept[~(other & _within(host[kept], other))]
-    return host[kept], kind[kept]
+    return kept[~(other & _within(host[kept], other))]
+
+
+def _calls_collectives(trace: Trace) -> NDArray[np.bool_]:
+    """Which host events are operators of torch.distributed."""
+    named = np.array([name.startswith("c10d::") for _, name in trace.labels], bool)
+    return named[trace.host.label]
 
 
 def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -81,7 +81,7 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
         for iteration, phase, chosen in phases_of(activity)
     ]
     if not rows:
-        raise UserError(f"{file} holds no work inside its iterations; profile at least one forward and backward pass.")
+        raise UserError(f"{file} holds no work inside its iterations but copies; profile at least one forward pass.")
     return rows
 
 

@@ -29,6 +29,8 @@ _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|cname)")')
 _COMMA = re.compile(rb"\s*,\s*")
 _BRACKET_OR_STRING = re.compile(rb'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_MOST_LISTS = 8
+"""More lists of that name than that are not looked at for the events."""
 _TRIES = 8
 _TAIL_BYTES = 1 << 13
 _MOST_BYTES = 16 << 20
@@ -95,7 +97,7 @@ def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
     text = text.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"["):
         return text[:1], text[1:]
-    for match in itertools.islice(_LIST.finditer(text), _TRIES):
+    for match in itertools.islice(_LIST.finditer(text), _MOST_LISTS):
         for head in as_written_and_mended(text[: match.end()]):
             if (found := _parsed(_Document, head + b"]}")) is not None:
                 _learn(found, document)

@@ -13,6 +13,7 @@ from overlap_sweep.trace.files import TraceFile
 from overlap_sweep.trace.overlap import PhaseSummary, summarise
 
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_TENSORBOARD_NAME = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -77,18 +78,20 @@ def run_name(path: Path) -> str:
     """What the traces of one run have in common: everything but the rank, or what may stand for it.
 
     Where the file's name doesn't say its rank, its directory's may; else the rank may be hidden in any of the name's
-    numbers, such as in torch.profiler's own `<host>_<process>.<time>.pt.trace.json`.
+    numbers. torch.profiler's own `<host>_<process>.<time>.pt.trace.json` may come from several hosts.
     """
     for part in (path, path.parent):
         if _RANK_IN_NAME.search(part.name):
             return str(part.with_name(_RANK_IN_NAME.sub("rank*", part.name)) / path.relative_to(part))
+    if own := _TENSORBOARD_NAME.search(path.name):
+        return str(path.with_name(f"*{own[0]}"))
     return str(path.with_name(_DIGITS.sub("*", path.name)))
 
 
 def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
     world_size = max((file.world_size or 0 for file in files.values()), default=0) or None
     read = {rank: file for rank, file in sorted(files.items()) if not file.problem}
-    missing = sorted(set(range(world_size or 0)) - set(read) | set(files) - set(read))
+    missing = sorted(set(range(world_size or max(files) + 1)) - set(read))
     return RunRanks(name=name, world_size=world_size, ranks=list(read), missing=missing, rows=_rows(name, read))
 
 

@@ -65,7 +65,7 @@ def test_missing_by_world_size_by_a_gap_and_by_being_unreadable() -> None:
     (run,) = ranks_of([file("t_rank0.json", 0, 5), unreadable("t_rank3.json"), file("t_rank2.json", 2)])
     assert (run.world_size, run.ranks, run.missing) == (5, [0, 2], [1, 3, 4])
     (run,) = ranks_of([file("t_rank0.json", None), unreadable("t_rank3.json")])
-    assert (run.world_size, run.ranks, run.missing) == (None, [0], [3])
+    assert (run.world_size, run.ranks, run.missing) == (None, [0], [1, 2, 3])
     (run,) = ranks_of([unreadable("t_rank0.json"), unreadable("t_rank1.json")])
     assert (run.ranks, run.missing, run.rows) == ([], [0, 1], [])
 
@@ -104,7 +104,7 @@ def test_the_rank_in_the_name(name: str, rank: int | None) -> None:
         ("a/trace_none_rank10.json.gz", "a/trace_none_rank*.json.gz"),
         ("a/rank0/trace.json", "a/rank*/trace.json"),
         ("rank0/trace_rank0.json", "rank0/trace_rank*.json"),
-        ("a/node-3_4711.1720000000000.pt.trace.json", "a/node-*_*.*.pt.trace.json"),
+        ("a/node-3_4711.1720000000000.pt.trace.json", "a/*.pt.trace.json"),
         ("a/trace.json", "a/trace.json"),
     ],
 )
@@ -121,11 +121,10 @@ def test_several_runs_in_one_directory() -> None:
 
 def test_names_as_torch_gives_them() -> None:
     """Host, process and time in the name; the rank is in the trace alone. Two cycles of the profiler's schedule."""
-    names = {"a_11.100.pt.trace.json": 0, "a_11.200.pt.trace.json": 0, "b_12.101.pt.trace.json": 1}
-    names |= {"a_13.102.pt.trace.json": 1, "a_13.203.pt.trace.json": 1}
-    del names["b_12.101.pt.trace.json"]
+    names = {"a_11.100.pt.trace.json": 0, "a_11.200.pt.trace.json": 0}
+    names |= {"b_13.102.pt.trace.json": 1, "b_13.203.pt.trace.json": 1}
     runs = ranks_of([file(name, rank, 2) for name, rank in names.items()])
-    assert [run.name for run in runs] == ["a_*.*.pt.trace.json", "a_*.*.pt.trace.json (2)"]
+    assert [run.name for run in runs] == ["*.pt.trace.json", "*.pt.trace.json (2)"]
     assert [(run.ranks, run.missing) for run in runs] == [([0, 1], [])] * 2
 
 

@@ -68,6 +68,15 @@ def test_ddp_reduces_gradients_beside_the_backward_pass() -> None:
         assert row.exposed_comm_us < row.comm_busy_us - row.overlap_us
 
 
+def test_what_follows_the_backward_pass_is_no_forward() -> None:
+    """DDP copies its buckets back when autograd has finished; the compiled model's gradients are reduced by hand."""
+    (file,) = recorded("ddp")
+    assert all(row.span_us < 2000 for row in rows_of(file, "fwd"))
+    (file,) = recorded("compiled")
+    assert {row.num_comm_events for phase in ("fwd", "bwd") for row in rows_of(file, phase)} == {0}
+    assert {row.num_comm_events for row in rows_of(file, "all")} == {10}
+
+
 def test_fsdp_gathers_in_both_passes_and_scatters_in_the_backward_pass() -> None:
     for file in recorded("fsdp2_checkpoint"):
         assert events(file, "fwd", "AllGather") == [LAYERS] * 2

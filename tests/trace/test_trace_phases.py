@@ -286,8 +286,20 @@ def test_what_is_launched_beside_a_graph_is_in_its_iteration(trace: Any) -> None
         trace.launch(at, correlation)
         trace.kernel(f"eager{at}", 20_000 + at, 20_010 + at, correlation)
     found = assigned(trace)
-    assert [found[f"eager{at}"] for at in (50, 150, 250)] == [(0, FWD), (0, FWD), (1, FWD)]
+    # Midway between two launches: what is asked for there most often prepares the next.
+    assert [found[f"eager{at}"] for at in (50, 150, 250)] == [(0, NEITHER), (1, NEITHER), (1, NEITHER)]
     assert {found["nvjet_step"][1], found["ncclDevKernel_step"][1]} == {NEITHER}
+
+
+def test_what_is_copied_before_a_graph_is_launched_is_in_its_iteration(trace: Any) -> None:
+    for i in range(3):
+        start = 1000 * i
+        trace.launch(start, 10 + i)
+        trace.copy("Memcpy HtoD (Pinned -> Device)", start + 2, start + 4, 10 + i)
+        trace.launch(start + 5, 20 + i, name="cudaGraphLaunch")
+        trace.kernel("nvjet_step", start + 6, start + 22, 20 + i)
+    assert [(iteration, phase) for iteration, phase, *_ in rows_of(trace)] == [(0, "all"), (1, "all"), (2, "all")]
+    assert {row.span_us for row in analyse_trace(trace.path)} == {20.0}
 
 
 def test_graphs_of_single_passes_keep_them(trace: Any) -> None:
@@ -311,3 +323,71 @@ def test_the_period_of_a_sequence(letters: list[str]) -> None:
     sequence = [(ord(letter),) for letter in letters]
     shifts = (n for n in range(1, len(sequence) + 1) if sequence[n:] == sequence[: len(sequence) - n])
     assert _period(sequence) == next(shifts)
+
+
+def numbered(trace: Any, name: str, start: float, end: float, thread: int = 1) -> None:
+    """An operator that autograd noted as part of a forward computation."""
+    args = {"Sequence number": 1, "Fwd thread id": 0}
+    trace.add("cpu_op", name, start, end, 100, thread, **args)
+
+
+def launched(trace: Any, name: str, at: float, correlation: int, thread: int = 1) -> None:
+    trace.launch(at, correlation, thread)
+    trace.kernel(name, at + 5, at + 10, correlation)
+
+
+def test_what_follows_the_backward_pass_without_a_number_is_no_forward(trace: Any) -> None:
+    for step in (0, 1):
+        start = 1000 * step
+        numbered(trace, "aten::mm", start + 10, start + 20)
+        launched(trace, f"nvjet_fwd{step}", start + 12, 10 * step + 1)
+        trace.backward(start + 100, start + 200, thread=2)
+        launched(trace, f"nvjet_bwd{step}", start + 150, 10 * step + 2, thread=2)
+        # Autograd's thread copies buckets back; the main thread clips, then reduces what is left.
+        launched(trace, f"copy{step}", start + 210, 10 * step + 3, thread=2)
+        launched(trace, f"clip{step}", start + 220, 10 * step + 4)
+        numbered(trace, "c10d::allreduce_", start + 230, start + 240)
+        launched(trace, f"ncclDevKernel{step}", start + 232, 10 * step + 5)
+    expected = {"nvjet_fwd": FWD, "nvjet_bwd": BWD, "copy": BWD, "clip": NEITHER, "ncclDevKernel": NEITHER}
+    assert assigned(trace) == {f"{name}{step}": (step, pass_) for step in (0, 1) for name, pass_ in expected.items()}
+
+
+def test_a_copy_on_another_thread_beside_the_backward_pass_starts_no_iteration(trace: Any) -> None:
+    launched(trace, "nvjet_fwd", 10, 1)
+    trace.backward(100, 200, thread=2)
+    launched(trace, "nvjet_bwd", 110, 2, thread=2)
+    trace.launch(120, 3, thread=3)
+    trace.copy("Memcpy HtoD (Pinned -> Device)", 125, 130, 3, stream=9)
+    launched(trace, "nvjet_bwd2", 150, 4, thread=2)
+    assert {iteration for iteration, _ in assigned(trace).values()} == {0}
+
+
+def test_an_iteration_starts_at_the_longest_pause_before_its_first_operator(trace: Any) -> None:
+    """The loss is read after one backward pass, the batch copied before the next forward pass."""
+    for step in (0, 1):
+        start = 1000 * step
+        launched(trace, f"batch{step}", start, 10 * step + 1)
+        numbered(trace, "aten::mm", start + 10, start + 20)
+        launched(trace, f"nvjet_fwd{step}", start + 12, 10 * step + 2)
+        trace.backward(start + 100, start + 200)
+        launched(trace, f"nvjet_bwd{step}", start + 150, 10 * step + 3, thread=2)
+        launched(trace, f"loss{step}", start + 210, 10 * step + 4)
+    assert {name: iteration for name, (iteration, _) in assigned(trace).items()} == {
+        f"{name}{step}": step for step in (0, 1) for name in ("batch", "nvjet_fwd", "nvjet_bwd", "loss")
+    }
+
+
+def test_forward_and_backward_on_threads_of_their_own(trace: Any) -> None:
+    numbered(trace, "aten::mm", 10, 20, thread=1)
+    trace.backward(30, 60, thread=2)
+    trace.op("aten::bmm", 35, 55, thread=2)
+    trace.annotation("gloo:all_reduce", 40, 50, thread=9)
+    assert assigned(trace) == {"aten::mm": (0, FWD), "aten::bmm": (0, BWD), "gloo:all_reduce": (0, BWD)}
+
+
+def test_point_to_point_spans_on_the_calling_thread_hide_nothing(trace: Any) -> None:
+    trace.annotation("gloo:send", 10, 110)
+    trace.annotation("gloo:recv", 12, 112)
+    trace.op("aten::mm", 20, 70)
+    row = analyse_trace(trace.write())[-1]
+    assert (row.gemm_busy_us, row.comm_busy_us, row.overlap_us, row.num_comm_events) == (50.0, 102.0, 50.0, 2)
