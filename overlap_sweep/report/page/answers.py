@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import yaml
 
+from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
+from overlap_sweep.analysis.estimate import CONFIDENCE
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.proof import Outcome, Proof, spoken
 from overlap_sweep.analysis.sweep import CaseAnalysis
+from overlap_sweep.analysis.switches import Plan
 from overlap_sweep.analysis.trials import NONE, TUNED
+from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence, as_us
 from overlap_sweep.report.proofs import path_of_file
 
@@ -47,8 +51,21 @@ def scaling_sentence(case: CaseAnalysis) -> str:
     scaling = case.scaling
     if not scaling.results:
         return ""
+    tp_sizes = {tp_size for operator in scaling.results.values() for tp_size in operator.e2e_times}
+    complete = {name: one.e2e_times for name, one in scaling.results.items() if set(one.e2e_times) == tp_sizes}
+    if not complete:
+        return "TP size undecided: no operator was measured at every TP size."
     best = scaling.optimal_tp_size
-    return f"{'TP size undecided' if best is None else f'Use TP={best}'}. {scaling.reason}"
+    if best is None:
+        return "TP size undecided: TP=1 was not measured, so there is nothing to scale from."
+    one_us, best_us = (sum(times[tp_size] for times in complete.values()) for tp_size in (1, best))
+    over = f"sum over {', '.join(complete)}; TP=1 takes {as_us(one_us)} us"
+    if best == 1:
+        return f"Use TP=1: no larger TP size that was measured scales efficiently ({over})."
+    return (
+        f"Use TP={best}: of the TP sizes that were measured it is the largest that scales efficiently ({over}, "
+        f"TP={best} takes {as_us(best_us)}, which is {best_us * best / one_us:.2f} times the ideal)."
+    )
 
 
 def _answer(case: CaseAnalysis, tp_size: int, folder: str) -> Answer:
@@ -62,7 +79,7 @@ def _answer(case: CaseAnalysis, tp_size: int, folder: str) -> Answer:
         tp_size=tp_size,
         advised=case.scaling.optimal_tp_size == tp_size,
         headline=_headline(outcome, tried),
-        said=said + (list(plan.overruled) if plan else []),
+        said=said + (_differences(plan, config, outcome) if plan and config else []),
         sure=[*(_proven(outcome) if isinstance(outcome, Proof) else []), *(_measured(tried) if tried else [])],
         file=path_of_file(folder, tp_size) if has_file else None,
         slots=[yaml.safe_dump({slot: setting}, sort_keys=False) for slot, setting in config.slots.items()]
@@ -100,6 +117,35 @@ def _whole_layer(outcome: Outcome) -> list[str]:
     return said
 
 
+def _differences(plan: Plan, config: OverlapConfig, outcome: Outcome | None) -> list[str]:
+    """Where the file is not what is best of each operator alone, and why."""
+    best = {slot: setting for choice in plan.choices for slot, setting in choice.chosen.settings.items()}
+    slots = [slot for slot in space.SLOTS if best.get(slot) != config.slots.get(slot)]
+    if not slots:
+        return []
+    begin = f"The file is not the best of each operator measured alone: it differs in {', '.join(slots)}, since "
+    if config == plan.config:
+        return [
+            f"{begin}Megatron-Core's switches turn overlap on or off for several slots at once, and do not allow all "
+            "of it.",
+            *plan.overruled,
+        ]
+    if not isinstance(outcome, Proof):
+        return [f"{begin}in the whole layer that could not be used."]
+    if outcome.recommended != TUNED:
+        return [f"{begin}in the whole layer that is no faster than {_plainly(outcome.recommended)}."]
+    if outcome.together:
+        return [
+            f"{begin}several combinations ran side by side in the whole layer, where operators affect one another, "
+            "and this is the one that was taken there."
+        ]
+    return [f"{begin}this is what ran in the whole layer."]
+
+
+def _plainly(label: str) -> str:
+    return "no overlap" if label == NONE else spoken(label)
+
+
 def _operators(tried: Sequence[PassChoice], one_by_one: bool) -> str:
     none_us, time_us, floor_us = _sums(tried)
     over, default_us = ", ".join(labels(tried)), default_sum_us(tried)
@@ -108,10 +154,11 @@ def _operators(tried: Sequence[PassChoice], one_by_one: bool) -> str:
     if not any(choice.chosen.settings for choice in tried):
         return f"{begin}{over}: nothing that was tried beats {as_us(none_us)} us without overlap{against_default}."
     hidden = as_percent(hidden_fraction(time_us, none_us, floor_us))
-    ratio = f"{none_us / time_us:.2f}x no overlap" if one_by_one else "faster"
+    # Without a proof the headline says it.
+    ratio = f", {none_us / time_us:.2f}x no overlap" if one_by_one else ""
     return (
         f"{begin}{over}: {as_us(time_us)} us instead of {as_us(none_us)}"
-        f"{f', {ratio}' if one_by_one else ''}{against_default}; GEMMs alone take {as_us(floor_us)} us, so {hidden} of "
+        f"{ratio}{against_default}; GEMMs alone take {as_us(floor_us)} us, so {hidden} of "
         "the communication is hidden."
     )
 
@@ -126,11 +173,20 @@ def _sums(choices: Sequence[PassChoice]) -> tuple[float, float, float]:
 
 
 def _proven(proof: Proof) -> list[str]:
-    decisive, rounds = proof.decisive, proof.layer.rounds
+    said = []
+    for label in dict.fromkeys([NONE, proof.best_other]):
+        compared = proof.against.get(label)
+        if compared:
+            interval = compared.interval
+            only = ", the fastest of the others," if label == proof.best_other and len(proof.against) > 1 else ""
+            said.append(
+                f"the time tuned over that of {_plainly(label)}{only} is {compared.ratio:.3f} "
+                f"({interval.low:.3f} to {interval.high:.3f})"
+            )
+    coverage = min(proof.decisive.interval.coverage, CONFIDENCE)
     return [
-        f"Proven on the whole layer in {rounds} rounds side by side: the {as_percent(decisive.interval.coverage)} "
-        f"interval of tuned over {spoken(proof.best_other)} is {decisive.interval.low:.3f} to "
-        f"{decisive.interval.high:.3f}."
+        f"Proven on the whole layer in {proof.layer.rounds} rounds side by side, with {as_percent(coverage)} "
+        f"intervals: {'; '.join(said)}."
     ]
 
 

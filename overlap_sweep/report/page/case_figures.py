@@ -27,6 +27,8 @@ class Timelines:
 class CaseFigures:
     hidden: list[Figure]
     """One for each TP size."""
+    beyond_floor: bool
+    """Whether something in them takes less than the GEMMs alone."""
     layers: list[Figure]
     """One for each TP size that a tuner proved, or tried to prove."""
     num_sm: dict[int, list[Figure]]
@@ -50,7 +52,9 @@ def case_figures(case: CaseAnalysis, analysis: Analysis, prefix: str) -> CaseFig
     timelines = [*_layer_timelines(case, analysis, prefix), *_operator_timelines(case, prefix)]
     drawn = {(timelines_of.tp_size, timelines_of.what) for timelines_of in timelines}
     wanted = [(tp, choice.operator) for tp, plan in case.plans.items() for choice in plan.choices if choice.tried_slots]
+    hidden = hidden_fraction.hidden_panels(case)
     return CaseFigures(
+        beyond_floor=any(panel.beyond_floor for panel in hidden),
         hidden=[
             figure(
                 f"{prefix}hidden_fraction_tp{panel.tp_size}",
@@ -58,7 +62,7 @@ def case_figures(case: CaseAnalysis, analysis: Analysis, prefix: str) -> CaseFig
                 panel,
                 hidden_fraction.chart,
             )
-            for panel in hidden_fraction.hidden_panels(case)
+            for panel in hidden
         ],
         layers=list(_layers(case, prefix)),
         num_sm={

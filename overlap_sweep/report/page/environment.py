@@ -35,11 +35,12 @@ def machines(points: Sequence[Point]) -> list[Machine]:
     with_result = [point for point in points if point.result and point.result.environment]
     for environment in environments(with_result):
         own = [point for point in with_result if point.result and point.result.environment == environment]
-        found.append(Machine(len(own), measured_when(own), _rows(environment)))
+        found.append(Machine(len(own), measured_when(own), rows_of(environment)))
     return found
 
 
-def _rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
+def rows_of(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is known of it, each with a name for people."""
     rows = []
     for name, value in environment.items():
         if isinstance(value, dict):
@@ -47,9 +48,18 @@ def _rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
             rows += [(_name(name), ", ".join(f"{key} {item}" for key, item in told.items()))] if told else []
         elif isinstance(value, list):
             rows.append((_name(name), "\n".join(map(str, value))))
+        elif name == "cudnn" and str(value).isdecimal():
+            rows.append((_name(name), _dotted(int(value))))
         elif value is not None:
             rows.append((_name(name), str(value)))
     return rows
+
+
+def _dotted(version: int) -> str:
+    """cuDNN's number as people write it: 91900 is 9.19.0, and before version 9 8907 was 8.9.7."""
+    if version < 10_000:
+        return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
 
 
 def _name(key: str) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import altair as alt
 
 ROW_PX = 30
+BEST_PERCENT = 105.0
+"""Where the axis ends. More than 100 % cannot be hidden: it is noise of the time, or of the GEMMs alone."""
+BEYOND_ALL = ">100%"
 WORST_PERCENT = -100.0
 """What harms more is drawn like this; its number is beside it."""
 
@@ -35,6 +38,8 @@ class HiddenRow:
     high: float | None
     default: float | None
     """Under the library's default."""
+    default_label: str
+    """What stands at its mark; with a number and an arrow where it is worse than the axis goes."""
     hidden_text: str
     speedup_text: str
     time_text: str
@@ -51,6 +56,11 @@ class HiddenPanel:
     rows: list[HiddenRow]
     lowest: float
     """Where the axis begins, in percent; the same for all TP sizes of a case."""
+
+    @property
+    def beyond_floor(self) -> bool:
+        """Whether something takes less than the GEMMs alone."""
+        return any(row.hidden_text == BEYOND_ALL for row in self.rows)
 
 
 def hidden_panels(case: CaseAnalysis) -> list[HiddenPanel]:
@@ -83,14 +93,16 @@ def _row(choice: PassChoice, slots: str) -> HiddenRow:
         fraction = hidden_fraction(time_us, none.time_us, floor_us)
         return None if math.isnan(fraction) else 100 * fraction
 
+    default = percent(choice.default.time_us) if choice.default else None
     return HiddenRow(
         slots=slots,
         setting=chosen_name(choice),
         hidden=percent(chosen.time_us),
         low=percent(chosen.time_us + noise_us) if chosen.settings else None,
         high=percent(chosen.time_us - noise_us) if chosen.settings else None,
-        default=percent(choice.default.time_us) if choice.default else None,
-        hidden_text=as_percent(hidden_fraction(chosen.time_us, none.time_us, floor_us)),
+        default=default,
+        default_label=_default_label(default),
+        hidden_text=hidden_in_words(hidden_fraction(chosen.time_us, none.time_us, floor_us)),
         speedup_text=f"{none.time_us / chosen.time_us:.2f}x",
         time_text=f"{as_us(chosen.time_us)} us, noise {as_us(chosen.estimate.noise_us)}",
         none_text=f"{as_us(none.time_us)} us",
@@ -99,6 +111,17 @@ def _row(choice: PassChoice, slots: str) -> HiddenRow:
         overlap_text=f"{chosen.overlap_ratio:.2f}" if chosen.overlap_ratio is not None else "no trace",
         reason=choice.reason,
     )
+
+
+def hidden_in_words(fraction: float) -> str:
+    """How much more than all of it is chance, and no number to quote."""
+    return BEYOND_ALL if not math.isnan(fraction) and round(100 * fraction) > 100 else as_percent(fraction)
+
+
+def _default_label(percent: float | None) -> str:
+    if percent is None or percent >= WORST_PERCENT:
+        return "default"
+    return f"\N{BLACK LEFT-POINTING TRIANGLE} default {percent:,.0f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def chosen_name(choice: PassChoice) -> str:
@@ -121,7 +144,7 @@ def chart(panel: HiddenPanel) -> alt.TopLevelMixin:
 
     base = drawn_from(panel.rows)
     slots = [row.slots for row in panel.rows]
-    scale = alt.Scale(domain=[panel.lowest, 105], nice=False, clamp=True)
+    scale = alt.Scale(domain=[panel.lowest, BEST_PERCENT], nice=False, clamp=True)
     percents = [percent for percent in range(-100, 101, 20) if percent >= panel.lowest]
     x_axis = alt.Axis(labelExpr="datum.value + ' %'", values=percents, domain=False, ticks=False)
     y_scale = alt.Scale(paddingInner=0.1, paddingOuter=0.2)
@@ -154,6 +177,8 @@ def chart(panel: HiddenPanel) -> alt.TopLevelMixin:
     noisy = base.transform_filter("isValid(datum.low)")
     with_default = base.transform_filter("isValid(datum.default)")
     by_sign = alt.condition("datum.hidden < 0", alt.value(colour("bad")), alt.value(colour("accent")))
+    near = panel.lowest + 0.05 * (BEST_PERCENT - panel.lowest)
+    at_marks: tuple[tuple[str, Align, int], ...] = (("", "left", -1), ("!", "center", 0))
     layers = [
         border(100, "muted"),
         base.mark_bar(height=13, cornerRadiusEnd=2).encode(
@@ -170,17 +195,21 @@ def chart(panel: HiddenPanel) -> alt.TopLevelMixin:
         with_default.mark_tick(color=colour("comm"), thickness=3, size=15, opacity=1, orient="vertical").encode(
             x=x("default"), y=y, tooltip=told
         ),
-        with_default.mark_text(color=colour("comm"), dy=-12, fontSize=9.5).encode(
-            x=x("default"), y=y, text=alt.value("default"), tooltip=told
+        *(
+            with_default.transform_filter(f"{where} (datum.default < {near})")
+            .mark_text(color=colour("comm"), align=align, dx=dx, dy=-12, fontSize=9.5)
+            .encode(x=x("default"), y=y, text="default_label:N", tooltip=told)
+            # Centred, it would reach into the names of the rows.
+            for where, align, dx in at_marks
         ),
         header("no overlap", alt.XDatum(0), 0, "center"),
         header("GEMMs alone", alt.XDatum(100), 4, "right"),
-        header("hidden", alt.value("width"), 46, "right"),
-        header("speedup", alt.value("width"), 102, "right"),
-        header("setting", alt.value("width"), 114, "left"),
-        column("hidden_text", 46, "right", 600),
-        column("speedup_text", 102, "right"),
-        column("setting", 114, "left"),
+        header("hidden", alt.value("width"), 52, "right"),
+        header("speedup", alt.value("width"), 108, "right"),
+        header("setting", alt.value("width"), 120, "left"),
+        column("hidden_text", 52, "right", 600),
+        column("speedup_text", 108, "right"),
+        column("setting", 120, "left"),
     ]
     if panel.lowest < -15:
         layers.append(header("slower", alt.XDatum(0), -44, "right"))

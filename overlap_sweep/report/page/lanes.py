@@ -33,8 +33,25 @@ def lanes(spans: Sequence[Span]) -> list[Lane]:
     for kind, name in CLASSES.items():
         of_kind = sorted((span for span in drawn if span.kind == kind), key=lambda span: span.start_us)
         rows = _packed(of_kind) if packed else _by_stream(of_kind)
-        found += [Lane(f"{name} {i}" if i > 1 else name, row) for i, row in enumerate(rows, 1)]
+        found += [Lane(f"{f'{name} {i}' if i > 1 else name}{_of_stream(row)}", row) for i, row in enumerate(rows, 1)]
     return found
+
+
+def at_once_us(spans: Sequence[Span]) -> float:
+    """For how long some GEMM and some communication run at the same time, summed over their pairs."""
+    gemms, comms = ([span for span in spans if span.kind == kind] for kind in ("gemm", "comm"))
+    return sum(
+        max(0.0, min(gemm.end_us, comm.end_us) - max(gemm.start_us, comm.start_us)) for gemm in gemms for comm in comms
+    )
+
+
+def _of_stream(row: Sequence[Span]) -> str:
+    """Which one, where all of a row is of one."""
+    streams = {(span.process, span.stream) for span in row}
+    if len(streams) > 1:
+        return ""
+    ((_, stream),) = streams
+    return f", {stream}" if not stream.isdecimal() else f", stream {stream}"
 
 
 def _packed(spans: Sequence[Span]) -> list[list[Span]]:

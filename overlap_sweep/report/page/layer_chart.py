@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from overlap_sweep.analysis.estimate import CONFIDENCE
 from overlap_sweep.analysis.layers import LayerAnalysis, VariantRow
 from overlap_sweep.analysis.trials import FLOOR
 from overlap_sweep.report.numbers import as_ms, as_percent
@@ -48,7 +49,8 @@ def layer_panel(title: str, layer: LayerAnalysis, best: str | None) -> LayerPane
     """`best` is the variant to mark."""
     names = _short([row.name for row in layer.rows])
     bars = [_bar(row, layer.reference, best, names[row.name]) for row in layer.rows]
-    interval = f", {layer.rows[0].interval.coverage:.0%} intervals" if len(bars) > 1 else ""
+    coverage = min(layer.rows[0].interval.coverage, CONFIDENCE)
+    interval = f", {coverage:.0%} intervals" if len(bars) > 1 else ""
     return LayerPanel(
         title,
         f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} rounds"

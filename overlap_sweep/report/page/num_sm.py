@@ -16,9 +16,9 @@ from overlap_sweep.analysis.failures import Frozen, frozen, of_pass
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.sweep import CaseAnalysis
-from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
-from overlap_sweep.report.page.hidden_fraction import chosen_name
+from overlap_sweep.report.page.hidden_fraction import chosen_name, hidden_in_words
 from overlap_sweep.report.page.label_places import spread
 from overlap_sweep.report.page.log_ticks import log_ticks
 from overlap_sweep.report.page.palette import SERIES, colour
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import altair as alt
 
 HEIGHT_PX = 230
+LOW_PX = 115
+"""Of a panel without a line: there is little to see in it."""
 LABEL_GAP_PX = 14.0
 SUBTITLE_WIDTH = 84
 """In characters: as long as a panel is wide."""
@@ -97,6 +99,10 @@ class NumSmPanel:
     logarithmic: bool
 
     @property
+    def height_px(self) -> int:
+        return _height_px(self.marks, self.levels)
+
+    @property
     def num_sm_range(self) -> tuple[float, float]:
         return self.num_sms[0] / 1.12, self.num_sms[-1] * 1.12
 
@@ -104,13 +110,27 @@ class NumSmPanel:
 def num_sm_panels(case: CaseAnalysis, tp_size: int) -> list[NumSmPanel]:
     """For every pass of which an overlap was measured."""
     arms = list(dict.fromkeys(arm_name(c) for plan in case.plans.values() for p in plan.choices for c in _drawn(p)))
-    look = {arm: (SERIES[i % len(SERIES)], SHAPES[i % len(SHAPES)]) for i, arm in enumerate(arms)}
+    wanted = {arm: i for i, arm in enumerate(arms)}
     measured = _measured(case.points)
     panels = []
     for choice in case.plans[tp_size].choices if tp_size in case.plans else ():
         if _drawn(choice):
-            panels.append(_panel(choice, measured[tp_size, choice.operator, choice.pass_name], look))
+            panels.append(_panel(choice, measured[tp_size, choice.operator, choice.pass_name], wanted))
     return panels
+
+
+def looks_of(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+    """Colour and shape by name: of a case's ways of overlapping each has its own, unless two of one panel would look
+    the same. Then the later one takes the next colour that is free there, or a shape that its colour has not yet."""
+    taken: dict[str, tuple[str, str]] = {}
+    for name in sorted(names, key=lambda name: wanted[name]):
+        at = wanted[name]
+        looks = [(SERIES[(at + i) % len(SERIES)], SHAPES[(at + i) % len(SHAPES)]) for i in range(len(SERIES))]
+        looks += [(series, shape) for series in SERIES for shape in SHAPES]
+        colours = {series for series, _ in taken.values()}
+        free = [look for look in looks if look not in taken.values()]
+        taken[name] = next((look for look in free if look[0] not in colours), (free or looks)[0])
+    return taken
 
 
 def arm_name(candidate: Candidate) -> str:
@@ -153,9 +173,7 @@ def _measured(points: Sequence[Point]) -> dict[tuple[int, str, str], dict[Frozen
     return found
 
 
-def _panel(
-    choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], look: Mapping[str, tuple[str, str]]
-) -> NumSmPanel:
+def _panel(choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], wanted: Mapping[str, int]) -> NumSmPanel:
     marks, levels, apart = [], _baselines(choice), set()
     for candidate in _drawn(choice):
         name, num_sm = arm_name(candidate), num_sm_of(candidate) or _first_num_sm(candidate)
@@ -178,8 +196,9 @@ def _panel(
             is_chosen = candidate is choice.chosen
             marks.append(Mark(name, num_sm, candidate.time_us, q1_us, q3_us, is_chosen, candidate.name, **texts))
             apart |= set() if num_sm_of(candidate) else {name}
-    looks = {mark.line: look[mark.line] for mark in marks}
-    looks |= {level.name: look[level.name] for level in levels if not level.baseline}
+    levels = _merged(levels)
+    named = [*(mark.line for mark in marks), *(level.name for level in levels if not level.baseline)]
+    looks = looks_of(list(dict.fromkeys(named)), wanted)
     time_range_us, logarithmic = _time_range(marks, levels)
     num_sms = sorted({mark.num_sm for mark in marks}) or [1]
     return NumSmPanel(
@@ -196,6 +215,14 @@ def _panel(
         time_range_us=time_range_us,
         logarithmic=logarithmic,
     )
+
+
+def _merged(levels: Sequence[Level]) -> list[Level]:
+    """Of those of one name the chosen one, or the fastest: they differ in a num_sm that changes nothing."""
+    best: dict[str, Level] = {}
+    for level in sorted(levels, key=lambda level: (not level.chosen, level.time_us)):
+        best.setdefault(level.name, level)
+    return [best[name] for name in dict.fromkeys(level.name for level in levels)]
 
 
 def _first_num_sm(candidate: Candidate) -> int | None:
@@ -231,11 +258,16 @@ def _baselines(choice: PassChoice) -> list[Level]:
     ]
 
 
+def _height_px(marks: Sequence[Mark], levels: Sequence[Level]) -> int:
+    """Low without a line, but with room for the labels."""
+    return HEIGHT_PX if marks else max(LOW_PX, round(LABEL_GAP_PX * (len(levels) - 1)))
+
+
 def _subtitle(choice: PassChoice) -> str:
     chosen, none_us = choice.chosen, choice.none.time_us
     if not chosen.settings:
         return f"chosen: no overlap; {choice.reason}"
-    hidden = as_percent(hidden_fraction(chosen.time_us, none_us, choice.floor_us))
+    hidden = hidden_in_words(hidden_fraction(chosen.time_us, none_us, choice.floor_us))
     return f"chosen: {chosen_name(choice)}, {as_us(chosen.time_us)} us, {none_us / chosen.time_us:.2f}x, hides {hidden}"
 
 
@@ -264,15 +296,16 @@ def _labels(
         chosen = " (chosen)" if level.chosen else ""
         of_level = "muted" if level.baseline else looks[level.name][0]
         ends.append((f"{level.name}{chosen}", edge, level.time_us, of_level))
+    height_px = _height_px(marks, levels)
     low, high = (math.log(end) if logarithmic else end for end in time_range_us)
 
     def place_px(time_us: float) -> float:
-        return ((math.log(time_us) if logarithmic else time_us) - low) / (high - low) * HEIGHT_PX
+        return ((math.log(time_us) if logarithmic else time_us) - low) / (high - low) * height_px
 
-    places = spread([place_px(end[2]) for end in ends], LABEL_GAP_PX, 0.0, HEIGHT_PX)
+    places = spread([place_px(end[2]) for end in ends], LABEL_GAP_PX, 0.0, height_px)
     labels = []
     for (text, end_num_sm, end_us, of_end), at_px in zip(ends, places, strict=True):
-        at = low + at_px / HEIGHT_PX * (high - low)
+        at = low + at_px / height_px * (high - low)
         labels.append(EndLabel(text, math.exp(at) if logarithmic else at, end_num_sm, end_us, of_end))
     return labels
 
@@ -288,7 +321,7 @@ def chart(panel: NumSmPanel) -> alt.TopLevelMixin:
     y_scale = alt.Scale(type="log" if panel.logarithmic else "linear", domain=list(panel.time_range_us), nice=False)
     y_axis = alt.Axis(
         values=log_ticks(*panel.time_range_us) if panel.logarithmic else alt.Undefined,
-        tickCount=5,
+        tickCount=5 if panel.marks else 3,
         format=",.0f" if panel.time_range_us[1] >= 20 else ",.2f",
         domain=False,
         ticks=False,
@@ -359,4 +392,4 @@ def chart(panel: NumSmPanel) -> alt.TopLevelMixin:
         named.mark_text(align="left", dx=3).encode(x=x("edge"), y=y("label_us"), text="text:N", color=own),
     ]
     title = alt.TitleParams(panel.title, subtitle=textwrap.wrap(panel.subtitle, SUBTITLE_WIDTH))
-    return alt.layer(*layers).properties(width="container", height=HEIGHT_PX, title=title)
+    return alt.layer(*layers).properties(width="container", height=panel.height_px, title=title)

@@ -18,6 +18,44 @@ function rest(milliseconds) {
   return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
+// What a column of numbers takes besides text: "<700", ">= 1.2", "80 %". A number alone means what is written like it,
+// so that "700" finds 699.8, and "1.2" finds 1.16, but not 1.26. Of a range it holds for both ends.
+const COMPARED = /^(<=|>=|<|>|=)?\s*([-\u2212]?[\d,]*\.?\d+)\s*%?$/;
+const COMPARE = { "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b };
+
+function numbersIn(text) {
+  const parts = text.replace(/[,%]/g, "").replaceAll("\u2212", "-").split(" to ");
+  return parts.map((part) => (part.trim() === "" ? NaN : Number(part)));
+}
+
+function asked(typed, isNumeric) {
+  const wanted = typed.trim();
+  const parts = isNumeric ? COMPARED.exec(wanted) : null;
+  if (!parts) return wanted.toLowerCase() && ((text) => text.toLowerCase().includes(wanted.toLowerCase()));
+  const [, sign, written] = parts;
+  const [number] = numbersIn(written);
+  if (sign && sign !== "=") return (text) => numbersIn(text).every((one) => COMPARE[sign](one, number));
+  const half = 0.5 * 10 ** -(written.split(".")[1] ?? "").length;
+  return (text) => numbersIn(text).every((one) => Math.abs(one - number) <= half * (1 + 1e-9));
+}
+
+// The row of the filters' boxes has no words.
+function withoutFilters(csv) {
+  return csv.replace(/\n(?:"",?)+(?=\n)/, "");
+}
+
+function filterOf(isNumeric) {
+  return function () {
+    const column = this.dt().column(this.idx());
+    const input = document.createElement("input");
+    input.type = "text";
+    input.setAttribute("aria-label", `filter by ${column.title()}`);
+    if (isNumeric(this.idx())) input.title = "text, or a comparison such as <700, >=1.2, 700";
+    input.addEventListener("input", () => column.search.fixed("typed", asked(input.value, isNumeric(this.idx()))).draw());
+    return input;
+  };
+}
+
 async function enhanceTables() {
   const tables = document.querySelectorAll("table.data-table");
   if (!tables.length) return;
@@ -26,13 +64,14 @@ async function enhanceTables() {
   const { default: DataTable } = await import(address);
   for (const table of tables) {
     const columns = (name) => [...table.tHead.rows[0].cells].flatMap((cell, i) => (cell.classList.contains(name) ? [i] : []));
-    new DataTable(table, {
+    DataTable.ColumnControl.content.filter = { defaults: {}, init: filterOf((i) => columns("number").includes(i)) };
+    const made = new DataTable(table, {
       paging: false,
       order: [],
       autoWidth: false,
       layout: {
         topStart: "info",
-        topEnd: [{ buttons: [{ extend: "csvHtml5", text: "CSV of these rows" }] }, "search"],
+        topEnd: [{ buttons: [{ extend: "csvHtml5", text: "CSV of these rows", customize: withoutFilters }] }, "search"],
         bottomStart: null,
       },
       columnDefs: [
@@ -41,7 +80,7 @@ async function enhanceTables() {
       ],
       columnControl: [
         { target: 0, content: [] },
-        { target: 1, content: ["search"] },
+        { target: 1, content: ["filter"] },
       ],
       ordering: { indicators: true },
       language: {
@@ -53,6 +92,7 @@ async function enhanceTables() {
         infoEmpty: "no rows",
       },
     });
+    made.table().container().querySelector(".dt-search input").setAttribute("aria-label", "find in all columns");
   }
 }
 

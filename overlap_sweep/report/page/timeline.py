@@ -20,7 +20,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
 from overlap_sweep.report.page.hidden_fraction import short_name
-from overlap_sweep.report.page.lanes import CLASSES, lanes
+from overlap_sweep.report.page.lanes import CLASSES, at_once_us, lanes
 from overlap_sweep.report.page.palette import colour
 from overlap_sweep.run_directory import trace_file
 from overlap_sweep.trace import spans
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     import altair as alt
 
 ROW_PX = 17
+AT_ONCE_US = 1.0
+"""From which on a GEMM and communication are said to run at once; less is how two kernels meet."""
+INDEPENDENT = (
+    "Without overlap, too, a GEMM and communication run at once here: such as do not depend on each other, for example "
+    "the GEMM of the weight gradient and the reduce-scatter of the input gradient. What depends on each other runs one "
+    "after the other."
+)
+"""What to know of the upper half."""
 MOST_SPANS = 800
 """Drawn of one iteration: the longest."""
 LONGEST_NAME = 90
@@ -168,6 +176,8 @@ def _panel(name: str, title: str, none: Side, best: Side, pass_name: str | None)
             continue
         half, left_out = _half(key, side.title, shown, pass_name)
         halves.append(half)
+        if key == "none" and at_once_us(shown) > AT_ONCE_US:
+            notes.append(INDEPENDENT)
         if left_out:
             notes.append(f"{side.title}: the {left_out} shortest spans are left out.")
     return TimelinePanel(name, title, halves, notes) if halves else None
@@ -238,7 +248,7 @@ def chart(panel: TimelinePanel) -> alt.TopLevelMixin:
     x_scale = alt.Scale(domain=[0, end_us], nice=False)
     x_axis = alt.Axis(format=",.0f", tickCount=8, domain=False, ticks=False, titleAnchor="end")
     names = alt.Axis(
-        labelExpr="split(datum.label, '|')[1]", domain=False, ticks=False, labelLimit=160, labelPadding=6, grid=False
+        labelExpr="split(datum.label, '|')[1]", domain=False, ticks=False, labelLimit=210, labelPadding=6, grid=False
     )
     y = alt.Y("row:N", sort=rows, title=None, axis=names, scale=alt.Scale(domain=rows, paddingInner=0.12))
 

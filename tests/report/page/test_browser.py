@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,71 @@ def test_typing_filters(visit: Visit) -> None:
     assert visit.page.locator(ROWS).count() == everything
 
 
+@pytest.mark.parametrize(
+    ("name", "typed", "found"),
+    [
+        ("time us", "<700", lambda time: time < 700),
+        ("time us", ">= 1,000", lambda time: time >= 1000),
+        ("speedup", ">1.2", lambda speedup: speedup > 1.2),
+        ("speedup", "1.1", lambda speedup: abs(speedup - 1.1) <= 0.05 + 1e-9),
+        ("TP", "8", lambda tp_size: tp_size == 8),
+    ],
+)
+def test_numbers_are_filtered_as_numbers(visit: Visit, name: str, typed: str, found: Callable[[float], bool]) -> None:
+    everything = [float(text.replace(",", "")) for text in visit.column(name) if text]
+    box = visit.page.get_by_label(f"filter by {name}", exact=True).first
+    box.fill(typed)
+    shown = [float(text.replace(",", "")) for text in visit.column(name)]
+    box.fill("")
+    assert 0 < len(shown) < len(everything)
+    assert sorted(shown) == sorted(filter(found, everything))
+
+
+def test_every_input_has_a_name(visit: Visit) -> None:
+    names = visit.page.evaluate("[...document.querySelectorAll('input')].map(e => e.getAttribute('aria-label'))")
+    assert all(names)
+    assert "find in all columns" in names
+
+
+def test_headers_stay_while_the_table_scrolls(visit: Visit) -> None:
+    top = visit.page.locator("#points-table thead").bounding_box()
+    moved = visit.page.evaluate(
+        """() => {
+          const frame = document.querySelector("#points .dt-layout-table");
+          frame.scrollTop = 2500;
+          return [frame.scrollTop, frame.getBoundingClientRect().top];
+        }"""
+    )
+    header = visit.page.locator("#points-table thead").bounding_box()
+    assert top
+    assert header
+    assert moved[0] == 2500
+    assert 0 <= header["y"] - moved[1] < 5
+    visit.page.evaluate("document.querySelector('#points .dt-layout-table').scrollTop = 0")
+
+
+def test_reasons_are_in_sight(visit: Visit) -> None:
+    note = visit.page.locator("#points-table tbody td.failed ~ td.reason").first.bounding_box()
+    frame = visit.page.locator("#points .dt-layout-table").first.bounding_box()
+    assert note
+    assert frame
+    assert note["width"] >= 230
+    assert note["x"] + note["width"] <= frame["x"] + frame["width"]
+
+
+def test_settings_break_only_where_they_are_joined(visit: Visit) -> None:
+    with visit.page.expect_download() as download:
+        visit.page.get_by_role("button", name="CSV of these rows").first.click()
+    csv = download.value.path().read_text()
+    assert "pipeline_sm8_split4" in csv
+    header, first, *_ = csv.splitlines()
+    assert header.startswith('"TP","operator"')
+    assert first.startswith('"4","qkv"')
+    visit.page.get_by_label("filter by setting").fill("pipeline_sm8_split4")
+    assert set(visit.column("setting")) == {"pipeline_sm8_split4"}
+    visit.page.get_by_label("filter by setting").fill("")
+
+
 def test_what_is_not_ok_says_why(visit: Visit) -> None:
     reasons = dict(zip(visit.column("status"), visit.column("note"), strict=True))
     assert reasons["timeout"] == "no answer in 300 s"
@@ -167,9 +232,10 @@ def test_light_and_dark_differ_in_page_and_charts(chromium: Browser, report: Pat
     assert colours(dark) == in_light
 
 
-def test_a_narrow_window_needs_no_scrolling_sideways(chromium: Browser, report: Path) -> None:
-    narrow = Visit(chromium, report, viewport={"width": 800, "height": 900}).page
-    assert narrow.evaluate("document.documentElement.scrollWidth") <= 800
+@pytest.mark.parametrize("width", [800, 390])
+def test_a_narrow_window_needs_no_scrolling_sideways(chromium: Browser, report: Path, width: int) -> None:
+    narrow = Visit(chromium, report, viewport={"width": width, "height": 900}).page
+    assert narrow.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_prints_everything_opened(chromium: Browser, report: Path) -> None:

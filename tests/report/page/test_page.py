@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sweep.report.page import environment
+from overlap_sweep.report.page.answers import answers, scaling_sentence
 from overlap_sweep.report.page.figures import script_safe
 from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
 from tests.analysis.run_directories import config, layer_config, pass_times, write_layer, write_point
-from tests.report.page.reports import files_of, page_of, parsed
+from tests.report.page.reports import analysis_of, files_of, page_of, parsed
 from tests.report.page.sweep_of_300 import write_sweep_of_300
 from tests.report.sweeps import write_sweep
-from tests.report.tuned_sweeps import rounds, write_operators, write_tuned_sweep
+from tests.report.tuned_sweeps import BEST_SLOTS, rounds, write_operators, write_tuned_sweep
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'`\u2028"
 
@@ -47,6 +49,46 @@ def test_the_answer_comes_first(tmp_path: Path) -> None:
     places = [text.index(one) for one in said]
     assert places == sorted(places)
     assert "optimal_tp_comm_overlap_cfg_tp4.yaml" in page.addresses
+
+
+def text_of(directory: Path) -> str:
+    return " ".join(" ".join(parsed(page_of(directory)).text).split())
+
+
+def test_both_comparisons_have_their_interval(tmp_path: Path) -> None:
+    (answer,) = answers(analysis_of(write_tuned_sweep(tmp_path)).cases[0], "")
+    proven = answer.sure[0]
+    assert "95% intervals" in proven
+    assert "the time tuned over that of no overlap is 0.905 (" in proven
+    assert "over that of the default, the fastest of the others, is 0.953 (" in proven
+
+
+def test_a_file_that_is_not_the_best_one_by_one_says_why(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path / "same")
+    assert "not the best of each operator measured alone" not in text_of(tmp_path / "same")
+    taken = {"settings": {**BEST_SLOTS, "fc2_fprop": {"method": "pipeline", "num_sm": 16}}}
+    write_tuned_sweep(tmp_path / "other", changed={"tuned": taken})
+    assert "it differs in fc2_fprop, since" in text_of(tmp_path / "other")
+
+
+def test_the_tp_size_is_one_plain_sentence(tmp_path: Path) -> None:
+    said = scaling_sentence(analysis_of(write_sweep(tmp_path / "sweep")).cases[0])
+    assert said == (
+        "Use TP=2: of the TP sizes that were measured it is the largest that scales efficiently (sum over fc1; TP=1 "
+        "takes 1,000.0 us, TP=2 takes 520.0, which is 1.04 times the ideal)."
+    )
+    write_point(tmp_path / "one", config(2, "fc1", "all", "bulk", num_sm=4))
+    assert scaling_sentence(analysis_of(tmp_path / "one").cases[0]) == (
+        "TP size undecided: TP=1 was not measured, so there is nothing to scale from."
+    )
+
+
+def test_environments_are_written_as_people_write_them() -> None:
+    rows = dict(
+        environment.rows_of({"cudnn": 91900, "topology": ["GPU0\tX", "GPU1\tNV18"], "gpu": "H200", "nccl": None})
+    )
+    assert rows == {"cuDNN": "9.19.0", "topology": "GPU0\tX\nGPU1\tNV18", "GPU": "H200"}
+    assert dict(environment.rows_of({"cudnn": 8907})) == {"cuDNN": "8.9.7"}
 
 
 def test_a_sweep_of_operators(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from overlap_sweep.report.page.hidden_fraction import hidden_panels
 from overlap_sweep.report.page.label_places import spread
 from overlap_sweep.report.page.layer_chart import layer_panel
 from overlap_sweep.report.page.log_ticks import log_ticks
-from overlap_sweep.report.page.num_sm import Level, NumSmPanel, num_sm_panels
+from overlap_sweep.report.page.num_sm import HEIGHT_PX, Level, NumSmPanel, looks_of, num_sm_panels
 from overlap_sweep.report.page.tp_scaling import scaling_panels
 from tests.analysis.run_directories import config, default_timing, layer_config, pass_times, write_layer, write_point
-from tests.report.page.reports import analysis_of
+from tests.report.page.reports import analysis_of, page_of
 from tests.report.sweeps import write_sweep
 from tests.report.tuned_sweeps import rounds
 
@@ -68,10 +68,20 @@ def test_noise_and_a_harmful_default(tmp_path: Path) -> None:
     assert row.hidden == 80.0
     assert row.default == pytest.approx(-120.0)
     assert panel.lowest == -100.0
+    assert row.default_label == "\N{BLACK LEFT-POINTING TRIANGLE} default \N{MINUS SIGN}120 %"
+    assert not panel.beyond_floor
     assert row.low is not None
     assert row.high is not None
     assert row.low < 80.0 < row.high
     assert row.high - 80.0 == pytest.approx(80.0 - row.low)
+
+
+def test_more_than_all_of_it_is_no_number(tmp_path: Path) -> None:
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(90.0, 200.0, 140.0))
+    (panel,) = hidden_panels(case_of(tmp_path))
+    assert panel.rows[0].hidden_text == ">100%"
+    assert panel.beyond_floor
+    assert "a time below that of the GEMMs alone" in page_of(tmp_path)
 
 
 def test_no_communication_to_hide(tmp_path: Path) -> None:
@@ -116,6 +126,26 @@ def test_copy_engines_make_nothing_of_num_sm(tmp_path: Path) -> None:
     engines = level(panel, "ring_agg0")
     assert (engines.time_us, engines.baseline, engines.chosen) == (81.0, False, True)
     assert "ring_agg0 (chosen)" in {label.text for label in panel.labels}
+
+
+def test_a_setting_that_num_sm_does_not_change_is_one_level(tmp_path: Path) -> None:
+    for sms in (1, 2, 4, 8):
+        ring = config(2, "fc1", "fprop", "ring_exchange", num_sm=sms, aggregate=False, use_ce=True)
+        write_point(tmp_path, ring, fwd=pass_times(80.0 - sms))
+    panel = panel_of(tmp_path, "fc1_fwd")
+    assert [level.name for level in panel.levels] == ["no overlap", "GEMMs alone", "ring_agg0"]
+    assert level(panel, "ring_agg0").chosen
+    assert level(panel, "ring_agg0").time_us == 72.0
+    assert panel.height_px < HEIGHT_PX
+
+
+def test_nothing_in_a_panel_looks_the_same() -> None:
+    wanted = {f"arm{i}": i for i in range(40)}
+    assert looks_of(["arm0", "arm1"], wanted) == {"arm0": ("series1", "circle"), "arm1": ("series2", "square")}
+    far_apart = looks_of(["arm0", "arm6", "arm12"], wanted)
+    assert len({series for series, _ in far_apart.values()}) == 3
+    many = looks_of(list(wanted)[:36], wanted)
+    assert len(set(many.values())) == 36
 
 
 def test_dgrad_and_wgrad_with_a_num_sm_each_make_no_line(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.report.page.lanes import lanes
-from overlap_sweep.report.page.timeline import MOST_SPANS, chart, layer_timeline, pass_timelines
+from overlap_sweep.report.page.lanes import at_once_us, lanes
+from overlap_sweep.report.page.timeline import INDEPENDENT, MOST_SPANS, chart, layer_timeline, pass_timelines
 from overlap_sweep.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
@@ -34,7 +34,11 @@ def write_traced(directory: Path, none_beside: bool = True) -> Path:
 def test_few_streams_have_a_lane_each() -> None:
     spans = [span(0, 5), span(5, 9), span(1, 4, "comm", "20"), span(4, 6, "comm", "21"), span(0, 1, "ignore", "30")]
     found = lanes(spans)
-    assert [lane.name for lane in found] == ["GEMM", "communication", "communication 2"]
+    assert [lane.name for lane in found] == [
+        "GEMM, stream 7",
+        "communication, stream 20",
+        "communication 2, stream 21",
+    ]
     assert [len(lane.spans) for lane in found] == [2, 1, 1]
 
 
@@ -51,11 +55,16 @@ def test_what_overlaps_within_a_stream_is_not_drawn_over_each_other() -> None:
     assert [len(lane.spans) for lane in lanes([span(0, 5), span(1, 4)])] == [1, 1]
 
 
+def test_a_gemm_beside_communication() -> None:
+    assert at_once_us([span(0, 5), span(4, 9, "comm"), span(6, 8), span(20, 30, "comm")]) == 3.0
+    assert at_once_us([span(0, 5), span(5, 9, "comm"), span(0, 9, "wait")]) == 0.0
+
+
 def test_none_above_the_best(tmp_path: Path) -> None:
     write_traced(tmp_path)
     (case,) = analysis_of(tmp_path).cases
     ((operator, panel),) = pass_timelines(case, 2)
-    assert (operator, panel.name, panel.title, panel.notes) == ("fc1", "fc1_bwd", "fc1 backward, TP=2", [])
+    assert (operator, panel.name, panel.title, panel.notes) == ("fc1", "fc1_bwd", "fc1 backward, TP=2", [INDEPENDENT])
     assert [half.title for half in panel.halves] == ["no overlap", "bulk_sm4 (chosen)"]
     chart(panel).to_dict(validate=True)
     none, best = panel.halves
