@@ -21,7 +21,7 @@ from overlap_sweep.trace.breakdown import PartRow
 from overlap_sweep.trace.files import TraceFile
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.overlap import summarise
-from overlap_sweep.trace.ranks import RunRanks
+from overlap_sweep.trace.ranks import RunRanks, rank_of
 
 Row = dict[str, Any]
 
@@ -49,6 +49,11 @@ PART_FIELDS = (
     *("num_events", "busy_us", "total_us", "alone_us"),
 )
 
+RANK_FIELDS = (
+    *("run", "phase", "num_ranks", "world_size", "missing", "slowest_rank", "slowest_us", "fastest_rank", "fastest_us"),
+    *("skew_us", "exposed_comm_us", "wait_us", "overlap_ratio"),
+)
+
 MEDIAN = "median"
 """In the place of an iteration's number."""
 
@@ -63,17 +68,17 @@ def of_median(fields: Sequence[str]) -> tuple[str, ...]:
 
 def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
     """One dictionary per iteration and phase, with FIELDS; of all phases unless some are given."""
-    return _as_rows(file.rows, FIELDS, phases)
+    return _as_rows(file, file.rows, FIELDS, phases)
 
 
 def median_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
     """One dictionary per phase, with FIELDS as of medians."""
-    return _as_rows(summarise(file.rows), of_median(FIELDS), phases)
+    return _as_rows(file, summarise(file.rows), of_median(FIELDS), phases)
 
 
 def part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
     """One dictionary per iteration, phase and part, the longest busy first, with PART_FIELDS."""
-    rows = _as_rows([part for part in file.parts if part.by == by], PART_FIELDS, phases)
+    rows = _as_rows(file, [part for part in file.parts if part.by == by], PART_FIELDS, phases)
     return [
         row for _, same in groupby(rows, key=lambda row: (row["iteration"], row["phase"])) for row in list(same)[:top]
     ]
@@ -86,6 +91,7 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
     many have it.
     """
     rows = []
+    rank = rank_of(file)
     iterations = Counter(row.phase for row in file.rows)
     parts: dict[tuple[str, str, str, str], list[PartRow]] = {}
     for part in file.parts:
@@ -93,7 +99,7 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
             parts.setdefault((part.phase, part.kind, part.library, part.name), []).append(part)
     for (phase, kind, library, name), members in parts.items():
         absent = [0] * (iterations[phase] - len(members))
-        identity = {"file": str(file.path), "rank": file.rank, "iterations": len(members), "phase": phase, "by": by}
+        identity = {"file": str(file.path), "rank": rank, "iterations": len(members), "phase": phase, "by": by}
         # Half nanoseconds, without the noise of floats.
         times = {f: round(median([*(getattr(m, f) for m in members), *absent]), 4) for f in PART_FIELDS[-3:]}
         num_events = median_low([*(member.num_events for member in members), *absent])
@@ -105,8 +111,19 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
     return found
 
 
-def _as_rows(rows: Iterable[Any], fields: Sequence[str], phases: Sequence[str]) -> list[Row]:
-    return [{name: getattr(row, name) for name in fields} for row in rows if not phases or row.phase in phases]
+def rank_rows(run: RunRanks, phases: Sequence[str] = ()) -> list[Row]:
+    """One dictionary per phase, with RANK_FIELDS; none of a run with fewer than two ranks."""
+    missing = ",".join(map(str, run.missing)) or None
+    of_run = {"world_size": run.world_size, "missing": missing}
+    rows = [{**msgspec.structs.asdict(row), **of_run} for row in run.rows if not phases or row.phase in phases]
+    return [{name: row[name] for name in RANK_FIELDS} for row in rows]
+
+
+def _as_rows(file: TraceFile, rows: Iterable[Any], fields: Sequence[str], phases: Sequence[str]) -> list[Row]:
+    # Of a trace that doesn't say it, the file's name may tell the rank.
+    rank = rank_of(file)
+    found = [{name: getattr(row, name) for name in fields} for row in rows if not phases or row.phase in phases]
+    return [{**row, "rank": rank} for row in found]
 
 
 def as_json(rows: Sequence[Row]) -> str:
@@ -123,7 +140,7 @@ def as_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
 
 def types_of(fields: Sequence[str]) -> dict[str, str]:
     """The pandas type of each column."""
-    texts = ("file", "phase", "by", "kind", "library", "name")
+    texts = ("run", "missing", "file", "phase", "by", "kind", "library", "name")
     numbers = {name: "float64" if name.endswith(("_us", "_ratio")) else "Int64" for name in fields}
     return {name: "string" if name in texts else numbers[name] for name in fields}
 
@@ -150,28 +167,43 @@ HEADERS = {
 def print_table(rows: Sequence[Row], medians: Sequence[Row], console: Console) -> None:
     """One table for each file, its medians below its iterations where there are several; lines instead where the
     terminal is too narrow for it."""
-    of_file = {file: list(same) for file, same in groupby(medians, key=lambda row: row["file"])}
+    of_file = _by_file(rows)
+    medians_of = _by_file(medians)
     for file in dict.fromkeys(row["file"] for row in (*rows, *medians)):
-        iterations = [row for row in rows if row["file"] == file]
-        several = not iterations or any(row["iterations"] > 1 for row in of_file.get(file, []))
-        below = [{**row, "iteration": MEDIAN} for row in of_file.get(file, [])] if several else []
+        iterations = of_file.get(file, [])
+        several = not iterations or any(row["iterations"] > 1 for row in medians_of.get(file, []))
+        below = [{**row, "iteration": MEDIAN} for row in medians_of.get(file, [])] if several else []
         cells = [{h: _cell(name, row[name]) for name, h in HEADERS.items()} for row in (*iterations, *below)]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for header in HEADERS.values():
-            table.add_column(header, justify="left" if header == "phase" else "right", no_wrap=True)
-        for i, row in enumerate(cells):
-            if i == len(iterations) and iterations:
-                table.add_section()
-            table.add_row(*row.values())
+        head, *lines = _laid_out(cells)
         console.print(f"\n{file}", style="bold")
-        if fits(table, console):
-            console.print(table)
+        if len(head) <= console.width:
+            if iterations and below:
+                lines.insert(len(iterations), "")
+            console.print(f"\n{head}", style="bold")
+            console.print("\n".join([f" {'─' * (len(head) - 2)}", *lines, ""]))
         else:
             for row in cells:
                 rank, iteration, phase, *times = (f"{header} {value}" for header, value in row.items())
                 console.print(f"{rank}, {iteration}, {phase}")
                 print_lines([", ".join(times)], console, indent=0, hanging=0)
                 console.print()
+
+
+def _by_file(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["file"], []).append(row)
+    return found
+
+
+def _laid_out(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    """The headers and the rows, looking as in the other tables: with hundreds of traces, rich takes seconds."""
+    rows = [{header: header for header in cells[0]}, *cells]
+    widths = {header: max(len(row[header]) for row in rows) for header in cells[0]}
+    return [
+        f" {'   '.join(t.ljust(widths[h]) if h == 'phase' else t.rjust(widths[h]) for h, t in row.items())} "
+        for row in rows
+    ]
 
 
 RANK_HEADERS = {

@@ -45,13 +45,13 @@ class TraceFile:
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """In the order of `paths`. Without parts, of which there are dozens for every row, theirs are empty."""
-    keys = [kept_findings.key(path) for path in paths]
+    keys = [kept_findings.key_of(path) for path in paths]
     known = {path: kept_findings.load(key, path, with_parts) for path, key in zip(paths, keys, strict=True)}
     missing = [path for path, findings in known.items() if findings is None]
     fresh = dict(zip(missing, _find_all(missing, with_parts), strict=True))
     for path, key in zip(paths, keys, strict=True):
         if path in fresh:
-            kept_findings.keep(key, fresh[path], with_parts)
+            kept_findings.keep(key, path, fresh[path], with_parts)
     found = {path: findings or fresh[path] for path, findings in known.items()}
     return [TraceFile(path, **msgspec.structs.asdict(found[path])) for path in paths]
 

@@ -22,10 +22,16 @@ from overlap_sweep.trace.overlap import TraceRow
 _KIND = "traces"
 _HEAD = b"findings"
 
+_PATH = "\0"
+"""In front of a kept sentence, for where the trace lies: all sentences about it begin so, and it may be moved."""
+
+_NOT_OF_ITS_CONTENT = f"{_PATH} cannot be read ("
+"""The disk's or the network's problem, which may pass."""
+
 _Row = TypeVar("_Row", TraceRow, PartRow)
 
 
-def key(path: Path) -> str | None:
+def key_of(path: Path) -> str | None:
     """None where the file cannot be read."""
     try:
         with path.open("rb") as file:
@@ -42,21 +48,45 @@ def load(key: str | None, path: Path, with_parts: bool) -> Findings | None:
         return None
     try:
         found, head = _read(rows, TraceRow, path)
+        head["warnings"] = [_with_path(warning, path) for warning in head["warnings"]]
+        if head["problem"] is not None:
+            return Findings(**head | {"problem": _with_path(head["problem"], path)})
         of_parts = _read(parts, PartRow, path)[0] if with_parts else []
+        if not found or (with_parts and not of_parts):
+            raise ValueError("a trace without rows would have a problem")
         return Findings(**head, rows=found, parts=of_parts)
     except Exception:
         # Whatever a damaged file makes its readers raise: the trace is there to be read again.
         return None
 
 
-def keep(key: str | None, findings: Findings, with_parts: bool) -> None:
-    """Of traces without problems; those with one are read again in no time. Warnings name the file, so they too."""
-    if key is None or findings.problem or findings.warnings:
+def keep(key: str | None, path: Path, findings: Findings, with_parts: bool) -> None:
+    """What is wrong with the trace, too: to find that out may have taken as long as anything else."""
+    if key is None:
         return
-    head = {"rank": findings.rank, "world_size": findings.world_size}
-    keep_bytes(_KIND, f"{key} rows", _written(findings.rows, head))
+    warnings = [_without_path(warning, path) for warning in findings.warnings]
+    problem = None if findings.problem is None else _without_path(findings.problem, path)
+    if None in warnings or (findings.problem and (problem is None or problem.startswith(_NOT_OF_ITS_CONTENT))):
+        return
+    if (warnings or problem) and key_of(path) != key:
+        # Somebody is writing it just now: this was found in more of it than the key is of.
+        return
+    head = {"rank": findings.rank, "world_size": findings.world_size, "warnings": warnings, "problem": problem}
+    keep_bytes(_KIND, f"{key} rows", _written(findings.rows, TraceRow, head))
     if with_parts:
-        keep_bytes(_KIND, f"{key} parts", _written(findings.parts, {}))
+        keep_bytes(_KIND, f"{key} parts", _written(findings.parts, PartRow, {}))
+
+
+def _without_path(sentence: str, path: Path) -> str | None:
+    """None where it isn't the sentence's beginning, or not only that."""
+    rest = sentence.removeprefix(str(path))
+    return _PATH + rest if rest != sentence and rest[:1] in (" ", ":") else None
+
+
+def _with_path(sentence: str, path: Path) -> str:
+    if not sentence.startswith(_PATH):
+        raise ValueError("a sentence about a trace begins with its path")
+    return str(path) + sentence.removeprefix(_PATH)
 
 
 @cache
@@ -67,12 +97,12 @@ def _reader() -> str:
     return hashlib.sha256(b"\0".join(sources)).hexdigest()
 
 
-def _written(rows: Sequence[TraceRow] | Sequence[PartRow], head: dict[str, Any]) -> bytes:
+def _written(rows: Sequence[_Row], kind: type[_Row], head: dict[str, Any]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
     # A path need not be text. What was found doesn't depend on it.
-    columns = [name for name in rows[0].__struct_fields__ if name != "file"]
+    columns = [name for name in kind.__struct_fields__ if name != "file"]
     table = pyarrow.table({name: [getattr(row, name) for row in rows] for name in columns})
     stream = io.BytesIO()
     table = table.replace_schema_metadata({_HEAD: json.dumps(head)})
@@ -88,7 +118,5 @@ def _read(content: bytes, kind: type[_Row], path: Path) -> tuple[list[_Row], dic
 
     file = parquet.ParquetFile(pyarrow.BufferReader(content), page_checksum_verification=True)
     table = file.read(use_threads=False)
-    if not table.num_rows:
-        raise ValueError("a trace without rows would have a problem, and not be kept")
     rows = msgspec.convert([{"file": str(path), **row} for row in table.to_pylist()], list[kind])  # type: ignore[valid-type]
     return rows, json.loads(table.schema.metadata[_HEAD])

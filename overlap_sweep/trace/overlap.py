@@ -143,4 +143,5 @@ def _median(values: list[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return median_low(known) if isinstance(known[0], int) else median(known)
+    # The mean of two floats may end in digits that neither of them has.
+    return median_low(known) if isinstance(known[0], int) else round(median(known), 9)

@@ -156,17 +156,54 @@ def test_no_cache_can_be_written(no_ratio: Path, tmp_path: Path, monkeypatch: py
     assert read_trace_files([no_ratio]) == [alone(no_ratio)]
 
 
-def test_what_was_read_in_part_or_not_at_all_is_not_kept(no_ratio: Path, tmp_path: Path, empty_cache: Path) -> None:
-    cut, bad, gone = tmp_path / "cut.json", tmp_path / "bad.json", tmp_path / "gone.json"
-    cut.write_text(no_ratio.read_text()[:-1])
-    bad.write_text("[")
-    for _ in range(2):
-        found = read_trace_files([cut, bad, gone])
-        assert [bool(file.rows) for file in found] == [True, False, False]
-        assert str(cut) in found[0].warnings[0]
-        assert [str(path) in (file.problem or "") for path, file in zip((bad, gone), found[1:], strict=True)] == [
-            True
-        ] * 2
+@pytest.fixture
+def wrong(no_ratio: Path, tmp_path: Path) -> list[Path]:
+    """One that is read in part, and three that are not at all, the last without work in its iterations."""
+    paths = [tmp_path / name for name in ("cut.json", "bad.json", "no_trace.json", "idle.json")]
+    idle = no_ratio.read_text().replace('"cat": "kernel"', '"cat": "user_annotation"')
+    texts = (no_ratio.read_text()[:-1], "[", '{"a": 1}', idle)
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return paths
+
+
+def test_what_is_wrong_is_kept_too(wrong: list[Path], tmp_path: Path, read_paths: list[Path]) -> None:
+    first = read_trace_files(wrong)
+    assert [bool(file.rows) for file in first] == [True, False, False, False]
+    assert first[0].warnings
+    assert all(file.problem for file in first[1:])
+    assert "no work" in str(first[3].problem)
+    assert read_trace_files(wrong) == first == [alone(path) for path in wrong]
+    assert read_trace_files(wrong, with_parts=False) == [alone(path, with_parts=False) for path in wrong]
+    # What is said names the file where it lies now.
+    moved = [path.rename(tmp_path / f"moved {path.name}") for path in wrong]
+    assert read_trace_files(moved) == [alone(path) for path in moved]
+    assert sorted(read_paths) == sorted(wrong)
+
+
+def test_a_path_that_is_a_word_of_the_sentence(
+    wrong: list[Path], tmp_path: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("trace", "before", "a"):
+        for path in wrong:
+            shutil.copy(path, name)
+            assert read_trace_files([Path(name)]) == [alone(Path(name))]
+    assert read_paths == [Path("trace")] * len(wrong)
+
+
+def test_what_may_pass_is_not_kept(no_ratio: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path, with_parts: bool) -> Findings:
+        return Findings(problem=f"{path} cannot be read (Input/output error); copy it again.")
+
+    def written_to(path: Path, with_parts: bool) -> Findings:
+        cut = Findings(rows=find(path, with_parts).rows, warnings=[f"{path} is cut short: what it holds was read."])
+        path.write_text(path.read_text() + " ")
+        return cut
+
+    for finder in (unreadable, written_to, lambda path, with_parts: Findings(problem="no path in front")):
+        monkeypatch.setattr(files, "find", finder)
+        read_trace_files([no_ratio])
     assert not empty_cache.exists() or not list(empty_cache.iterdir())
 
 
@@ -181,8 +218,8 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, no_ratio: Path, r
     assert 0 < len(read_paths) < len(paths)
     read_paths.clear()
     assert read_trace_files(paths) == found
-    # Those of which nothing could be kept.
-    assert set(read_paths) <= {bad, tmp_path / "gone.json"}
+    # Of which nothing could be kept.
+    assert set(read_paths) <= {tmp_path / "gone.json"}
 
 
 @pytest.mark.usefixtures("several_processes")

@@ -63,6 +63,26 @@ GEMM = [
     ("other", "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u, 128u, 128u>(float*, int*)"),
     ("other", "void kgemm_4bit_inference_naive<__nv_bfloat16, 128, 16>(int, int, int)"),
     ("marlin", "void marlin::Marlin<__nv_bfloat16, 1125899906843648l, 256, 4, 16, 4, true, 4, 8, false>(int4 const*)"),
+    ("cutlass", "void cutlass::device_kernel<flashinfer::gemm::DeviceGemmFp4GemmSm100<__nv_bfloat16>::GemmKernel>(x)"),
+    ("cutlass", "void cutlass__5x_cudnn::Kernel<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x4_nn>(Params)"),
+    ("trtllm_gen", "bmm_Bfloat16_E2m1E2m1_Fp32_t128x8x512u2_s4_et64x8_m64x8x64_cga1x1x1_16dp256b"),
+    ("trtllm_gen", "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s5_et128x16_m128x16x32_cga1x1x1_16dp256b"),
+    ("ggml", "void mul_mat_q<(ggml_type)2, 64, 8, true>(char const*, int const*, float*)"),
+    ("ggml", "void mul_mat_vec_q<(ggml_type)8, 1, false>(void const*, void const*, float*)"),
+    ("ggml", "void vllm::gguf::mul_mat_vec_q<c10::Half, 32, 4, 2>(void const*, void const*)"),
+    ("ggml", "_Z9mul_mat_qIL9ggml_type2ELi64ELi8ELb1EEvPKcS2_Pf"),
+    ("fbgemm", "void fbgemm_gpu::f8f8bf16_rowwise_kernel<128, 128>(Params)"),
+    ("triton", "_bmm_chunk_fwd_kernel"),
+    ("triton", "_bmm_chunk_bwd_kernel"),
+    ("triton", "_sdd_kernel"),
+    ("triton", "_dsd_kernel"),
+    ("triton", "_dds_kernel"),
+    ("triton", "quantized_matmul_kernel"),
+    ("triton", "transpose_matmul_kernel"),
+    ("other", "void quant_gemm_kernel<__half>(x)"),
+    ("other", "packed_gemm_kernel"),
+    ("other", "_fbgemm_grouped_gemm"),
+    ("other", "_fbgemm_grouped_gemm_fp8_rowwise_ws"),
 ]
 
 COMMUNICATION = [
@@ -97,6 +117,13 @@ COMMUNICATION = [
     ("custom", "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)"),
     ("custom", "_ZN5aiter26cross_device_reduce_2stageIDF16bLi8ELb0EEEv"),
     ("custom", "void flashinfer::trtllm_allreduce::allreduce_fusion_kernel_oneshot_lamport<1, __nv_bfloat16>(Params)"),
+    ("deep_ep", "void deep_ep::legacy::intranode::dispatch<8, 768, 8192>(int4*, float*, int*, long*)"),
+    ("deep_ep", "void hybrid_ep::dispatch_kernel<int, 4, 8>(hybrid_ep::dispatch_kernel_param_t<unsigned short>)"),
+    ("deep_ep", "void hybrid_ep::combine_kernel<int, 4, 8>(hybrid_ep::combine_kernel_param_t)"),
+    ("custom", "void pplx::dispatchKernel<__nv_bfloat16, 8>(int*)"),
+    ("custom", "void pplx::(anonymous namespace)::combineKernel<__nv_bfloat16, 8>(int*)"),
+    ("custom", "void tensorrt_llm::kernels::mnnvl_throughput::moeA2ADispatchKernel<Policy, 8>(int const*)"),
+    ("custom", "void flashinfer::trtllm_moe_alltoall::moeA2ACombineKernel<__nv_bfloat16, Policy, 8>(Pointers)"),
 ]
 
 WAIT = [
@@ -113,6 +140,8 @@ WAIT = [
     ("nvshmem", "nvshmemi_proxy_quiet_entrypoint"),
     ("flux", "bytedance::flux::wait_geq_kernel(unsigned long long const*, unsigned long long)"),
     ("deep_ep", "void deep_ep::intranode::barrier<8>(int**, int)"),
+    ("deep_ep", "void deep_ep::legacy::intranode::barrier<8>(int**, int)"),
+    ("deep_ep", "void hybrid_ep::device_sync_kernel<1>(int*, int*)"),
 ]
 
 COMPUTE = [
@@ -153,6 +182,28 @@ COMPUTE = [
     ("triton", "triton_poi_fused__to_copy_all_gather_into_tensor_wait_tensor_3"),
     ("triton", "triton_tem_fused_flex_attention_0"),
     ("triton", "triton_tem_fused_convolution_2"),
+    ("other", "_fbgemm_silu_mul"),
+    ("other", "_fbgemm_scatter_add_dense_tokens"),
+    ("other", "_fbgemm_gather_scale_fp8_rowwise_quant_dense_tokens"),
+    ("other", "deepgemm_compute_src2dst_triton_kernel"),
+    ("other", "_silu_mul_fp8_quant_deep_gemm"),
+    ("other", "void __get_group_gemm_starts<cutlass::bfloat16_t, cutlass::bfloat16_t, float>(int*)"),
+    ("other", "void deep_ep::internode_ll::clean_low_latency_buffer<32>(long*, int, long*, int)"),
+    ("other", "void tensorrt_llm::kernels::fusedQuantGemmPrepareKernel<8>(int*)"),
+    ("other", "_quantize_fp8_for_gemm_kernel"),
+    ("cudnn", "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4"),
+    (
+        "cudnn",
+        "sm80_xmma_dgrad_implicit_gemm_indexed_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x64x64_stage4__5x_cudnn",
+    ),
+    ("cudnn", "sm80_xmma_wgrad_implicit_gemm_indexed_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize32x256x32_cudnn_train"),
+    ("cudnn", "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1, false, false, true>(int, int)"),
+    ("cudnn", "void cudnn::detail::implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, true>(int, int)"),
+    ("cudnn", "_ZN5cudnn3cnn17wgrad_alg0_engineIfLi512ELi6ELi5ELi3ELi3ELi3ELb0ELi512EEEviiiPKT_i"),
+    ("cudnn", "void cutlass_cudnn::Kernel<cutlass_tensorop_f16_s16816dgrad_optimized_f16_128x256_32x3>(Params)"),
+    ("cudnn", "void xmma_cudnn::gemm::kernel<xmma_cudnn::implicit_gemm::fprop_indexed::Kernel_traits<int> >(Params)"),
+    ("cudnn", "volta_scudnn_128x64_stridedB_splitK_small_nn_v1"),
+    ("cudnn", "turing_fp16_s1688cudnn_fp16_256x128_ldg8_relu_f2f_exp_interior_nhwc_tn_v1"),
 ]
 
 OTHER_EVENTS = [

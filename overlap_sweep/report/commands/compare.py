@@ -10,7 +10,14 @@ import typer
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.failing import fail_for, print_warning
-from overlap_sweep.report.commands.output import FailIfOption, FormatOption, TableFormat, fail_if, print_rows
+from overlap_sweep.report.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_if,
+    fail_if_option,
+    print_rows,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +61,7 @@ def compare(
         Path | None, typer.Option(metavar="DIR", help="Write JSON, tables and charts (PNG) there, too.")
     ] = None,
     format: FormatOption = TableFormat.table,
-    fail_expressions: FailIfOption = None,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
 ) -> None:
     """Compare sweeps, machines, backends or traces: what is faster, what slower, and what else changed.
 
@@ -84,7 +91,7 @@ def compare(
 
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.report.comparison.operands import find_operands, reference_of
+    from overlap_sweep.report.comparison.operands import find_operands, is_trace, reference_of
 
     if len(operands) < 2:
         raise typer.BadParameter("give at least two to compare.", param_hint="[LABEL=]PATH")
@@ -93,6 +100,9 @@ def compare(
     traces = [operand for operand in found if operand.traces]
     if traces and len(traces) < len(found):
         results = next(operand for operand in found if not operand.traces)
+        for operand in traces:
+            if operand.path.is_file() and not is_trace(operand.path):
+                raise UserError(f"{operand.path} is neither results nor a trace; give results, as {results.path} is.")
         raise UserError(
             f"{traces[0].path} is traces and {results.path} is results; compare traces with traces: give files of it."
         )
@@ -128,6 +138,8 @@ def _compare_sweeps(
     else:
         frame = to_frame(rows.point_rows(compared), rows.POINT_COLUMNS)
 
+    check_fail_if(fail_expressions, frame)
+
     def print_table(console: Console) -> None:
         if by is By.slot:
             sweep_text.print_slots_only(compared, console)
@@ -162,6 +174,7 @@ def _compare_traces(
     for warning in compared.warnings:
         print_warning(warning)
     frame = _trace_frame(compared, by)
+    check_fail_if(fail_expressions, frame)
     print_rows(frame, format, print_table=lambda console: print_traces(compared, console, by.value))
     if output:
         from overlap_sweep.report.comparison.trace_charts import trace_charts

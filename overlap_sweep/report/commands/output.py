@@ -38,14 +38,12 @@ FormatOption = Annotated[
     TableFormat,
     typer.Option("--format", callback=refuse_on_terminal, help="How to print the rows; parquet into a file or pipe."),
 ]
-FailIfOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fail-if",
-        metavar="EXPRESSION",
-        help="Exit status 3 if it holds for any row, such as 'hidden_fraction < 0.3'. May be given several times.",
-    ),
-]
+
+
+def fail_if_option(example: str) -> Any:
+    """With an example of the command's own columns."""
+    help = f"Exit status 3 if it holds for any row, such as '{example}'. May be given several times."
+    return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
 
 def print_rows(
@@ -152,6 +150,12 @@ def plain(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
+def check_fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame) -> None:
+    """UserError where an expression is wrong: before anything is written or printed, instead of after it."""
+    for expression in expressions or []:
+        condition(frame, expression)
+
+
 def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = "rows") -> None:
     """Exit status 3 when any expression holds for any row, each named on stderr; `what`: the rows are, in plural.
 
@@ -181,7 +185,7 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = 
 
 
 NAMING = (
-    *("dataset", "model", "file", "point", "variant", "rank", "iteration", "slot", "operator", "phase", "pass"),
+    *("dataset", "model", "run", "file", "point", "variant", "rank", "iteration", "slot", "operator", "phase", "pass"),
     *("setting", "name", "quantity"),
 )
 """The columns that tell rows apart, and are told of a row that failed, beside tp_size."""

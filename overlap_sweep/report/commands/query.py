@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +12,11 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.expressions import condition, nearest_columns
 from overlap_sweep.report.commands.failing import fail_for, print_warning
 from overlap_sweep.report.commands.output import (
-    FailIfOption,
     FormatOption,
     TableFormat,
+    check_fail_if,
     fail_if,
+    fail_if_option,
     print_rows,
     print_table_of,
 )
@@ -53,7 +55,7 @@ def query(
     sort: Annotated[str | None, typer.Option(metavar="NAME,-NAME", help="Sort by these; - from high to low.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Print no more rows than these.")] = None,
     format: FormatOption = TableFormat.table,
-    fail_expressions: FailIfOption = None,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
     """Print the measured points that a condition holds for; --fail-if looks at these.
 
@@ -102,6 +104,7 @@ def query(
     table, problems = _table(directory, layers)
     wanted = condition(table, expression) if expression is not None else None
     matching = table[wanted.mask] if wanted else table
+    check_fail_if(fail_expressions, matching)
     if sort is not None:
         matching = _sorted(matching, sort)
     shown = matching.head(limit) if limit else matching
@@ -115,7 +118,7 @@ def query(
         chosen = shown[asked] if asked else shown
 
         def print_table(console: Console) -> None:
-            print_table_of(chosen, console)
+            print_table_of(_without_folders(chosen), console)
             rows = f"{len(matching)} row{'s' if len(matching) > 1 else ''}"
             console.print(f"{len(shown)} of {rows}" if len(shown) < len(matching) else rows, style="dim")
 
@@ -184,9 +187,24 @@ def _sorted(frame: pd.DataFrame, sort: str) -> pd.DataFrame:
 def _telling(rows: pd.DataFrame, usual: Sequence[str], mentioned: Sequence[str]) -> list[str]:
     """Columns that people look for: the case where there are several, what has a value in any row, and what was asked
     about; why the rows are not ok where none is."""
-    why = ["error"] if len(rows) and not (rows["status"] == "ok").any() else []
-    cases = [name for name in CASE if rows[name].nunique(dropna=False) > 1]
+    is_ok = rows["status"] == "ok"
+    why = ["error"] if len(rows) and not is_ok.any() else []
+    # A point that was not measured doesn't know its GPU, only that there was to be one.
+    known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
+    cases = [name for name in CASE if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]
     if not rows["launch_bound"].fillna(False).any():
         named = [name for name in named if name != "launch_bound"]
     return list(dict.fromkeys([*named, *mentioned]))
+
+
+def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
+    """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
+    if "variant" not in rows:
+        return rows
+    names = rows["variant"].dropna().unique()
+    short = {name: f"file:{PurePath(name).name}" for name in names if name.startswith("file:")}
+    shared = {name for name, count in Counter(short.values()).items() if count > 1}
+    return rows.assign(
+        variant=rows["variant"].replace({name: file for name, file in short.items() if file not in shared})
+    )

@@ -9,7 +9,14 @@ import typer
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.failing import fail_for, print_warning
-from overlap_sweep.report.commands.output import FailIfOption, FormatOption, TableFormat, fail_if, print_rows
+from overlap_sweep.report.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_if,
+    fail_if_option,
+    print_rows,
+)
 
 
 def report(
@@ -20,7 +27,7 @@ def report(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the files there instead of into DIR.")] = None,
     format: FormatOption = TableFormat.table,
-    fail_expressions: FailIfOption = None,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
     """Choose the best overlap of every slot; write YAML, JSON, text and tables.
 
@@ -60,6 +67,7 @@ def report(
         raise typer.BadParameter(str(error)) from None
     analysis = analyse(directory, config)
     answers = to_frame(answer_rows(analysis), COLUMNS)
+    check_fail_if(fail_expressions, answers)
     if analysis.reading.points:
         command = shlex.join(["python", "analyze.py", *sys.argv[1:]])
         written = write_reports(analysis, output or directory, command)

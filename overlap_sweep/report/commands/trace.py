@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from overlap_sweep.report.commands.failing import fail_for, print_warning
-from overlap_sweep.report.commands.output import FailIfOption, FormatOption, TableFormat, fail_if, print_rows
+from overlap_sweep.report.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_if,
+    fail_if_option,
+    print_rows,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,9 +27,13 @@ if TYPE_CHECKING:
 
 class Grouping(StrEnum):
     phase = "phase"
+    rank = "rank"
     class_ = "class"
     kernel = "kernel"
     stream = "stream"
+
+
+WITHOUT_PARTS = (Grouping.phase, Grouping.rank)
 
 
 class Phase(StrEnum):
@@ -37,20 +48,23 @@ def trace(
         list[Path],
         typer.Argument(metavar="FILE|DIR", help="Kineto traces, .json or .json.gz, or where to look for them."),
     ],
-    by: Annotated[Grouping, typer.Option(help="A row for each phase, or for each of its parts.")] = Grouping.phase,
+    by: Annotated[
+        Grouping, typer.Option(help="A row for each phase, also of all ranks of a run, or for each of a phase's parts.")
+    ] = Grouping.phase,
     phases: Annotated[
         list[Phase] | None, typer.Option("--phase", help="Only this; may be given several times.")
     ] = None,
     medians: Annotated[bool, typer.Option("--median", help="Medians over the iterations instead of each.")] = False,
     top: Annotated[int | None, typer.Option(min=1, help="Of the parts of a phase no more than these.")] = None,
     format: FormatOption = TableFormat.table,
-    fail_expressions: FailIfOption = None,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("exposed_comm_us > 0.1 * span_us")] = None,
 ) -> None:
     """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
 
     Times are microseconds. Each is a union of spans: what runs twice at a time counts once. Below a directory all
     traces are read. A table has the medians of several iterations below them, and of several ranks the slowest and the
-    fastest at its end; a table of parts has medians only.
+    fastest at its end; a table of parts has medians only. With --by rank there are only the ranks, in any format: of
+    each run with two or more the slowest and the fastest by medians, between them skew_us, and whose trace is missing.
 
     The phases are fwd, bwd, recompute, the part of bwd in which checkpoints run forward again, and all, the whole
     iteration with its optimizer.
@@ -59,6 +73,9 @@ def trace(
     Columns of phases:
       file rank iteration phase span_us gemm_busy_us comm_busy_us wait_us overlap_us exposed_comm_us idle_us
       overlap_ratio num_gemm_events num_comm_events num_wait_events num_compute_events
+    Columns of runs (--by rank):
+      run phase num_ranks world_size missing slowest_rank slowest_us fastest_rank fastest_us skew_us
+      exposed_comm_us wait_us overlap_ratio
     Columns of parts (--by class, kernel or stream):
       file rank iteration phase by kind library name num_events busy_us total_us alone_us
     With --median `iterations`, how many, takes the place of `iteration`. --fail-if looks at these rows.
@@ -68,6 +85,7 @@ def trace(
       python analyze.py trace trace_rank0.json.gz --format json
       python analyze.py trace multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
       python analyze.py trace trace_rank0.json.gz --by kernel --phase bwd --top 10
+      python analyze.py trace traces/ --by rank --fail-if 'skew_us > 0.05 * slowest_us or missing.notna()'
       python analyze.py trace traces/ --median --phase all --fail-if 'exposed_comm_us > 0.1 * span_us'
 
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
@@ -76,28 +94,42 @@ def trace(
     from overlap_sweep.trace.files import read_trace_files
     from overlap_sweep.trace.ranks import ranks_of
 
-    if top and by is Grouping.phase:
+    if top and by in WITHOUT_PARTS:
         raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")
     found, problems = _find(paths)
-    files = read_trace_files(found, with_parts=by is not Grouping.phase)
+    files = read_trace_files(found, with_parts=by not in WITHOUT_PARTS)
     for file in files:
         for warning in file.warnings:
             print_warning(warning)
     problems += [file.problem for file in files if file.problem]
-    runs = [run for run in ranks_of(files) if len(run.ranks) > 1]
-    for run in runs:
-        if run.missing:
-            print_warning(f"{run.name}: nothing of rank {', '.join(map(str, run.missing))}.")
+    runs = ranks_of(files)
+    several = [run for run in runs if len(run.ranks) > 1]
+    alone = _alone(runs)
+    is_one_file = len(paths) == 1 and paths[0].is_file()
+    for sentence in [*_of_missing(several), *([] if is_one_file else _of_alone(alone))]:
+        print_warning(sentence)
     good = [file for file in files if not file.problem]
     asked = [phase.value for phase in phases or []]
 
-    fields: Sequence[str] = trace_rows.FIELDS if by is Grouping.phase else trace_rows.PART_FIELDS
-    fields = trace_rows.of_median(fields) if medians else fields
-    rows = [row for file in good for row in _rows(file, by, asked, medians, top)]
-    if good and not rows:
+    if by is Grouping.rank:
+        fields: Sequence[str] = trace_rows.RANK_FIELDS
+        rows = [row for run in several for row in trace_rows.rank_rows(run, asked)]
+        if good and not several:
+            problems.append(
+                "--by rank: no run here has the traces of two ranks; give all of a run's, or use --by phase."
+            )
+    else:
+        fields = trace_rows.FIELDS if by is Grouping.phase else trace_rows.PART_FIELDS
+        fields = trace_rows.of_median(fields) if medians else fields
+        rows = [row for file in good for row in _rows(file, by, asked, medians, top)]
+    if fail_expressions:
+        check_fail_if(fail_expressions, _frame(rows, fields))
+    if good and not rows and (several or by is not Grouping.rank):
         print(f"No row: the traces hold nothing in {' or '.join(asked)}.", file=sys.stderr)
     if good and format is TableFormat.table:
-        _print_tables(good, runs, rows, by, asked, medians, top)
+        _print_tables(good, several, rows, by, asked, medians, top)
+        if is_one_file and alone:
+            _print_note(alone[0])
     elif good and format is TableFormat.json:
         typer.echo(trace_rows.as_json(rows))
     elif good and format is TableFormat.csv:
@@ -107,6 +139,34 @@ def trace(
     fail_for(problems)
     if fail_expressions:
         fail_if(fail_expressions, _frame(rows, fields), "rows")
+
+
+def _of_missing(runs: Sequence[RunRanks]) -> list[str]:
+    return [f"{run.name}: nothing of rank {', '.join(map(str, run.missing))}." for run in runs if run.missing]
+
+
+def _alone(runs: Sequence[RunRanks]) -> list[RunRanks]:
+    """Those of which one rank of several is there."""
+    return [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
+
+
+def _of_alone(runs: Sequence[RunRanks]) -> list[str]:
+    """At most one sentence: sweeps that profile one rank have hundreds of such runs."""
+    if not runs:
+        return []
+    first = runs[0]
+    others = (first.world_size or 1) - 1
+    which = f"{first.name}: only rank {first.ranks[0]} of {first.world_size}, {others} missing"
+    count = len(runs) - 1
+    more = f"; the same of {count} other run{'s' if count > 1 else ''}" if count else ""
+    return [f"{which}{more}. Other ranks may be slower, or wait for this one."]
+
+
+def _print_note(run: RunRanks) -> None:
+    from overlap_sweep.report.console import console_for, print_lines
+
+    note = f"Only rank {run.ranks[0]} of {run.world_size}; other ranks may be slower, or wait for this one."
+    print_lines([note], console_for(sys.stdout), indent=0, hanging=0)
 
 
 def _frame(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> pd.DataFrame:
@@ -140,6 +200,7 @@ def _print_tables(
     summaries = [row for file in files for row in trace_rows.median_rows(file, phases)]
     if by is Grouping.phase:
         trace_rows.print_table([] if medians else rows, summaries, console)
+    if by in WITHOUT_PARTS:
         for run in runs:
             trace_rows.print_ranks(run, phases, console)
     else:

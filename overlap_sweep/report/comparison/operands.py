@@ -90,6 +90,17 @@ def _traces_of(path: Path) -> list[Path]:
     raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")
 
 
+def is_trace(path: Path) -> bool:
+    """As far as a file's beginning tells; one whose name says so may be a damaged one."""
+    from overlap_sweep.trace.content import blocks
+
+    try:
+        start = next(blocks(path, lambda damage: None), b"")
+    except UserError:
+        start = b""
+    return b'"traceEvents"' in start or start.lstrip()[:1] == b"[" or "trace" in path.name
+
+
 def reference_of(wanted: str | None, operands: Sequence[Operand]) -> str:
     """Its label: the first's unless one is wanted, by its label or path."""
     if wanted is None:

@@ -164,3 +164,11 @@ def test_what_cannot_be_read_counts_before_fail_if(tmp_path: Path) -> None:
 def test_help_names_every_column() -> None:
     words = analyze("report", "--help").stdout.split()
     assert COLUMNS.keys() <= set(words)
+
+
+def test_a_wrong_fail_if_is_noticed_before_anything_is_written(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep")
+    process = analyze(tmp_path / "sweep", "--output", tmp_path / "reports", "--fail-if", "speedups < 1")
+    assert_one_error(process, "speedups is no column", "speedup")
+    assert process.stdout == ""
+    assert not (tmp_path / "reports").exists()

@@ -252,6 +252,13 @@ def test_wrong_input(old: Path, new: Path, tmp_path: Path) -> None:
     assert_one_error(analyze("compare", old, tmp_path / "nowhere"), "nowhere does not exist")
     assert_one_error(analyze("compare", old, tmp_path / "empty"), "neither results nor traces")
     assert_one_error(analyze("compare", old, DEFAULT), f"{DEFAULT} is traces and {old} is results")
+    (tmp_path / "notes.txt").write_text("hello")
+    assert_one_error(analyze("compare", old, tmp_path / "notes.txt"), "notes.txt is neither results nor a trace")
+    wrong = analyze("compare", old, new, "--output", tmp_path / "written", "--fail-if", "ratios > 1")
+    assert_one_error(wrong, "ratios is no column")
+    assert wrong.stdout == ""
+    assert not (tmp_path / "written").exists()
+    assert_one_error(analyze("compare", DEFAULT, NONE, "--fail-if", "ratio >"), "cannot be understood")
     assert_one_error(analyze("compare", old, old), "both called old", "give them labels")
     assert_one_error(analyze("compare", old, new, "--by", "kernel"), "--by kernel is not for results", "point, slot")
     assert_one_error(analyze("compare", NONE, DEFAULT, "--by", "slot"), "--by slot is not for traces")

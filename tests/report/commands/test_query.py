@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from overlap_sweep.analysis import frame, layer_frame
-from tests.analysis.run_directories import config, pass_times, write_point
+from tests.analysis.run_directories import config, pass_times, variant, write_layer, write_point
 from tests.report.sweeps import write_sweep
 from tests.report.test_command_line import ROOT, TRACE, analyze, assert_one_error, files_below, on_terminal
 from tests.report.tuned_sweeps import write_tuned_sweep
@@ -188,6 +188,34 @@ def test_what_cannot_be_read_is_named_after_the_rows(tmp_path: Path) -> None:
     process = analyze("query", tmp_path, "tp_size == 2", "--format", "csv")
     assert_one_error(process, "cut/result.json cannot be read")
     assert len(pd.read_csv(io.StringIO(process.stdout))) == 8
+
+
+def test_points_that_do_not_know_their_gpu_are_of_no_other(tmp_path: Path) -> None:
+    write_point(tmp_path, config(2, "fc1", "fprop", "ring_exchange"))
+    skipped = write_point(tmp_path, config(2, "fc2", "fprop", "ring_exchange"), status="skipped") / "result.json"
+    skipped.write_text(json.dumps({**json.loads(skipped.read_text()), "environment": {}}))
+    assert len({row["device"] for row in rows(tmp_path)}) == 2
+    assert "device" not in analyze("query", tmp_path).stdout
+    other = write_point(tmp_path, config(4, "fc1", "fprop", "ring_exchange")) / "result.json"
+    other.write_text(json.dumps({**json.loads(other.read_text()), "environment": {"gpu": "another"}}))
+    assert "device" in analyze("query", tmp_path).stdout
+
+
+def test_variants_are_called_by_their_files_in_tables(tmp_path: Path) -> None:
+    names = ["none", "file:/some/where/best.yaml", "file:/some/where/same.yaml", "file:/else/where/same.yaml"]
+    write_layer(tmp_path, {name: variant([100.0, 101.0, 102.0]) for name in names})
+    table = analyze("query", tmp_path, "--layers").stdout
+    assert "file:best.yaml" in table
+    assert "/best.yaml" not in table
+    assert all(name in table for name in names[2:])
+    assert {row["variant"] for row in rows(tmp_path, "--layers")} == set(names)
+    assert analyze("query", tmp_path, "--layers", "--columns", "point").returncode == 0
+
+
+def test_a_wrong_fail_if_prints_nothing_else(sweep: Path) -> None:
+    wrong = analyze("query", sweep, "--fail-if", "tp_sizes > 2")
+    assert_one_error(wrong, "tp_sizes is no column")
+    assert wrong.stdout == ""
 
 
 def test_help_names_every_column() -> None:

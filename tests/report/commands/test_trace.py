@@ -32,9 +32,17 @@ PART_FIELDS = [
 ]
 
 
-def rows(*arguments: str | Path) -> list[dict[str, object]]:
+RANK_FIELDS = [
+    *("run", "phase", "num_ranks", "world_size", "missing", "slowest_rank", "slowest_us", "fastest_rank", "fastest_us"),
+    *("skew_us", "exposed_comm_us", "wait_us", "overlap_ratio"),
+]
+
+
+def rows(*arguments: str | Path, warning: str = "") -> list[dict[str, object]]:
     process = analyze("trace", *arguments, "--format", "json")
-    assert (process.returncode, process.stderr) == (0, "")
+    assert process.returncode == 0
+    assert process.stderr.count("\n") == bool(warning)
+    assert warning in process.stderr
     found: list[dict[str, object]] = json.loads(process.stdout)
     return found
 
@@ -60,7 +68,7 @@ def test_parquet_and_csv_round_trip() -> None:
     command = [sys.executable, "analyze.py", "trace", str(TRACE), str(CPU_TRACE), "--format", "parquet"]
     piped = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
     parquet = pd.read_parquet(io.BytesIO(piped.stdout))
-    assert parquet.to_dict("records") == rows(TRACE, CPU_TRACE)
+    assert parquet.to_dict("records") == rows(TRACE, CPU_TRACE, warning="1 other run")
     text = analyze("trace", TRACE, CPU_TRACE, "--format", "csv").stdout
     pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(text), dtype=parquet.dtypes.to_dict()), parquet)
 
@@ -147,7 +155,7 @@ def test_directories(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "named_anyhow.json").write_bytes(content)
     (tmp_path / "elsewhere" / "points.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     analyze(tmp_path)
-    found = rows(tmp_path, run / "trace_rank0.json.gz", "--phase", "all", "--median")
+    found = rows(tmp_path, run / "trace_rank0.json.gz", "--phase", "all", "--median", warning="2 other runs")
     assert [row["file"] for row in found] == [
         str(tmp_path / "elsewhere" / "named_anyhow.json"),
         str(tmp_path / "elsewhere" / "worker0.1234.pt.trace.json"),
@@ -181,10 +189,67 @@ def test_ranks(tmp_path: Path) -> None:
     assert "all of 3 ranks: slowest 1, 29,005.3 us; fastest 0, 14,502.6 us; skew 14,502.6 us" in narrow
 
 
-def test_one_rank_of_several_is_enough(tmp_path: Path) -> None:
-    process = analyze("trace", write_rank(tmp_path, 2))
+def test_ranks_as_rows(tmp_path: Path) -> None:
+    for rank, slower in ((0, 1.0), (1, 2.0), (3, 1.5)):
+        write_rank(tmp_path, rank, slower)
+    found = rows(tmp_path, "--by", "rank", warning="nothing of rank 2")
+    assert all(list(row) == RANK_FIELDS for row in found)
+    (row,) = (row for row in found if row["phase"] == "all")
+    assert {name: row[name] for name in RANK_FIELDS[:6]} == {
+        **{"run": f"{tmp_path}/trace_rank*.json", "phase": "all", "num_ranks": 3},
+        **{"world_size": 4, "missing": "2", "slowest_rank": 1},
+    }
+    assert row["skew_us"] == pytest.approx(float(str(row["slowest_us"])) / 2)
+    assert [row] == rows(tmp_path, "--by", "rank", "--phase", "all", warning="nothing of rank 2")
+    text = analyze("trace", tmp_path, "--by", "rank", "--format", "csv").stdout
+    frame = pd.read_csv(io.StringIO(text))
+    assert list(frame) == RANK_FIELDS
+    assert frame["slowest_rank"].tolist() == [row["slowest_rank"] for row in found]
+    table = analyze("trace", tmp_path, "--by", "rank").stdout
+    assert table.startswith(f"\nRanks of {tmp_path}/trace_rank*.json")
+    command = [sys.executable, "analyze.py", "trace", str(tmp_path), "--by", "rank", "--format", "parquet"]
+    piped = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
+    assert pd.read_parquet(io.BytesIO(piped.stdout)).to_dict("records") == found
+    failing = analyze("trace", tmp_path, "--by", "rank", "--fail-if", "missing.notna()", "--format", "csv")
+    assert failing.returncode == 3
+    assert "fail-if: missing.notna() holds for " in failing.stderr
+    assert analyze("trace", tmp_path, "--by", "rank", "--fail-if", "skew_us > slowest_us").returncode == 0
+    assert analyze("trace", tmp_path, "--by", "rank", "--top", "3").returncode == 2
+
+
+def test_nothing_is_missing(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_rank(tmp_path, rank)
+    found = rows(tmp_path, "--by", "rank")
+    assert {(row["num_ranks"], row["missing"]) for row in found} == {(4, None)}
+    assert analyze("trace", tmp_path, "--by", "rank", "--fail-if", "missing.notna()").returncode == 0
+
+
+def test_ranks_need_two(tmp_path: Path) -> None:
+    process = analyze("trace", write_rank(tmp_path, 2), "--by", "rank", "--format", "json")
+    assert_one_error(process, "no run here has the traces of two ranks")
+    assert json.loads(process.stdout) == []
+
+
+def test_one_rank_of_several(tmp_path: Path) -> None:
+    path = write_rank(tmp_path, 2)
+    process = analyze("trace", path)
     assert (process.returncode, process.stderr) == (0, "")
     assert "Ranks of" not in process.stdout
+    assert process.stdout.count("Only rank 2 of 4;") == 1
+    assert "Only rank" not in analyze("trace", path, "--format", "csv").stdout
+    assert rows(tmp_path, warning=f"warning: {tmp_path}/trace_rank*.json: only rank 2 of 4, 3 missing. Other") == rows(
+        path
+    )
+
+
+def test_a_rank_that_only_the_name_tells(tmp_path: Path) -> None:
+    content = json.loads(gzip.decompress(CPU_TRACE.read_bytes()))
+    del content["distributedInfo"]
+    path = tmp_path / "trace_rank5.json"
+    path.write_text(json.dumps(content))
+    for options in ((), ("--median",), ("--by", "class"), ("--by", "class", "--median")):
+        assert {row["rank"] for row in rows(path, *options)} == {5}
 
 
 def test_a_trace_that_is_cut_short_is_read_with_a_warning(tmp_path: Path) -> None:
@@ -219,7 +284,9 @@ def test_fail_if() -> None:
     )
     assert len(failing.stdout.splitlines()) == 7
     assert analyze("trace", CPU_TRACE, "--fail-if", "exposed_comm_us > span_us").returncode == 0
-    assert_one_error(analyze("trace", CPU_TRACE, "--fail-if", "exposed > 1"), "exposed is no column", "exposed_comm_us")
+    wrong = analyze("trace", CPU_TRACE, "--fail-if", "exposed > 1")
+    assert_one_error(wrong, "exposed is no column", "exposed_comm_us")
+    assert wrong.stdout == ""
 
 
 def test_fail_if_does_not_depend_on_the_format() -> None:
@@ -237,7 +304,7 @@ def test_unreadable_counts_before_fail_if(tmp_path: Path) -> None:
     assert_one_error(process, "gone.json does not exist")
 
 
-@pytest.mark.parametrize("command", ["report", "query", "trace"])
+@pytest.mark.parametrize("command", ["report", "query", "trace", "compare"])
 def test_help_is_quick_and_has_examples(command: str) -> None:
     started = time.monotonic()
     shown = analyze(command, "--help").stdout
@@ -247,4 +314,13 @@ def test_help_is_quick_and_has_examples(command: str) -> None:
 
 
 def test_help_names_every_column() -> None:
-    assert {*FIELDS, *PART_FIELDS} <= set(analyze("trace", "--help").stdout.split())
+    assert {*FIELDS, *PART_FIELDS, *RANK_FIELDS} <= set(analyze("trace", "--help").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [("trace", "exposed_comm_us > 0.1 * span_us"), ("compare", "ratio > 1.05"), ("query", "hidden_fraction < 0.3")],
+)
+def test_the_example_of_fail_if_is_of_the_commands_columns(command: str, example: str) -> None:
+    shown = " ".join(analyze(command, "--help").stdout.replace("│", " ").split())
+    assert f"holds for any row, such as '{example}'" in shown
