@@ -22,7 +22,12 @@ ROOT = Path(__file__).parent.parent
 
 READERS = {
     "overlap_sweep, read": "from overlap_sweep.trace.kineto import read_trace as run",
-    "overlap_sweep, read and analyse": """
+    "overlap_sweep, and phases": """
+from pathlib import Path
+from overlap_sweep.trace.findings import find
+def run(path): find(Path(path), with_parts=False)
+""",
+    "overlap_sweep, and their parts": """
 from pathlib import Path
 from overlap_sweep.trace.findings import find
 def run(path): find(Path(path), with_parts=True)
