@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+PASS_WORDS = {"fwd": "forward", "bwd": "backward"}
+
 
 def as_us(time_us: float) -> str:
     return f"{time_us:,.1f}"

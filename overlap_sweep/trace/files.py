@@ -14,7 +14,7 @@ import msgspec
 from overlap_sweep.trace import kept_findings
 from overlap_sweep.trace.breakdown import PartRow
 from overlap_sweep.trace.content import is_gzip
-from overlap_sweep.trace.findings import Findings, asked, find
+from overlap_sweep.trace.findings import Findings, find, request_for
 from overlap_sweep.trace.overlap import TraceRow
 
 TEXT_BYTES_PER_S = 200e6
@@ -72,7 +72,7 @@ def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | N
     """None where no process can be started, or it ends at once."""
     command = [sys.executable, "-m", "overlap_sweep.trace.findings"]
     try:
-        request = asked(paths, with_parts)
+        request = request_for(paths, with_parts)
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     except (OSError, UnicodeError):
         # UnicodeError: a path that is no text.

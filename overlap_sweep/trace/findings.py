@@ -54,7 +54,7 @@ def answer(request: bytes) -> bytes:
     return msgspec.msgpack.encode([find(Path(path), asked.with_parts) for path in asked.paths])
 
 
-def asked(paths: Sequence[Path], with_parts: bool) -> bytes:
+def request_for(paths: Sequence[Path], with_parts: bool) -> bytes:
     return msgspec.msgpack.encode(Request([str(path) for path in paths], with_parts))
 
 

@@ -1,10 +1,12 @@
 """Exact interval algebra on half-open integer intervals.
 
 Intervals are int64 arrays [n, 2] of (start, end) with start <= end. A *union* is what `merge` returns: sorted,
-disjoint, not touching, none empty. All functions but `merge` take unions.
+disjoint, not touching, none empty. All functions but `merge` and `rows_without_overlap` take unions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +46,20 @@ def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.zeros(len(moments), bool)
     index = np.searchsorted(union[:, 0], moments, side="right") - 1
     return np.where(index >= 0, moments < union[index, 1], False)
+
+
+def rows_without_overlap(spans: Iterable[tuple[float, float]]) -> list[list[int]]:
+    """Numbers of (start, end) spans, which are sorted by start, row by row: each is in the first row that is free."""
+    rows: list[list[int]] = []
+    ends: list[float] = []
+    for number, (start, end) in enumerate(spans):
+        row = next((row for row, until in enumerate(ends) if until <= start), len(rows))
+        if row == len(rows):
+            rows.append([])
+            ends.append(end)
+        rows[row].append(number)
+        ends[row] = end
+    return rows
 
 
 def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:

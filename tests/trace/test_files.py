@@ -278,7 +278,7 @@ def test_shares_are_about_as_long_as_each_other(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_other_process_answers_in_messagepack(no_ratio: Path, tmp_path: Path) -> None:
-    asked = findings.asked([no_ratio, tmp_path / "gone.json"], with_parts=True)
+    asked = findings.request_for([no_ratio, tmp_path / "gone.json"], with_parts=True)
     answers = msgspec.msgpack.decode(findings.answer(asked), type=list[Findings])
     assert answers == [find(no_ratio, True), find(tmp_path / "gone.json", True)]
     assert json.loads(msgspec.json.encode(answers[0].rows[0]))["overlap_ratio"] is None

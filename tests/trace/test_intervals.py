@@ -1,8 +1,10 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.trace.intervals import Intervals, contains, intersect, length, merge, subtract
+from overlap_sweep.trace.intervals import Intervals, contains, intersect, length, merge, rows_without_overlap, subtract
 
 HORIZON = 40
 
@@ -43,6 +45,15 @@ def test_intersect_and_subtract(a: Intervals, b: Intervals) -> None:
 @given(some_intervals, st.lists(st.integers(-1, HORIZON + 1)))
 def test_contains(a: Intervals, asked: list[int]) -> None:
     assert contains(merge(a), np.array(asked, np.int64)).tolist() == [moment in moments(a) for moment in asked]
+
+
+@given(some_intervals)
+def test_rows_without_overlap(a: Intervals) -> None:
+    spans = sorted(map(tuple, a.tolist()))
+    rows = rows_without_overlap(spans)
+    assert sorted(number for row in rows for number in row) == list(range(len(spans)))
+    for row in rows:
+        assert all(spans[one][1] <= spans[other][0] for one, other in pairwise(row))
 
 
 def test_nanoseconds_beyond_2_to_the_53_stay_exact() -> None:

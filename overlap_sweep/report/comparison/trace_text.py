@@ -13,11 +13,11 @@ from overlap_sweep.analysis.comparison.trace_parts import PartMatch
 from overlap_sweep.analysis.comparison.traces import QuantityMatch, TraceComparison
 from overlap_sweep.report.comparison.tables import as_ratio, counted, print_table, styled
 from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.numbers import PASS_WORDS, as_us
 
 FEW_KERNELS = 15
 
-PHASE_NAMES = {"fwd": "forward", "bwd": "backward", "recompute": "recomputation", "all": "whole iteration"}
+PHASE_NAMES = {**PASS_WORDS, "recompute": "recomputation", "all": "whole iteration"}
 
 
 def print_traces(comparison: TraceComparison, console: Console, by: str = "phase") -> None:

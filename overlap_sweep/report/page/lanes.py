@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from overlap_sweep.trace.intervals import rows_without_overlap
 from overlap_sweep.trace.spans import Span
 
 CLASSES = {
@@ -55,14 +56,7 @@ def _of_stream(row: Sequence[Span]) -> str:
 
 
 def _packed(spans: Sequence[Span]) -> list[list[Span]]:
-    rows: list[list[Span]] = []
-    for span in spans:
-        row = next((row for row in rows if row[-1].end_us <= span.start_us), None)
-        if row is None:
-            rows.append([span])
-        else:
-            row.append(span)
-    return rows
+    return [[spans[i] for i in row] for row in rows_without_overlap((s.start_us, s.end_us) for s in spans)]
 
 
 def _by_stream(spans: Sequence[Span]) -> list[list[Span]]:

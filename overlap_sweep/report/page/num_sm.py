@@ -16,7 +16,7 @@ from overlap_sweep.analysis.failures import Frozen, frozen, of_pass
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.sweep import CaseAnalysis
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
 from overlap_sweep.report.page.hidden_fraction import chosen_name, hidden_in_words
 from overlap_sweep.report.page.label_places import spread
@@ -36,7 +36,6 @@ SUBTITLE_WIDTH = 84
 LOGARITHMIC_FROM = 4.0
 """Ratio of the largest to the smallest time from which on the axis is logarithmic."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-WORDS = {"fwd": "forward", "bwd": "backward"}
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def _panel(choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], wante
     num_sms = sorted({mark.num_sm for mark in marks}) or [1]
     return NumSmPanel(
         name=f"{choice.operator}_{choice.pass_name}",
-        title=f"{choice.operator} {WORDS[choice.pass_name]}, TP={choice.tp_size}",
+        title=f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={choice.tp_size}",
         subtitle=_subtitle(choice),
         marks=sorted(marks, key=lambda mark: (mark.line, mark.num_sm)),
         levels=levels,

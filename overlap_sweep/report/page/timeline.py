@@ -17,7 +17,7 @@ from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.sweep import CaseAnalysis
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
 from overlap_sweep.report.page.hidden_fraction import short_name
 from overlap_sweep.report.page.lanes import CLASSES, at_once_us, lanes
@@ -43,7 +43,6 @@ MOST_SPANS = 800
 """Drawn of one iteration: the longest."""
 LONGEST_NAME = 90
 RANK = 0
-WORDS = {"fwd": "forward", "bwd": "backward"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> Iterator[tuple[str, Time
         best = Side(f"{short_name(shown.settings)} ({verb})", _trace_of(shown, own, choice.pass_name))
         if best.path:
             none = Side("no overlap", _none_trace(own, best.path))
-            title = f"{choice.operator} {WORDS[choice.pass_name]}, TP={tp_size}"
+            title = f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}"
             panel = _panel(f"{choice.operator}_{choice.pass_name}", title, none, best, choice.pass_name)
             if panel:
                 yield choice.operator, panel
@@ -231,7 +230,7 @@ def _half(key: str, title: str, shown: Sequence[Span], pass_name: str | None) ->
         own = [span for span in shown if span.phase == name]
         if own:
             start_us, end_us = min(span.start_us for span in own), max(span.end_us for span in own)
-            text = f"{WORDS[name]} {as_us(end_us - start_us)} us"
+            text = f"{PASS_WORDS[name]} {as_us(end_us - start_us)} us"
             extents.append(Extent(f"{key}|", round(start_us - origin_us, 2), round(end_us - origin_us, 2), text))
     return Half(title, rows, bars, extents), len(shown) - len(longest)
 

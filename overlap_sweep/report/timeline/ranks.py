@@ -57,7 +57,7 @@ def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
         if len(drawn):
             phases.setdefault(iteration, {})[phase] = drawn
     if not phases:
-        raise UserError(f"{path} holds no work inside its iterations; profile at least one forward and backward pass.")
+        raise UserError(f"{path} holds no work inside its iterations; profile at least one forward pass.")
     devices = sorted({activity.lanes[lane][0] for lane in np.unique(activity.events.lane)})
     timeline = RankTimeline(
         path=path,

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from overlap_sweep.report.numbers import PASS_WORDS
 from overlap_sweep.report.timeline.ranks import RankTimeline
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, MEMORY, WAIT
-from overlap_sweep.trace.intervals import Intervals, intersect, merge
+from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.spans import PHASE_OF_PASS
 
@@ -31,8 +32,6 @@ KINDS = {
     MEMORY: Kind("copies", "memory", "rail_load"),
 }
 """From top to bottom."""
-
-PASSES = {"fwd": "forward", "bwd": "backward"}
 
 STREAMS_NAMED = 3
 """In the name of a track that several share."""
@@ -77,7 +76,7 @@ def _passes(rank: RankTimeline, iterations: Sequence[int]) -> list[Span]:
     found = [
         Span(*rank.span_ns(number, phase), name, {"cat": "pass", "args": {"iteration": number}})
         for number in iterations
-        for phase, name in PASSES.items()
+        for phase, name in PASS_WORDS.items()
         if phase in rank.phases[number]
     ]
     return sorted(found, key=_by_time)
@@ -138,12 +137,6 @@ def _by_time(span: Span) -> tuple[int, int]:
 
 
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Each span, by start, in the first lane that is free: what overlaps on one track is drawn wrong."""
-    lanes: list[list[Span]] = []
-    for span in spans:
-        lane = next((lane for lane in lanes if lane[-1].end_ns <= span.start_ns), None)
-        if lane is None:
-            lanes.append([span])
-        else:
-            lane.append(span)
-    return lanes
+    """Spans by start, in as many tracks as it takes: what overlaps on one track is drawn wrong."""
+    spans = list(spans)
+    return [[spans[i] for i in row] for row in rows_without_overlap((s.start_ns, s.end_ns) for s in spans)]
