@@ -1,12 +1,14 @@
 """Bytes that are slow to make, kept between runs under the digest of what they were made from.
 
 In `$OVERLAP_SWEEP_CACHE`, else in `overlap_sweep` below `$XDG_CACHE_HOME` or `~/.cache`. May be deleted at any time.
+What is kept is believed, scripts of report.html among it, so a directory that others may write to is not used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +25,19 @@ def cache_directory(kind: str) -> Path | None:
     """Where that kind of thing is kept, made if need be; None where nothing can be kept."""
     try:
         directory = cache_root() / kind
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.parent.mkdir(parents=True, exist_ok=True)
+        for made in (directory.parent, directory):
+            made.mkdir(mode=0o700, exist_ok=True)
+        is_ours = all(map(_only_we_write, (directory.parent, directory)))
     except (OSError, RuntimeError):
         # RuntimeError: there is no home.
         return None
-    return directory
+    return directory if is_ours else None
+
+
+def _only_we_write(directory: Path) -> bool:
+    status = directory.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def cached_bytes(kind: str, key: bytes | str, make: Callable[[], bytes]) -> bytes:

@@ -115,7 +115,8 @@ def read_hf_sizes(name: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(source)
+        # Unless it is forbidden, transformers offers to run what a config calls its code.
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None

@@ -7,7 +7,8 @@ the switches to set in their comments, and are read here together with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import reprlib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ SWITCH_DEFAULTS = {
     "tp_comm_overlap_disable_fc1": False,
 }
 """Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
+
+NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What PyYAML raises about texts that are none: `!!int ""` is an IndexError to it."""
 
 _SCATTER = frozenset({"ring_exchange", "pipeline"})
 _GATHER = frozenset({"ring_exchange"})
@@ -66,7 +70,7 @@ def read(path: Path) -> OverlapConfig:
     try:
         text = path.read_text()
         slots = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, *NO_YAML) as error:
         raise UserError(
             f"{path} cannot be read ({' '.join(str(error).split())}); give a tp_comm_overlap_cfg."
         ) from None
@@ -80,6 +84,12 @@ def read(path: Path) -> OverlapConfig:
     if scatters_dgrad(slots) and "tp_comm_overlap_rs_dgrad" not in named:
         switches["tp_comm_overlap_rs_dgrad"] = True
     return OverlapConfig(slots, switches)
+
+
+def no_switches(comments: Iterable[str]) -> list[str]:
+    """The same lines, quoted where `read` would take them for switches: they hold names that anybody may have given."""
+    lines = (line for entry in comments for line in entry.splitlines() or [""])
+    return [f"'{line.strip()}'" if _SWITCH_COMMENT.match(f"# {line}") else line for line in lines]
 
 
 def text(config: OverlapConfig) -> str:
@@ -100,13 +110,20 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
         if unknown:
             return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
         if "method" in setting and setting["method"] not in space.METHODS:
-            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {setting['method']}"
+            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {_shown(setting['method'])}"
         for knob, value in setting.items():
             if knob != "method" and not isinstance(value, int):
-                return f"{slot}: {knob}={value} is no number, true or false"
+                return f"{slot}: {knob}={_shown(value)} is no number, true or false"
             if knob in _COUNTS and value < 1:
                 return f"{slot}: {knob}={value} is less than 1"
     return None
+
+
+def _shown(value: Any) -> str:
+    """A few lines of YAML may be lists and maps of any size."""
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    return short.repr(value) if isinstance(value, list | dict | set) else str(value)[:200]
 
 
 def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -18,6 +18,8 @@ SCHEMA = 1
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
+LOCK_FILE = ".lock"
+"""Of a sweep's directory: see runtime/lock.py."""
 TUNER_FILE = "tuner.json"
 SEARCH_FILE = "search.json"
 
@@ -73,6 +75,17 @@ class VariantTimes(msgspec.Struct, kw_only=True):
     launch_bound: bool = False
 
 
+class FailedAttempt(msgspec.Struct, kw_only=True):
+    """A try at the point that came to nothing."""
+
+    status: Status
+    error: str
+    started: str
+    """UTC, ISO 8601."""
+    where: str
+    """Host, and the Slurm job if it was in one."""
+
+
 class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     """The content of result.json."""
 
@@ -108,6 +121,10 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     started: str | None = None
     """UTC, ISO 8601."""
     wall_s: float | None = None
+    earlier_attempts: list[FailedAttempt] = []
+    """Before this one, in the same sweep."""
+    reused_from: str | None = None
+    """Of a result that was not measured here but taken from a store: which, where and when it was measured."""
 
 
 class LayerTrial(msgspec.Struct, kw_only=True):
@@ -225,12 +242,35 @@ def write_result(directory: Path, result: Result) -> Path:
 def write_atomically(path: Path, content: bytes) -> Path:
     """Write to a temporary name beside `path`, flush to disk, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    # In a directory from somebody else the name may be a link to anywhere.
+    temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    return keep(temporary, path)
+
+
+def keep(temporary: Path, path: Path) -> Path:
+    """Give a file that was written beside `path` its name, so that after power loss it is whole or absent."""
+    _flush(temporary)
     temporary.replace(path)
+    _flush(path.parent)
     return path
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def clear(directory: Path) -> None:
+    """Remove what an earlier attempt at the point left, but for its log."""
+    leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
+    leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
+    for path in leftovers:
+        path.unlink(missing_ok=True)
 
 
 def read_result(path: Path) -> Result:
@@ -264,7 +304,7 @@ def _write(path: Path, record: msgspec.Struct) -> Path:
 def _read(path: Path, kind: type[_Record], mend: str) -> _Record:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); {mend}.") from None
     if record.schema > SCHEMA:
         raise UserError(f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
@@ -276,3 +316,11 @@ def find_points(directory: Path) -> list[Path]:
     found = {path.parent for path in directory.rglob(RESULT_FILE)}
     found |= {path.parent.parent for path in directory.rglob(".hydra/config.yaml")}
     return sorted(found)
+
+
+def last_sweep(root: Path = Path("multirun")) -> Path:
+    """The sweep below `root` that was last worked on. UserError when there is none."""
+    found = [path for pattern in (f"*/{LOCK_FILE}", f"*/*/{LOCK_FILE}") for path in root.glob(pattern)]
+    if not found:
+        raise UserError(f"there is no sweep below {root}; give its directory: resume=<directory>.")
+    return max(found, key=lambda path: path.stat().st_mtime).parent

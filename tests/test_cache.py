@@ -69,3 +69,23 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_directory("tables") == tmp_path / "home" / ".cache" / "overlap_sweep" / "tables"
     assert (tmp_path / "home" / ".cache" / "overlap_sweep" / "tables").is_dir()
+
+
+@pytest.mark.parametrize("writable", [0o777, 0o775, 0o703])
+@pytest.mark.parametrize("level", ["root", "kind"])
+def test_what_others_may_write_is_not_believed(own_cache: Path, writable: int, level: str) -> None:
+    assert cached_bytes("scripts", "key", lambda: b"ours") == b"ours"
+    (own_cache if level == "root" else own_cache / "scripts").chmod(writable)
+    assert cache_directory("scripts") is None
+    assert cached_bytes("scripts", "key", lambda: b"made again") == b"made again"
+
+
+def test_others_see_nothing_of_it(own_cache: Path) -> None:
+    cached_bytes("traces", "key", lambda: b"findings")
+    assert {path.stat().st_mode & 0o777 for path in (own_cache, own_cache / "traces")} == {0o700}
+
+
+def test_what_belongs_to_others_is_not_believed(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached_bytes("scripts", "key", lambda: b"theirs")
+    monkeypatch.setattr("os.getuid", lambda: own_cache.stat().st_uid + 1)
+    assert cached_bytes("scripts", "key", lambda: b"ours") == b"ours"

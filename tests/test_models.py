@@ -147,3 +147,13 @@ def test_a_config_that_is_none(tmp_path: Path) -> None:
 def test_a_model_without_sizes() -> None:
     with pytest.raises(UserError, match="hidden_size"):
         models.resolve({"name": "x", "source": "sizes", **dict.fromkeys(models.SIZES)})
+
+
+def test_code_beside_a_config_is_not_run(tmp_path: Path) -> None:
+    attacked = tmp_path / "attacked"
+    (tmp_path / "evil.py").write_text(f"open({str(attacked)!r}, 'w').close()\nclass Config: pass\n")
+    config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}, "hidden_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError):
+        models.read_hf_sizes(str(tmp_path))
+    assert not attacked.exists()

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-import yaml
-
+from overlap_sweep.analysis.checks import (
+    MOST_YAML_BYTES,
+    check_config,
+    check_place,
+    check_result,
+    read_yaml,
+    refused_traces,
+)
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import RESULT_FILE, Result, Timing, find_points, read_result
-from overlap_sweep.space import METHODS, OPERATORS, PASSES, PHASES
+from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.trace.places import links_out
 
 HYDRA_CONFIG = ".hydra/config.yaml"
-LAYER_PASSES = {"fwd", "bwd", "all"}
-"""What every variant of a layer has times of; `step` only where an optimizer runs."""
+LONGEST_NAME = 160
+"""File systems take 255 bytes."""
 
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
@@ -37,7 +43,10 @@ class Case(NamedTuple):
         """Fit for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
-        return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+        if len(plain) <= LONGEST_NAME:
+            return plain
+        return f"{plain[: LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
     def __str__(self) -> str:
         return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
@@ -53,6 +62,8 @@ class Point:
     config: Mapping[str, Any]
     """The point's configuration as result.json records it, or of a missing point as Hydra composed it."""
     result: Result | None
+    trace_problems: tuple[str, ...] = ()
+    """One sentence for each trace that the result lists and that must not be read."""
 
     @property
     def name(self) -> str:
@@ -90,6 +101,11 @@ class Reading:
     points: list[Point]
     problems: list[str]
 
+    @property
+    def trace_problems(self) -> list[str]:
+        """Of all points."""
+        return [problem for point in self.points for problem in point.trace_problems]
+
 
 def read_points(root: Path) -> Reading:
     """Read the run directories at or below `root`: a date's, a sweep's, or a single one.
@@ -104,9 +120,14 @@ def read_points(root: Path) -> Reading:
     points, problems = [], []
     for directory in find_points(root):
         try:
-            points.append(_read_point(directory))
+            points.append(_read_point(directory, root))
         except UserError as error:
             problems.append(str(error))
+        except RecursionError:
+            problems.append(f"{directory} holds a file that is nested too deeply to be read; remove it.")
+    for link in links_out(root):
+        if (link / RESULT_FILE).exists() or (link / HYDRA_CONFIG).exists():
+            problems.append(f"{link} is a link that leads out of {root}, so it is not read; copy the directory there.")
     if not points and not problems:
         raise UserError(f"{root} holds no results; measure some with launch.py, or give the directory that has them.")
     return Reading(root, points, problems)
@@ -121,104 +142,20 @@ def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
     return {case: cases[case] for case in sorted(cases, key=str)}
 
 
-def _read_point(directory: Path) -> Point:
+def _read_point(directory: Path, root: Path) -> Point:
+    if not directory.relative_to(root).as_posix().isprintable():
+        raise UserError(f"{str(directory)!a} has a name that cannot be shown, so it is not read; rename it.")
     path = directory / RESULT_FILE
-    if path.exists():
+    # A link that leads nowhere exists no less.
+    if path.exists() or path.is_symlink():
+        check_place(path, root)
         result = read_result(path)
-        _check_config(result.point, path)
-        if result.status == "ok":
-            check_whole = _check_variants if result.point["workload"]["name"] == "layer" else _check_times
-            check_whole(result, path)
-        return Point(directory, result.status, result.point, result)
+        check_result(result, path)
+        refused = refused_traces(result, directory, root)
+        result.traces = [name for name in result.traces if name not in refused]
+        return Point(directory, result.status, result.point, result, tuple(refused.values()))
     path = directory / HYDRA_CONFIG
-    try:
-        config = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read ({reason}); remove {directory} and measure the point again.") from None
-    _check_config(config, path)
+    check_place(path, root, MOST_YAML_BYTES)
+    config = read_yaml(path)
+    check_config(config, path)
     return Point(directory, "missing", config, None)
-
-
-class _Model(msgspec.Struct):
-    name: str
-
-
-class _Workload(msgspec.Struct):
-    name: str
-    tokens: int | None
-
-
-class _Runtime(msgspec.Struct):
-    device: str
-
-
-class _Layer(msgspec.Struct):
-    kind: str
-    num_replicas: int
-    training: bool
-
-
-class _Config(msgspec.Struct):
-    """The part of a point's configuration that analysis relies on."""
-
-    model: _Model
-    workload: _Workload
-    runtime: _Runtime
-    tp_size: int
-    backend: str
-    precision: str | None
-
-
-class _OperatorConfig(_Config):
-    operator: str
-    phase: str
-    method: str
-
-
-class _LayerConfig(_Config):
-    layer: _Layer
-
-
-_CONFIG_OF_WORKLOAD: dict[str, type[_Config]] = {"operator": _OperatorConfig, "layer": _LayerConfig}
-
-
-def _check_config(config: Any, path: Path) -> None:
-    """UserError when this is no point's configuration: written by something else, or by a later version."""
-    try:
-        workload = msgspec.convert(config, _Config).workload.name
-        known = msgspec.convert(config, _CONFIG_OF_WORKLOAD.get(workload, _Config))
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path} describes no point ({error}); remove it and measure the point again.") from None
-    choices_of: list[tuple[str, Collection[str]]] = [(workload, _CONFIG_OF_WORKLOAD)]
-    if isinstance(known, _OperatorConfig):
-        choices_of += [(known.operator, OPERATORS), (known.phase, (*PHASES, "all")), (known.method, METHODS)]
-    for value, choices in choices_of:
-        if value not in choices:
-            raise UserError(f"{path} says {value}, which is none of {', '.join(choices)}; update overlap_sweep.")
-
-
-def _check_times(result: Result, path: Path) -> None:
-    """UserError when an `ok` point lacks what every comparison needs: edited by hand, or by another program."""
-    for name in PASSES:
-        times = result.times.get(name)
-        timings = [times.point, times.none, times.floor] if times else []
-        if times and times.default:
-            timings += [times.default.default, times.default.none]
-        if not timings or not all(map(_is_whole, timings)):
-            raise UserError(f"{path} is ok without whole {name} times; remove it and measure the point again.")
-
-
-def _check_variants(result: Result, path: Path) -> None:
-    """UserError when an `ok` layer lacks what pairing its variants round by round needs."""
-    timings = [timing for variant in result.variants.values() for timing in variant.times.values()]
-    complete = all(variant.times.keys() >= LAYER_PASSES for variant in result.variants.values())
-    # Every sample is divided by, not only the medians.
-    positive = all(min(timing.samples_us, default=0.0) > 0 for timing in timings)
-    rounds = {len(timing.samples_us) for timing in timings}
-    if len(rounds) != 1 or not (complete and positive and all(map(_is_whole, timings))):
-        raise UserError(f"{path} is ok without whole times of its variants; remove it and measure the point again.")
-
-
-def _is_whole(timing: Timing) -> bool:
-    return timing.median_us > 0 and len(timing.samples_us) > 1

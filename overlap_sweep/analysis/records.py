@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from overlap_sweep.analysis.checks import check_place, check_search, check_tuner
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import (
     SEARCH_FILE,
@@ -33,16 +34,26 @@ class Records:
 def read_records(root: Path) -> Records:
     """Those at or below `root`."""
     problems: list[str] = []
-    tuners = _read_all(root, TUNER_FILE, read_tuner_record, problems)
-    searches = _read_all(root, SEARCH_FILE, read_search_record, problems)
+    tuners = _read_all(root, TUNER_FILE, read_tuner_record, check_tuner, problems)
+    searches = _read_all(root, SEARCH_FILE, read_search_record, check_search, problems)
     return Records(tuners, searches, problems)
 
 
-def _read_all(root: Path, name: str, read: Callable[[Path], _Record], problems: list[str]) -> dict[Path, _Record]:
+def _read_all(
+    root: Path,
+    name: str,
+    read: Callable[[Path], _Record],
+    check: Callable[[_Record, Path], None],
+    problems: list[str],
+) -> dict[Path, _Record]:
     found = {}
     for path in sorted(root.rglob(name)):
         try:
-            found[path.parent] = read(path)
+            check_place(path, root)
+            record = read(path)
+            check(record, path)
         except UserError as error:
             problems.append(str(error))
+        else:
+            found[path.parent] = record
     return found

@@ -221,6 +221,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         strays=[one for one in found if isinstance(one, Unproven) and one.case is None],
         problems=[
             *reading.problems,
+            *reading.trace_problems,
             *records.problems,
             *(problem for of_point in traces.values() for problem in of_point.problems),
         ],

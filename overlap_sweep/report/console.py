@@ -6,17 +6,38 @@ import textwrap
 from collections.abc import Iterable
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
 from rich.table import Table
+
+from overlap_sweep.report.numbers import visible
 
 UNBOUNDED = 10_000
 """The width of what is no terminal, in columns."""
 
 
+class _Visible:
+    """Something to be printed, the control characters in its text escaped: rich's own are apart from the text."""
+
+    def __init__(self, shown: ConsoleRenderable) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self._shown, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+class _Escaping(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(shown) for shown in renderables]
+
+
 def console_for(stream: IO[str]) -> Console:
-    """A console that never cuts what goes into a pipe or a file."""
+    """A console that never cuts what goes into a pipe or a file, and takes texts for nothing but what they say."""
     width = None if stream.isatty() else UNBOUNDED
-    return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=width is not None)
+    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=width is not None)
+    console.push_render_hook(_Escaping())
+    return console
 
 
 def fits(table: Table, console: Console) -> bool:
@@ -31,7 +52,7 @@ def print_lines(lines: Iterable[str], console: Console, indent: int = 2, hanging
             console.print(" " * indent + line)
             continue
         wrapped = textwrap.wrap(
-            line,
+            visible(line),
             console.width,
             initial_indent=" " * indent,
             subsequent_indent=" " * (indent + hanging),

@@ -15,7 +15,8 @@ import yaml
 
 from overlap_sweep import space
 from overlap_sweep.analysis.switches import FLAGS
-from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, scatters_dgrad
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
+from overlap_sweep.report.numbers import comments
 
 _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it off."
 
@@ -69,9 +70,10 @@ def ub_cfgs_file_name(tp_size: int) -> str:
 def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
     """The file for Megatron-LM's --tp-comm-overlap-cfg: `head` and the switches to set in comments, then the slots.
 
-    `overlap_cfg.read` makes the same configuration of it. No line of `head` may look like a switch.
+    `overlap_cfg.read` makes the same configuration of it.
     """
-    return _comment([*head, "", *_megatron_switches(config)]) + yaml.safe_dump(config.slots, sort_keys=False)
+    slots = yaml.safe_dump(config.slots, sort_keys=False)
+    return comments([*no_switches(head), "", *_megatron_switches(config)]) + slots
 
 
 def _megatron_switches(config: OverlapConfig) -> list[str]:
@@ -115,7 +117,7 @@ def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str
         if methods
     )
     return (
-        f"{_comment(lines)}\nfrom {_BRIDGE_MODULE} import (\n{imported})\n\n"
+        f"{comments(lines)}\nfrom {_BRIDGE_MODULE} import (\n{imported})\n\n"
         f"{name} = TransformerLayerTPOverlapCfg(\n{''.join(fields)})\n"
     )
 
@@ -233,8 +235,3 @@ def _defaults(slot: str, method: str) -> dict[str, Any]:
         "fp8_buf": False,
         "pipeline_rs_overlap_first_gemm": False,
     }
-
-
-def _comment(lines: Sequence[str]) -> str:
-    """As comments of YAML and Python alike, whatever the lines hold."""
-    return "".join(f"# {line}".rstrip() + "\n" for entry in lines for line in entry.splitlines() or [""])

@@ -14,11 +14,13 @@ from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
 from overlap_sweep.report import overlap_yaml, proof_report, text, tuning_report
+from overlap_sweep.report.csv_text import csv_of
 from overlap_sweep.report.overlap_yaml import Provenance
 from overlap_sweep.report.page.page import page_files
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.report.training_files import training_files
 from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.trace.places import is_below
 
 TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
@@ -33,6 +35,8 @@ def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Pat
         written: list[Path] = []
 
         def write(path: Path, content: bytes) -> None:
+            if not is_below(path.parent, directory):
+                raise UserError(f"{path.parent} is a link that leads out of {directory}; remove it, or give --output.")
             path.parent.mkdir(parents=True, exist_ok=True)
             written.append(write_atomically(path, content))
 
@@ -76,7 +80,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _table(frame: pd.DataFrame, path: Path) -> Iterator[tuple[Path, bytes]]:
-    yield path.with_suffix(".csv"), frame.to_csv(index=False).encode()
+    yield path.with_suffix(".csv"), csv_of(frame).encode()
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False)
     yield path.with_suffix(".parquet"), parquet.getvalue()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 PASS_WORDS = {"fwd": "forward", "bwd": "backward"}
+
+RANKS_NAMED = 16
 
 
 def as_us(time_us: float) -> str:
@@ -33,6 +37,33 @@ def as_duration(seconds: float) -> str:
 def as_sentence(words: str) -> str:
     """With a capital."""
     return words[:1].upper() + words[1:]
+
+
+def some_ranks(ranks: Sequence[int]) -> str:
+    """`1, 2, 3`; of many the first ones, and how many more."""
+    more = f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else ""
+    return f"{', '.join(map(str, ranks[:RANKS_NAMED]))}{more}"
+
+
+def visible(text: str) -> str:
+    """With escapes for what is not to be seen, such as control characters: a terminal would obey them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def comments(entries: Iterable[str]) -> str:
+    """Lines that are comments to YAML and Python alike, whatever they hold: neither knows more ends of lines than
+    `splitlines`, and neither takes control characters even there."""
+    lines = (line for entry in entries for line in entry.splitlines() or [""])
+    return "".join(f"# {visible(line)}".rstrip() + "\n" for line in lines)
+
+
+def visible_json(text: str) -> str:
+    """The same JSON, with JSON's escapes for what is not to be seen."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def finite(value: Any) -> Any:

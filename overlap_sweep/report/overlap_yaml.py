@@ -10,7 +10,8 @@ import yaml
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.analysis.sweep import CaseAnalysis, SlotAnswer
-from overlap_sweep.report.numbers import as_sentence
+from overlap_sweep.overlap_cfg import no_switches
+from overlap_sweep.report.numbers import as_sentence, comments
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
 WHAT = "Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs"
@@ -37,11 +38,10 @@ def overlap_yaml(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> st
     """
     slots = case.slots(tp_size)
     title = f"Communication overlap for TP={tp_size}: {WHAT}."
-    origins = [*origin(case, tp_size, provenance), *beside_default(case, tp_size)]
-    head = [title, *origins, "", *_switches(case, tp_size), "", *_left_out(slots), ""]
+    origins = no_switches([*origin(case, tp_size, provenance), *beside_default(case, tp_size)])
+    head = [title, *origins, "", *_switches(case, tp_size), "", *no_switches(_left_out(slots)), ""]
     body = [_entry(answer) for answer in slots if answer.final_setting]
-    lines = [line for entry in head for line in entry.splitlines() or [""]]
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + ("".join(body) or "{}\n")
+    return comments(head) + ("".join(body) or "{}\n")
 
 
 def origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str]:
@@ -86,7 +86,7 @@ def _switches(case: CaseAnalysis, tp_size: int) -> list[str]:
     for advice in advised:
         flag = f"  ({advice.flag})" if advice.flag and advice.name != "tp_comm_overlap" else ""
         lines.append(f"  {advice.name}: {str(advice.value).lower()}{flag}  {advice.reason}")
-    return lines + list(case.plans[tp_size].overruled)
+    return lines + no_switches(case.plans[tp_size].overruled)
 
 
 def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:

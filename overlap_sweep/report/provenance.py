@@ -7,14 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec
 
+from overlap_sweep.analysis.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import TUNER_FILE, read_tuner_record
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
+
+
+class _Overrides(msgspec.Struct):
+    task: list[str]
+    hydra: list[str]
+
+
+class _Hydra(msgspec.Struct):
+    overrides: _Overrides
+
+
+class _Sweep(msgspec.Struct):
+    """What Hydra records of a sweep, as far as it is of use here."""
+
+    hydra: _Hydra
 
 
 def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -65,30 +81,39 @@ def launch_commands(points: Sequence[Point]) -> list[str]:
 
 
 def _tuner_command(directory: Path) -> str | None:
+    path = directory / TUNER_FILE
     try:
-        return read_tuner_record(directory / TUNER_FILE).command
-    except UserError:
+        check_place(path, directory)
+        return read_tuner_record(path).command
+    except (UserError, RecursionError):
+        # That it cannot be read is said elsewhere.
         return None
 
 
 def _sweep_command(directory: Path) -> str | None:
     """None where there was no sweep; empty where its record was cut short."""
-    if not (directory / SWEEP_CONFIG).exists():
+    path = directory / SWEEP_CONFIG
+    if not path.exists():
         return None
     try:
-        recorded = yaml.safe_load((directory / SWEEP_CONFIG).read_bytes())["hydra"]["overrides"]
-        choices = [override for override in recorded["hydra"] if override.startswith("hydra/")]
-        return _command(["-m", *recorded["task"], *choices])
-    except (yaml.YAMLError, KeyError, TypeError):
+        recorded = msgspec.convert(_recorded(path, directory), _Sweep).hydra.overrides
+        choices = [override for override in recorded.hydra if override.startswith("hydra/")]
+        return _command(["-m", *recorded.task, *choices])
+    except (UserError, msgspec.ValidationError):
         # It costs the comment that it would have been, nothing else.
         return ""
 
 
 def _point_command(directory: Path) -> str | None:
     try:
-        return _command(yaml.safe_load((directory / POINT_OVERRIDES).read_bytes()))
-    except (OSError, yaml.YAMLError, TypeError):
+        return _command(msgspec.convert(_recorded(directory / POINT_OVERRIDES, directory), list[str]))
+    except (UserError, msgspec.ValidationError):
         return None
+
+
+def _recorded(path: Path, directory: Path) -> Any:
+    check_place(path, directory, MOST_YAML_BYTES)
+    return read_yaml(path)
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_sweep.report.console import fits, print_lines
+from overlap_sweep.report.csv_text import csv_cell
+from overlap_sweep.report.numbers import visible_json
 from overlap_sweep.trace.breakdown import PartRow
 from overlap_sweep.trace.files import TraceFile
 from overlap_sweep.trace.kernel_classes import function_name
@@ -127,14 +129,14 @@ def _as_rows(file: TraceFile, rows: Iterable[Any], fields: Sequence[str], phases
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
+    return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
 def as_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return stream.getvalue().rstrip("\n")
 
 

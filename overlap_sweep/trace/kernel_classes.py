@@ -10,6 +10,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 Kind = Literal["gemm", "comm", "wait", "compute", "memory", "ignore"]
+_LONGEST_NAME = 1 << 14
+"""Of longer ones the beginning: some expressions take time that grows with its square."""
+
 Category = Literal["kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation"]
 
 
@@ -29,6 +32,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def classify(category: str, name: str) -> KernelClass:
     """The class of an event of one of Kineto's device or host categories."""
+    name = name[:_LONGEST_NAME]
     function = function_name(name) if category == "kernel" else name
     for kernel_class, name_pattern, function_pattern in _rules(category):
         if name_pattern.search(name) and function_pattern.search(function):
@@ -41,6 +45,7 @@ def function_name(kernel: str) -> str:
 
     `void cutlass::Kernel2<cutlass_80_tensorop_gemm>(Params)` is `cutlass::Kernel2`.
     """
+    kernel = kernel[:_LONGEST_NAME]
     if kernel.startswith("_Z"):
         return _demangled_function(kernel)
     plain = kernel.replace("(anonymous namespace)", "anonymous")
@@ -71,7 +76,7 @@ def _without_brackets(name: str) -> str:
 def _demangled_function(mangled: str) -> str:
     rest = re.sub(r"^_Z(L|N[rVK]*)?", "", mangled)
     parts = []
-    while length := re.match(r"L?(\d+)", rest):
+    while length := re.match(r"L?(\d{1,9})", rest):
         end = length.end() + int(length[1])
         part, rest = rest[length.end() : end], rest[end:]
         parts.append("anonymous" if part.startswith("_GLOBAL__N") else part)

@@ -37,7 +37,7 @@ OLD_CATEGORIES = {
 
 NO_CORRELATION = -1
 
-_MOST_RANKS = 1 << 24
+MOST_RANKS = 1 << 20
 """More than any run has; a trace that says so is damaged."""
 
 _MOST_US = 2.0**51
@@ -265,7 +265,7 @@ def _number(written: int | str | None) -> int | None:
         number = int(written or 0)
     except ValueError:
         return None
-    return None if written is None or not 0 <= number < _MOST_RANKS else number
+    return None if written is None or not 0 <= number < MOST_RANKS else number
 
 
 def _nothing_in(path: Path, document: Document) -> UserError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_sweep.trace.files import TraceFile
+from overlap_sweep.trace.kineto import MOST_RANKS
 from overlap_sweep.trace.overlap import PhaseSummary, summarise
 
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
@@ -71,7 +72,8 @@ def rank_of(file: TraceFile) -> int | None:
     if file.rank is not None:
         return file.rank
     in_name = _RANK_IN_NAME.search(file.path.name) or _RANK_IN_NAME.search(file.path.parent.name)
-    return int(in_name[1]) if in_name else None
+    rank = int(in_name[1]) if in_name else None
+    return None if rank is None or rank >= MOST_RANKS else rank
 
 
 def run_name(path: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.content import blocks
+from overlap_sweep.trace.places import is_below
 
 SUFFIXES = (".json", ".json.gz")
 
@@ -16,8 +17,14 @@ TIMELINE_MARK = "overlap_sweep timeline"
 
 def find_traces(directory: Path) -> list[Path]:
     """All at or below it, `rank2` before `rank10`, without timelines that were made of them."""
-    files = sorted((path for path in directory.rglob("*") if path.name.endswith(SUFFIXES)), key=natural_order)
+    files = [path for path in _candidates(directory) if not _leads_out(path, directory)]
     return [path for path in files if path.is_file() and _is_trace(path)]
+
+
+def refused_links(directory: Path) -> list[str]:
+    """A sentence for each link among the files that may be traces that leads elsewhere: nothing looks into it."""
+    links = [path for path in _candidates(directory) if _leads_out(path, directory)]
+    return [f"{link} is a link that leads out of {directory}, so it is not read; copy the file." for link in links]
 
 
 def is_timeline(path: Path) -> bool:
@@ -29,6 +36,14 @@ def is_timeline(path: Path) -> bool:
 def natural_order(path: Path) -> list[list[str | int]]:
     """To sort by: numbers in names by their value."""
     return [[int(word) if i % 2 else word for i, word in enumerate(re.split(r"(\d+)", part))] for part in path.parts]
+
+
+def _candidates(directory: Path) -> list[Path]:
+    return sorted((path for path in directory.rglob("*") if path.name.endswith(SUFFIXES)), key=natural_order)
+
+
+def _leads_out(path: Path, directory: Path) -> bool:
+    return path.is_symlink() and not is_below(path, directory)
 
 
 def _is_trace(path: Path) -> bool:

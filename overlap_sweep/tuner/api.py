@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 import overlap_sweep
+from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.search.measured import override_value
 
@@ -72,7 +71,7 @@ class Report:
         path = self.directory / f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml"
         if not path.exists():
             raise UserError(f"{path} does not exist: TP={tp_size} was not searched.")
-        return yaml.safe_load(path.read_text()) or {}
+        return overlap_cfg.read(path).slots
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measured point and phase; times in microseconds."""
@@ -84,7 +83,10 @@ class Report:
         """Copy the reports, tables and exported files there; not the run directories. The copies."""
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
-        found = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
+        listed = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
+        # A directory that somebody sent may hold links to anything.
+        here = self.directory.resolve()
+        found = [path for path in listed if path.is_file() and path.resolve().is_relative_to(here)]
         if target.resolve() == self.directory.resolve():
             return found
         return [Path(shutil.copy2(path, target / path.name)) for path in found]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import typer
 
+from overlap_sweep.report.numbers import visible
+
 
 def fail_for(problems: Sequence[str]) -> None:
     """What could be read has been reported by now; the rest is named, and the exit status says so."""
@@ -17,8 +19,13 @@ def fail_for(problems: Sequence[str]) -> None:
 
 
 def print_error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print_aside(f"error: {message}")
 
 
 def print_warning(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print_aside(f"warning: {message}")
+
+
+def print_aside(sentence: str) -> None:
+    """To stderr, in one line."""
+    print(visible(sentence).replace("\n", r"\n"), file=sys.stderr)

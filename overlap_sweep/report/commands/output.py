@@ -12,6 +12,8 @@ import typer
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.expressions import condition
+from overlap_sweep.report.commands.failing import print_aside
+from overlap_sweep.report.csv_text import csv_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +60,7 @@ def print_rows(
     """
     refuse_on_terminal(format)
     if format is TableFormat.csv:
-        sys.stdout.write(frame.to_csv(index=False, lineterminator="\n"))
+        sys.stdout.write(csv_of(frame))
     elif format is TableFormat.json:
         sys.stdout.write(as_json(frame) + "\n")
     elif format is TableFormat.parquet:
@@ -77,11 +79,11 @@ def as_json(frame: pd.DataFrame) -> str:
     """A list of objects; what is missing, or no number of JSON's, is null."""
     import msgspec
 
-    from overlap_sweep.report.numbers import finite
+    from overlap_sweep.report.numbers import finite, visible_json
 
     columns = [[finite(plain(value)) for value in frame[column]] for column in frame.columns]
     rows = [dict(zip(map(str, frame.columns), cells, strict=True)) for cells in zip(*columns, strict=True)]
-    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
+    return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
 def print_table_of(frame: pd.DataFrame, console: Console, title: str = "") -> None:
@@ -179,7 +181,7 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = 
                 f"first {_describe_first(matching, frame, wanted.columns)}"
             )
     for sentence in failed:
-        print(sentence, file=sys.stderr)
+        print_aside(sentence)
     if failed:
         raise typer.Exit(FAILED_IF)
 

@@ -148,7 +148,8 @@ def _table(directory: Path, layers: bool) -> tuple[pd.DataFrame, list[str]]:
         analyses = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
         return to_frame(layer_frame.layer_rows(reading.points, analyses, directory), types), list(reading.problems)
     traces = read_traces(point for point in reading.points if not point.is_layer)
-    problems = [*reading.problems, *(problem for of_point in traces.values() for problem in of_point.problems)]
+    problems = [*reading.problems, *reading.trace_problems]
+    problems += (problem for of_point in traces.values() for problem in of_point.problems)
     for warning in (warning for of_point in traces.values() for warning in of_point.warnings):
         print_warning(warning)
     return to_frame(table_rows(reading, traces)), problems
@@ -157,11 +158,15 @@ def _table(directory: Path, layers: bool) -> tuple[pd.DataFrame, list[str]]:
 def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
     """What an analysis wrote elsewhere, away from the run directories."""
     import pandas as pd
+    from pyarrow import ArrowException
 
+    from overlap_sweep.analysis.checks import check_place
+
+    check_place(path, path.parent)
     try:
         frame = pd.read_parquet(path)
         return frame.reindex(columns=list(types)).astype(types)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ArithmeticError, ArrowException) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise UserError(f"{path} cannot be read ({reason}); analyse the results again.") from None
 

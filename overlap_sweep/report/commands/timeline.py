@@ -80,7 +80,7 @@ def _traces(paths: Sequence[Path]) -> list[Path]:
 def _traces_of(path: Path) -> list[Path]:
     """UserError where there is not one point's traces."""
     from overlap_sweep.run_directory import find_points
-    from overlap_sweep.trace.search import find_traces
+    from overlap_sweep.trace.search import find_traces, refused_links
 
     if not path.exists():
         raise UserError(f"{path} does not exist; give a point's directory, or traces.")
@@ -93,6 +93,8 @@ def _traces_of(path: Path) -> list[Path]:
         raise UserError(f"{path} has {len(points)} points; give one of them: {names}{more}.")
     directory = points[0] if points else path
     traces = find_traces(directory)
+    for refused in refused_links(directory):
+        print_warning(refused)
     if not traces:
         raise UserError(f"{directory} holds no traces; measure the point again with profile=all, or give the traces.")
     # Beside an operator's own traces there may be some of it without overlap.

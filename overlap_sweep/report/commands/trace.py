@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.report.commands.failing import fail_for, print_warning
+from overlap_sweep.report.commands.failing import fail_for, print_aside, print_warning
 from overlap_sweep.report.commands.output import (
     FormatOption,
     TableFormat,
@@ -125,7 +125,7 @@ def trace(
     if fail_expressions:
         check_fail_if(fail_expressions, _frame(rows, fields))
     if good and not rows and (several or by is not Grouping.rank):
-        print(f"No row: the traces hold nothing in {' or '.join(asked)}.", file=sys.stderr)
+        print_aside(f"No row: the traces hold nothing in {' or '.join(asked)}.")
     if good and format is TableFormat.table:
         _print_tables(good, several, rows, by, asked, medians, top)
         if is_one_file and alone:
@@ -142,7 +142,9 @@ def trace(
 
 
 def _of_missing(runs: Sequence[RunRanks]) -> list[str]:
-    return [f"{run.name}: nothing of rank {', '.join(map(str, run.missing))}." for run in runs if run.missing]
+    from overlap_sweep.report.numbers import some_ranks
+
+    return [f"{run.name}: nothing of rank {some_ranks(run.missing)}." for run in runs if run.missing]
 
 
 def _alone(runs: Sequence[RunRanks]) -> list[RunRanks]:
@@ -211,13 +213,15 @@ def _print_tables(
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """The traces, each once, and a sentence for each directory that has none."""
-    from overlap_sweep.trace.search import find_traces
+    from overlap_sweep.trace.search import find_traces, refused_links
 
     found: dict[Path, Path] = {}
     problems = []
     for path in paths:
         below = find_traces(path) if path.is_dir() else [path]
-        if not below:
+        refused = refused_links(path) if path.is_dir() else []
+        problems += refused
+        if not below and not refused:
             problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
         for one in below:
             found.setdefault(one.resolve(), one)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from overlap_sweep.report.page.figures import without_control
 from overlap_sweep.report.page.palette import chart_config, in_light
 
 SCALE = 2.0
@@ -28,7 +29,7 @@ def as_png(chart: Chart) -> bytes:
     """On white, for documents."""
     import vl_convert
 
-    text = in_light(json.dumps({**chart.spec, "padding": 12}))
+    text = in_light(json.dumps({**without_control(chart.spec), "padding": 12}))
     config = json.loads(in_light(json.dumps({**chart_config(), "background": "white"})))
     rendered: bytes = vl_convert.vegalite_to_png(text, scale=SCALE, config=config)
     return rendered

@@ -11,6 +11,7 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison.charts import Chart, as_png
+from overlap_sweep.report.csv_text import csv_of
 from overlap_sweep.run_directory import write_atomically
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def write_files(
     contents = {
         # What is no number of JSON's becomes null.
         SUMMARY_FILE: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
-        f"{TABLE_FILE}.csv": frame.to_csv(index=False, lineterminator="\n").encode(),
+        f"{TABLE_FILE}.csv": csv_of(frame).encode(),
         f"{TABLE_FILE}.parquet": parquet.getvalue(),
         **{chart.file_name: as_png(chart) for chart in charts},
     }

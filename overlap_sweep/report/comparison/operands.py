@@ -77,7 +77,7 @@ def _shortened_words(names: Sequence[str]) -> list[str]:
 def _traces_of(path: Path) -> list[Path]:
     """Of a file itself, of a directory without results its traces; else none. UserError where there is nothing."""
     from overlap_sweep.run_directory import find_points
-    from overlap_sweep.trace.search import find_traces
+    from overlap_sweep.trace.search import find_traces, refused_links
 
     if not path.exists():
         raise UserError(f"{path} does not exist; give a directory with results, or traces.")
@@ -85,6 +85,8 @@ def _traces_of(path: Path) -> list[Path]:
         return [path]
     if find_points(path):
         return []
+    if refused := refused_links(path):
+        raise UserError(refused[0])
     if traces := find_traces(path):
         return traces
     raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")

@@ -48,8 +48,8 @@ def rows_of(environment: dict[str, Any]) -> list[tuple[str, str]]:
             rows += [(_name(name), ", ".join(f"{key} {item}" for key, item in told.items()))] if told else []
         elif isinstance(value, list):
             rows.append((_name(name), "\n".join(map(str, value))))
-        elif name == "cudnn" and str(value).isdecimal():
-            rows.append((_name(name), _dotted(int(value))))
+        elif name == "cudnn" and isinstance(value, int):
+            rows.append((_name(name), _dotted(value)))
         elif value is not None:
             rows.append((_name(name), str(value)))
     return rows

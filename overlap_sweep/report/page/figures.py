@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from overlap_sweep.cache import cached_bytes
+from overlap_sweep.report.numbers import visible
 
 if TYPE_CHECKING:
     import altair as alt
@@ -48,9 +49,18 @@ def figure(name: str, description: str, panel: Panel, chart: Callable[[Any], alt
         # Tests hold them against Vega-Lite's schema, which takes longer than all the rest.
         spec = chart(panel).to_dict(validate=False)
         # The page and the PNGs bring their own.
-        return json.dumps({field: value for field, value in spec.items() if field != "config"}).encode()
+        return json.dumps(without_control({k: value for k, value in spec.items() if k != "config"})).encode()
 
     return Figure(name, description, json.loads(cached_bytes("charts", key, draw)))
+
+
+def without_control(spec: Any) -> Any:
+    """Vega-Lite makes expressions of names, and Vega refuses those with some characters."""
+    if isinstance(spec, dict):
+        return {key: without_control(value) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [without_control(value) for value in spec]
+    return visible(spec) if isinstance(spec, str) else spec
 
 
 def script_safe(text: str) -> str:

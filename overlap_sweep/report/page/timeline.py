@@ -156,7 +156,7 @@ def _none_trace(points: Sequence[Point], best: Path) -> Path | None:
 
 def _listed(point: Point, name: str) -> Path | None:
     path = point.directory / name
-    return path if point.result and name in point.result.traces and path.exists() else None
+    return path if point.result and name in point.result.traces and path.is_file() else None
 
 
 def _panel(name: str, title: str, none: Side, best: Side, pass_name: str | None) -> TimelinePanel | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import some_ranks
 from overlap_sweep.report.timeline.ranks import RankTimeline
 
 
@@ -33,7 +34,7 @@ def missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
     if not missing:
         return []
     of_them = f"{len(missing)} of {size} ranks {'are' if len(missing) > 1 else 'is'} missing"
-    return [f"{of_them}: {', '.join(map(str, missing))}."]
+    return [f"{of_them}: {some_ranks(missing)}."]
 
 
 def shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:

@@ -33,6 +33,9 @@ KINDS = {
 }
 """From top to bottom."""
 
+LONGEST_NUMBER = 20
+"""What is longer is a name."""
+
 STREAMS_NAMED = 3
 """In the name of a track that several share."""
 
@@ -129,7 +132,8 @@ def _streams(rank: RankTimeline, lanes: Sequence[int]) -> str:
 
 def _natural(lane: tuple[str, str]) -> tuple[tuple[bool, int, str], ...]:
     """Numbers by value."""
-    return tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in lane)
+    numbers = [int(part) if part.isdecimal() and len(part) < LONGEST_NUMBER else None for part in lane]
+    return tuple((number is None, number or 0, part) for number, part in zip(numbers, lane, strict=True))
 
 
 def _by_time(span: Span) -> tuple[int, int]:

@@ -1,0 +1,128 @@
+"""A sweep of the tuner as somebody might send it who wishes the reader ill: whole, with markup in every text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
+from tests.analysis.run_directories import config, layer_config, write_layer, write_point
+from tests.report.tuned_sweeps import rounds, write_tuned_sweep
+
+SCRIPT = "<script>attacked('script')</script></script><svg onload=attacked('svg')>"
+IMAGE = """"'><img src=x onerror="attacked('image')"><a href="javascript:attacked('link')">link</a><!--"""
+TERMINAL = "\x1b]52;c;YXR0YWNrZWQ=\x07\x1b[2J\r\x9b31m[red][link=https://attacked.example]link[/link]\u202egnp.exe"
+CODE = "\n__import__('os').abort()\nfc1_fprop: {method: bulk}\r'''\"\"\"\\\u2028tp_comm_overlap: true  {{7*7}} ${7*7}"
+SPREADSHEET = "=cmd|' /C calc'!A0 "
+PAYLOAD = SPREADSHEET + SCRIPT + IMAGE + "javascript:attacked('url')" + TERMINAL + CODE
+MARKS = ("attacked('", "__import__")
+
+FOLDER = "<svg onload=attacked('folder')>\"'&[red]"
+
+_STRUCTURE = ("none", "default", "floor", "tuned")
+"""Names of variants and labels that decide whether there is a proof at all."""
+
+TRACES = Path(__file__).parent.parent / "data" / "traces"
+
+
+def write_hostile_sweep(directory: Path) -> Path:
+    """Operator points of every status, whole layers, a proof, traces, and the tuner's records."""
+    inner = directory / FOLDER
+    write_tuned_sweep(inner)
+    for i, status in enumerate(("failed", "timeout", "skipped")):
+        failed = config(4, "fc1", "all", "bulk", num_sm=16)
+        write_point(inner, failed, status=status, error="", name=f"{status}_{i}")  # type: ignore[arg-type]
+    write_layer(inner, {"none": rounds(1.0), "default": rounds(0.9)}, layer_config(tp_size=8), "loose")
+    (inner / "missing" / ".hydra").mkdir(parents=True)
+    missing = _poisoned_point(config(4, "fc1", "all", "bulk", num_sm=2))
+    (inner / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(missing))
+    overrides = {"task": [PAYLOAD], "hydra": [f"hydra/{PAYLOAD}"]}
+    (inner / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
+    for path in sorted(inner.rglob(RESULT_FILE)):
+        _rewrite(path, _poisoned_result)
+        _write_traces(path.parent)
+    _rewrite(inner / TUNER_FILE, _poisoned_tuner)
+    _rewrite(inner / SEARCH_FILE, _poisoned_search)
+    for path in sorted(inner.iterdir()):
+        if path.is_dir():
+            path.rename(path.with_name(path.name + FOLDER))
+    return directory
+
+
+def hostile_trace() -> bytes:
+    """A recorded one whose kernels, operators and streams are called something else."""
+    trace = json.loads(gzip.decompress((TRACES / "cpu_gloo_tp2_rank0.json.gz").read_bytes()))
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            event["name"] += PAYLOAD
+            event["tid"] = f"{event['tid']} {PAYLOAD}"
+    return gzip.compress(json.dumps(trace).encode(), compresslevel=1)
+
+
+def _write_traces(point: Path) -> None:
+    for name in json.loads((point / RESULT_FILE).read_text())["traces"]:
+        if "/" not in name and name.isprintable():
+            (point / name).write_bytes(hostile_trace())
+
+
+def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def _poisoned(value: Any) -> Any:
+    """Every text in it, those that are keys too."""
+    if isinstance(value, dict):
+        return {f"{key}{PAYLOAD}": _poisoned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_poisoned(item) for item in value]
+    return f"{PAYLOAD}{value}" if isinstance(value, str) else value
+
+
+def _name(name: str) -> str:
+    return name if name in _STRUCTURE else f"{name}{PAYLOAD}"
+
+
+def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
+    poisoned = {**point, "model": {"name": PAYLOAD, "source": PAYLOAD}, "precision": PAYLOAD, "backend": PAYLOAD}
+    if "layer" in point:
+        poisoned["layer"] = {**point["layer"], "kind": PAYLOAD}
+    return poisoned
+
+
+def _poisoned_result(result: dict[str, Any]) -> dict[str, Any]:
+    environment = {name: _poisoned(value) for name, value in result["environment"].items()}
+    environment |= {PAYLOAD: PAYLOAD, "driver": PAYLOAD, "cpu": PAYLOAD, "topology": f"{PAYLOAD}\n{PAYLOAD}"}
+    return {
+        **result,
+        "name": PAYLOAD,
+        "point": _poisoned_point(result["point"]),
+        "error": PAYLOAD,
+        "variants": {_name(name): timed for name, timed in result["variants"].items()},
+        "attention_backend": PAYLOAD,
+        "warnings": [PAYLOAD],
+        "relative_error": {},
+        "environment": environment,
+        "conditions": {PAYLOAD: {PAYLOAD: PAYLOAD}},
+        "traces": [trace_file(0), trace_file(0, "none"), f"{PAYLOAD}.json"],
+        "started": PAYLOAD,
+    }
+
+
+def _poisoned_tuner(record: dict[str, Any]) -> dict[str, Any]:
+    def trial(recorded: dict[str, Any]) -> dict[str, Any]:
+        variants = {_name(label): _name(name) for label, name in recorded["variants"].items()}
+        return {**recorded, "point": recorded["point"] + FOLDER, "variants": variants | {PAYLOAD: f"file:{PAYLOAD}"}}
+
+    changed = {name: [trial(one) for one in record[name]] for name in ("together", "proofs")}
+    return {**record, **changed, "command": PAYLOAD, "started": PAYLOAD, "dropped": _poisoned(record["dropped"])}
+
+
+def _poisoned_search(record: dict[str, Any]) -> dict[str, Any]:
+    words = {"model": PAYLOAD, "operator": PAYLOAD, "pass": PAYLOAD, "stopped": PAYLOAD, "notes": [PAYLOAD]}
+    words |= {"refused": {PAYLOAD: 3}, "tried": [{"setting": PAYLOAD}]}
+    return {**record, "dropped": {PAYLOAD: PAYLOAD}, "searches": [{**one, **words} for one in record["searches"]]}

@@ -1,0 +1,570 @@
+"""Directories of somebody who wishes the reader ill: they are data, and nothing but data; see docs/security.md."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow
+import pytest
+import yaml
+from playwright.sync_api import Browser
+from pyarrow import parquet
+
+from overlap_sweep import overlap_cfg
+from overlap_sweep.analysis.points import Case
+from overlap_sweep.errors import UserError
+from overlap_sweep.report import exports
+from overlap_sweep.report.commands.expressions import condition
+from overlap_sweep.report.console import console_for, print_lines
+from overlap_sweep.report.csv_text import csv_cell
+from overlap_sweep.report.provenance import launch_commands
+from overlap_sweep.run_directory import RESULT_FILE, trace_file
+from overlap_sweep.tuner.api import Report
+from tests.analysis.run_directories import config, write_point
+from tests.report.hostile_sweeps import FOLDER, MARKS, PAYLOAD, TERMINAL, TRACES, hostile_trace, write_hostile_sweep
+from tests.report.page.reports import analysis_of, parsed
+from tests.report.page.test_browser import ALL_DRAWN, chromium
+from tests.report.sweeps import write_sweep
+from tests.report.test_command_line import analyze, files_below, on_terminal
+from tests.report.tuned_sweeps import write_tuned_sweep
+
+__all__ = ["chromium"]
+
+PACKAGE = Path(__file__).parent.parent.parent / "overlap_sweep"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Analysed; not to be changed."""
+    directory = write_hostile_sweep(tmp_path_factory.mktemp("hostile"))
+    process = analyze(directory)
+    assert_sentences(process.stderr)
+    assert_harmless(process.stdout)
+    assert process.returncode == 1
+    return directory
+
+
+def assert_harmless(text: str) -> None:
+    """Nothing that a terminal would obey."""
+    assert not {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t"}
+
+
+def assert_sentences(stderr: str) -> None:
+    assert "Traceback" not in stderr
+    assert_harmless(stderr)
+
+
+def assert_refused(process: Any, *words: str) -> None:
+    """One error sentence that has these words, and status 1."""
+    assert process.returncode == 1
+    assert_sentences(process.stderr)
+    errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == len(process.stderr.splitlines()) == 1, process.stderr[:2000]
+    for word in words:
+        assert word in errors[0]
+
+
+def assert_refused_among(process: Any, *words: str) -> None:
+    """As `assert_refused`, among warnings."""
+    assert process.returncode == 1
+    assert_sentences(process.stderr)
+    (error,) = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert all(word in error for word in words)
+
+
+def only_problem(directory: Path) -> str:
+    """What `analyze` would print as an error, having answered from the rest."""
+    analysis = analysis_of(directory)
+    assert analysis.cases
+    launch_commands(analysis.reading.points)
+    (problem,) = analysis.problems
+    assert len(problem) < 3000
+    return problem
+
+
+def outside_of(directory: Path) -> Path:
+    outside = directory.with_name(f"{directory.name}_outside")
+    outside.mkdir()
+    return outside
+
+
+# The page
+
+
+def test_no_element_and_no_attribute_is_injected(hostile: Path) -> None:
+    found = parsed((hostile / "report.html").read_text())
+    tags = {tag for tag, _ in found.tags}
+    assert not tags & {"svg", "img", "iframe", "object", "embed", "base", "form"}
+    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    assert not [address for address in found.addresses if address.partition(":")[0] in ("javascript", "http", "https")]
+    assert {tag for tag in tags if "<" in tag} == set()
+    # What must not be an element is there as text, and scripts have it only as JSON.
+    assert any(MARKS[0] in text for text in found.text)
+    assert not [style for style in found.styles if MARKS[0] in style]
+    for script in found.scripts:
+        if MARKS[0] in script:
+            assert MARKS[0] in json.dumps(json.loads(script), ensure_ascii=False)
+            assert "<" not in script
+
+
+def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None:
+    said: list[str] = []
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    context.expose_function("attacked", lambda what: said.append(what))
+    page = context.new_page()
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((hostile / "report.html").as_uri())
+    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    tooltips = 0
+    marks = page.locator("figure.chart svg .mark-rect path, figure.chart svg .mark-symbol path")
+    for number in range(0, marks.count(), max(1, marks.count() // 25)):
+        mark = marks.nth(number)
+        mark.scroll_into_view_if_needed()
+        box = mark.bounding_box()
+        if box and box["width"] > 2:
+            page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+            tooltips += page.locator("#vg-tooltip-element").inner_html().count("attacked(") > 0
+    page.locator("#points-table thead th").nth(3).click()
+    page.locator(".dt-search input").first.fill("attacked")
+    page.wait_for_timeout(300)
+    assert said == []
+    assert {address.partition(":")[0] for address in asked} <= {"file", "blob", "data"}
+    assert page.evaluate("document.querySelectorAll('img, iframe, a[href^=javascript]').length") == 0
+    assert page.evaluate("[...document.querySelectorAll('*')].filter(e => e.onload || e.onerror).length") == 0
+    context.close()
+
+
+# Terminals, files for others
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("query", "{}", "--columns", "all"),
+        ("query", "{}", "--layers", "--format", "csv"),
+        ("query", "{}", "--format", "json"),
+        ("query", "{}", "speedup > 0", "--fail-if", "model != 'x'"),
+        ("compare", "a={}", "b={}"),
+        ("trace", "{}", "--by", "kernel"),
+        ("trace", "{}", "--by", "kernel", "--format", "csv"),
+        ("trace", "{}", "--by", "stream", "--format", "json"),
+    ],
+)
+def test_no_command_obeys_what_it_reads(hostile: Path, arguments: tuple[str, ...]) -> None:
+    process = analyze(*(argument.format(hostile) for argument in arguments))
+    assert_sentences(process.stderr)
+    assert_harmless(process.stdout)
+    assert "attacked" in process.stdout + process.stderr
+    if "json" in arguments:
+        assert any(PAYLOAD in str(value) for row in json.loads(process.stdout) for value in row.values())
+
+
+def test_a_terminal_gets_no_control_characters_but_our_own(hostile: Path) -> None:
+    shown = on_terminal(200, "query", hostile, "--columns", "model,error")
+    assert "attacked" in shown
+    assert "\x1b]" not in shown
+    assert "\x1b[2J" not in shown
+    assert "\x9b" not in shown
+    assert "\u202e" not in shown
+
+
+def test_texts_are_no_markup() -> None:
+    stream = io.StringIO()
+    console = console_for(stream)
+    console.print(f"[red]{TERMINAL}[/red] :fire:")
+    print_lines([TERMINAL], console)
+    assert_harmless(stream.getvalue())
+    assert r"[red]\x1b]52;c;YXR0YWNrZWQ=" in stream.getvalue()
+    assert ":fire:" in stream.getvalue()
+
+
+def test_files_to_train_with_hold_what_was_measured_and_no_more(hostile: Path) -> None:
+    path = hostile / "optimal_tp_comm_overlap_cfg_tp4.yaml"
+    text = path.read_text()
+    assert "attacked" in text
+    assert_harmless(text)
+    (case,) = analysis_of(hostile).cases
+    assert yaml.safe_load(text) == case.config(4).slots == overlap_cfg.read(path).slots
+    assert overlap_cfg.read(path).switches == case.config(4).switches
+    assert json.loads((hostile / "ub_cfgs_tp4.json").read_text()) == case.config(4).slots
+    module = ast.parse((hostile / "megatron_bridge_preset_tp4.py").read_text())
+    assert [type(node) for node in module.body] == [ast.ImportFrom, ast.Assign]
+    called = {ast.unparse(node.func) for node in ast.walk(module) if isinstance(node, ast.Call)}
+    assert all(name.endswith("OverlapCfg") for name in called)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tp_comm_overlap: false",
+        "x\n  tp_comm_overlap: false\nfc1_fprop: {method: none}",
+        "x\r\x0b\x85\u2028import os; os.abort()",
+        "x\x00\x1b\ufeff\\",
+        '"""\n__import__("os").abort()\n"""',
+    ],
+)
+def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str) -> None:
+    slots = {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
+    written = overlap_cfg.OverlapConfig(slots)
+    (tmp_path / "a.yaml").write_text(exports.megatron_yaml(written, [name, f"  {name}"]))
+    assert overlap_cfg.read(tmp_path / "a.yaml") == written
+    module = ast.parse(exports.megatron_bridge_preset(written, [name], "preset"))
+    assert [type(node) for node in module.body] == [ast.ImportFrom, ast.Assign]
+    sweep = tmp_path / "sweep"
+    write_point(sweep, config(2, "fc1", "all", "bulk", num_sm=4, model=name))
+    assert analyze(sweep).returncode == 0
+    of_sweep = overlap_cfg.read(sweep / "optimal_tp_comm_overlap_cfg_tp2.yaml")
+    (case,) = analysis_of(sweep).cases
+    assert of_sweep.slots == case.config(2).slots
+    assert of_sweep.switches == case.config(2).switches
+
+
+def test_cells_are_no_formulas(hostile: Path) -> None:
+    for name in ("points.csv", "layers.csv"):
+        text = (hostile / name).read_text()
+        assert_harmless(text)
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert any(cell.startswith("'=cmd") for cell in cells)
+        assert not [cell for cell in cells if cell.startswith(("=", "+", "@"))]
+    assert [csv_cell(value) for value in ("-x", "a=b", -1.5, None)] == ["'-x", "a=b", -1.5, None]
+    assert (pd.read_parquet(hostile / "points.parquet")["model"] == PAYLOAD).all()
+
+
+# Places
+
+
+@pytest.mark.parametrize("name", ["../secret.json", "/etc/passwd", "..", "", "linked.json.gz", "pipe.json.gz"])
+def test_a_trace_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
+    sweep = tmp_path / "sweep"
+    outside = outside_of(sweep)
+    (tmp_path / "secret.json").write_bytes(hostile_trace())
+    (outside / "trace.json.gz").write_bytes(hostile_trace())
+    point = write_point(sweep, config(2, "fc1", "all", "bulk", num_sm=4), traces=[name, trace_file(0)])
+    (point / trace_file(0)).write_bytes(hostile_trace())
+    (point / "linked.json.gz").symlink_to(outside / "trace.json.gz")
+    os.mkfifo(point / "pipe.json.gz")
+    process = analyze(sweep)
+    assert_refused(process, point.name)
+    assert "Written to" in process.stdout
+    assert pd.read_csv(sweep / "points.csv")["operator_e2e_time_us"].notna().all()
+    assert_refused(analyze("query", sweep), point.name)
+
+
+@pytest.mark.parametrize("what", ["the directory", "result.json", ".hydra", "tuner.json", "search.json"])
+def test_what_leads_elsewhere_is_refused_alone(tmp_path: Path, what: str) -> None:
+    sweep = write_tuned_sweep(tmp_path / "sweep")
+    outside = outside_of(sweep)
+    other = write_point(outside, config(2, "fc2", model="secret_model"))
+    if what == "the directory":
+        (sweep / "linked").symlink_to(other)
+    elif what == ".hydra":
+        (outside / "hydra").mkdir()
+        (outside / "hydra" / "config.yaml").write_text(yaml.safe_dump(config(2, "fc2", model="secret_model")))
+        (sweep / "linked").mkdir()
+        (sweep / "linked" / ".hydra").symlink_to(outside / "hydra")
+    elif what == "result.json":
+        (sweep / "linked").mkdir()
+        (sweep / "linked" / RESULT_FILE).symlink_to(other / RESULT_FILE)
+    else:
+        (sweep / what).rename(outside / what)
+        (sweep / what).symlink_to(outside / what)
+    process = analyze(sweep)
+    assert_refused(process, "is a link that leads out of")
+    assert "TP=4" in process.stdout
+    written = [path for path in sweep.rglob("*.*") if path.is_file() and not path.is_symlink()]
+    assert not [path for path in written if b"secret_model" in path.read_bytes()]
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep")
+    (tmp_path / "link").symlink_to(tmp_path / "sweep")
+    assert analyze(tmp_path / "link").returncode == 0
+    assert analyze("query", tmp_path / "link").returncode == 0
+
+
+@pytest.mark.parametrize("place", ["plots", "case"])
+def test_nothing_is_written_elsewhere(tmp_path: Path, place: str) -> None:
+    sweep = tmp_path / "sweep"
+    outside = outside_of(sweep)
+    for model in ("../../a", "b"):
+        write_point(sweep, config(2, "fc1", "all", "bulk", num_sm=4, model=model))
+    if place == "plots":
+        shutil.rmtree(next(sweep.glob("*/")))
+    folder = Case("b", "transformer_engine", "NVIDIA H200", "bf16", 8192).name
+    (sweep / ("plots" if place == "plots" else folder)).symlink_to(outside)
+    (tmp_path / "precious").write_text("mine")
+    (sweep / "summary.txt").symlink_to(tmp_path / "precious")
+    before = {path.name for path in tmp_path.iterdir()}
+    assert_refused(analyze(sweep), "is a link that leads out of", "--output")
+    assert not any(outside.iterdir())
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_names_make_no_paths() -> None:
+    for model in ("../../etc", "/", "..", "a" * 5000, "\x00\n", PAYLOAD):
+        name = Case(model, "..", "/", None, 1).name
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+", name)
+        assert len(name) < 200
+        assert name not in ("", ".", "..")
+    assert Case("a" * 5000, "x", "y", None, 1).name != Case("a" * 5001, "x", "y", None, 1).name
+
+
+def test_a_directory_whose_name_cannot_be_shown(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    write_point(tmp_path, config(2, "fc1"), name="evil\x1b]0;\x07\nname")
+    # No UTF-8.
+    shutil.copytree(next(tmp_path.glob("*fc1*")), tmp_path / os.fsdecode(b"\xff\xfe"))
+    process = analyze(tmp_path)
+    assert process.returncode == 1
+    assert_sentences(process.stderr)
+    assert process.stderr.count("has a name that cannot be shown") == 2
+    assert "fc2" in process.stdout
+
+
+# Files that are none, or too much
+
+
+def _yaml_bomb() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    return "\n".join(lines) + "\n"
+
+
+BAD_YAML = {
+    "bomb": _yaml_bomb(),
+    "itself": "&a\nmodel: *a\nphases: *a\n",
+    "deep": "[" * 20_000,
+    "no time": "model: 2001-13-45",
+    "no number": 'model: !!int ""',
+    "digits": "model: " + "9" * 5000,
+    "object": "model: !!python/object/apply:os.abort []",
+    "binary": "\0\1\2",
+    "large": "model: " + "x" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)
+def test_a_bad_yaml_is_one_sentence(tmp_path: Path, text: str) -> None:
+    write_sweep(tmp_path)
+    (tmp_path / "missing" / ".hydra").mkdir(parents=True)
+    (tmp_path / "missing" / ".hydra" / "config.yaml").write_text(text)
+    (tmp_path / "multirun.yaml").write_text(text)
+    assert "missing" in only_problem(tmp_path)
+    with pytest.raises(UserError) as error:
+        overlap_cfg.read(tmp_path / "multirun.yaml")
+    assert len(str(error.value)) < 2000 or "bomb" in text
+
+
+@pytest.mark.parametrize("template", ["fc1_fprop: {{num_sm: {}}}", "fc1_fprop: {{method: {}}}"])
+def test_a_bomb_is_not_written_out(tmp_path: Path, template: str) -> None:
+    slots = yaml.safe_load(_yaml_bomb())
+    path = tmp_path / "cfg.yaml"
+    anchored = "fc1_dgrad: &z {num_sm: 1}\n" + _yaml_bomb()
+    path.write_text(anchored + template.format("*a29"))
+    assert slots["a29"]
+    with pytest.raises(UserError) as error:
+        overlap_cfg.read(path)
+    assert len(str(error.value)) < 1000
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+BAD_RESULTS: dict[str, Change] = {
+    "huge integer": lambda r: r["environment"].update(cpu_count=10**30),
+    "huge tp_size": lambda r: r["point"].update(tp_size=10**12),
+    "deep": lambda r: r["environment"].update(deep=json.loads("[" * 100 + "]" * 100)),
+    "many": lambda r: r["conditions"].update(start={"all": [0] * 200_000}),
+    "infinite": lambda r: r["times"]["fwd"]["point"].update(median_us=1e300),
+    "negative": lambda r: r["times"]["fwd"]["none"].update(median_us=-1.0),
+    "no slot": lambda r: r["settings"].update({PAYLOAD: {"method": "bulk"}}),
+    "another's slot": lambda r: r["settings"].update({"qkv_dgrad": {"method": "bulk"}}),
+    "no method": lambda r: r["settings"].update({"fc1_dgrad": {"method": PAYLOAD}}),
+    "no knob": lambda r: r["settings"].update({"fc1_dgrad": {"method": "bulk", PAYLOAD: 1}}),
+    "no number": lambda r: r["settings"].update({"fc1_dgrad": {"method": "bulk", "num_sm": "4)]; import os"}}),
+    "no phase": lambda r: r["point"].update(phases={PAYLOAD: {"method": "bulk"}}),
+    "no GPU": lambda r: r["environment"].update(gpu=["a"]),
+    "no packages": lambda r: r["environment"].update(packages=[1]),
+    "no conditions": lambda r: r["conditions"].update(start={"gpus": [{"temperature_c": "hot"}]}),
+}
+
+
+@pytest.mark.parametrize("change", BAD_RESULTS.values(), ids=BAD_RESULTS)
+def test_a_bad_result_is_one_sentence(tmp_path: Path, change: Change) -> None:
+    write_sweep(tmp_path)
+    path = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), name="bad") / RESULT_FILE
+    result = json.loads(path.read_text())
+    change(result)
+    path.write_text(json.dumps(result))
+    assert str(path) in only_problem(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"schema": NaN}', '{"schema": 1e999}', "\0", ""])
+@pytest.mark.parametrize("name", ["bad/result.json", "tuner.json", "search.json"])
+def test_no_json_is_one_sentence(tmp_path: Path, text: str, name: str) -> None:
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    (tmp_path / "bad").mkdir()
+    content = text if text != '{"a":' * 100_000 else '{"environment":' + text
+    (tmp_path / name).write_text(content)
+    assert name.partition("/")[0] in only_problem(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "tuner.json"])
+def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write_sweep(tmp_path)
+    (tmp_path / "bad").mkdir()
+    os.mkfifo(tmp_path / "bad" / name)
+    assert "is no ordinary file" in only_problem(tmp_path)
+
+
+# What would run
+
+
+class _Attack:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_parquet_brings_no_pickle(tmp_path: Path) -> None:
+    attacked = tmp_path / "attacked"
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(_Attack(attacked)),
+    }
+    field = pyarrow.field("point", pyarrow.binary(), metadata=metadata)
+    parquet.write_table(pyarrow.table([pyarrow.array([b"x"])], pyarrow.schema([field])), tmp_path / "points.parquet")
+    process = analyze("query", tmp_path)
+    assert_sentences(process.stderr)
+    assert not attacked.exists()
+
+
+def test_nothing_here_loads_what_runs() -> None:
+    forbidden = {"eval", "exec", "compile", "__import__", "read_pickle", "full_load", "unsafe_load", "load_all"}
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    for part in ("analysis", "report", "trace"):
+        for path in (PACKAGE / part).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    named = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                    assert not {name.partition(".")[0] for name in named} & modules, path
+                if isinstance(node, ast.Call):
+                    called = ast.unparse(node.func)
+                    assert called.rpartition(".")[2] not in forbidden or called in ("pd.eval", "re.compile"), path
+                    assert called not in ("yaml.load", "torch.load", "np.load", "os.system"), path
+                    assert "shell" not in {keyword.arg for keyword in node.keywords}, path
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').abort()",
+        "time_us.__class__.__mro__[1].__subclasses__() == 1",
+        "time_us.to_pickle('x') == 1",
+        "time_us.apply('abort') > 1",
+        "@pd.io.common.os.system('x') == 1",
+        "time_us.pipe(print) == 1",
+        "(lambda: 1)() == time_us",
+        "[x for x in [time_us]] == 1",
+        "(y := time_us) > 1",
+        "f'{time_us.__class__}' == 'x'",
+        "time_us == `__import__('os').abort()`",
+        "time_us.str.contains.__globals__ == 1",
+        "model.str.contains('x', flags=1)",
+        "model.str.replace('a', 'b') == 'x'",
+        "model.str.contains(__name__)",
+        "time_us ** 99999999 > 1",
+        "time_us[0] > 1",
+        "time_us > 1; import os",
+        "time_us > 1\nimport os",
+        "time_us > 1 if model else 2",
+        "sin(time_us) > 1",
+        "model == 'x\u2028import os'.__class__",
+    ],
+)
+def test_an_expression_only_compares(expression: str) -> None:
+    frame = pd.DataFrame({"time_us": [1.0, 2.0], "model": ["a", "b"]})
+    with pytest.raises(UserError):
+        condition(frame, expression)
+
+
+def test_columns_named_like_code_are_only_columns() -> None:
+    frame = pd.DataFrame({"time_us": [1.0], "__import__('os').abort()": [2.0]})
+    assert condition(frame, "`__import__('os').abort()` > 1").mask.tolist() == [True]
+    text = pd.DataFrame({"model": ["@x`a`\u2028"]})
+    assert condition(text, "model == '@x`a`\\u2028'").mask.tolist() == [True]
+
+
+def test_results_are_read_and_reports_written_and_nothing_else(tmp_path: Path) -> None:
+    directory = write_hostile_sweep(tmp_path / "sweep")
+    before = files_below(directory)
+    analyze("query", directory)
+    assert files_below(directory) == before
+    analyze(directory, "--output", tmp_path / "reports")
+    assert files_below(directory) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"sweep", "reports"}
+    assert (directory / FOLDER).is_dir()
+
+
+@pytest.mark.parametrize("stream", ["²", "9" * 5000, "-1", PAYLOAD])
+def test_a_timeline_takes_any_stream(tmp_path: Path, stream: str) -> None:
+    trace = json.loads(gzip.decompress((TRACES / "cpu_gloo_tp2_rank0.json.gz").read_bytes()))
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            event["tid"] = stream
+    (tmp_path / "trace_rank0.json").write_text(json.dumps(trace))
+    process = analyze("timeline", tmp_path / "trace_rank0.json", "--output", tmp_path / "timeline.json")
+    assert_sentences(process.stderr)
+    assert process.returncode == 0
+    assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+
+
+def test_traces_that_lead_elsewhere_are_no_traces(tmp_path: Path) -> None:
+    directory = tmp_path / "traces"
+    directory.mkdir()
+    (tmp_path / "secret.json.gz").write_bytes(hostile_trace())
+    (directory / "trace_rank0.json.gz").symlink_to(tmp_path / "secret.json.gz")
+    (directory / "trace_rank1.json.gz").write_bytes(hostile_trace())
+    process = analyze("trace", directory)
+    assert_refused_among(process, "is a link that leads out of")
+    assert "trace_rank1" in process.stdout
+    assert "trace_rank0" not in process.stdout
+    assert_refused_among(analyze("compare", directory, tmp_path / "secret.json.gz"), "is a link that leads out of")
+    (directory / "trace_rank1.json.gz").unlink()
+    process = analyze("timeline", directory, "--output", tmp_path / "timeline.json")
+    assert process.returncode == 1
+    assert not (tmp_path / "timeline.json").exists()
+
+
+def test_a_saved_report_has_nothing_from_elsewhere(tmp_path: Path) -> None:
+    directory = tmp_path / "sweep"
+    directory.mkdir()
+    (tmp_path / "secret.json").write_text("secret")
+    (directory / "proof.json").symlink_to(tmp_path / "secret.json")
+    (directory / "summary.txt").write_text("ours")
+    (directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").write_text("fc1_fprop: !!python/name:os.abort\n")
+    assert [path.name for path in Report(directory).save(tmp_path / "saved") if path.suffix == ".txt"] == [
+        "summary.txt"
+    ]
+    assert not (tmp_path / "saved" / "proof.json").exists()
+    with pytest.raises(UserError):
+        Report(directory).ub_cfgs(2)
