@@ -9,21 +9,25 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"}
+BASE = {
+    *("config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"),
+    *("identity", "machine"),
+}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     "ranks": set(),
+    "store": BASE,
     "trace": BASE,
     "analysis": BASE | {"trace"},
-    "report": BASE | {"analysis", "trace"},
+    "report": BASE | {"analysis", "trace", "store"},
     "measure": BASE | {"ranks"},
     "backends": BASE | {"ranks"},
     "workloads": BASE | {"ranks", "backends", "measure"},
-    "runtime": BASE | {"ranks", "workloads", "backends", "measure"},
+    "runtime": BASE | {"ranks", "workloads", "backends", "measure", "store"},
     "search": BASE | {"analysis", "report", "runtime", "workloads", "backends"},
     "tuner": BASE | {"analysis", "report", "runtime", "workloads", "search"},
 }
-WITHOUT_TORCH = BASE | {"trace", "analysis", "report"}
+WITHOUT_TORCH = BASE | {"trace", "analysis", "report", "store"}
 
 
 def imports(path: Path) -> set[str]:

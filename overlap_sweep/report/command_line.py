@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.compare import compare
 from overlap_sweep.report.commands.failing import print_error
+from overlap_sweep.report.commands.history import history
 from overlap_sweep.report.commands.query import query
 from overlap_sweep.report.commands.report import report
 from overlap_sweep.report.commands.timeline import timeline
@@ -34,6 +35,7 @@ Examples:
   python analyze.py trace trace_rank0.json.gz --format json
   python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
   python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+  python analyze.py history measurements.sqlite
 
 \b
 Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
@@ -67,6 +69,7 @@ app.command()(query)
 app.command()(trace)
 app.command()(compare)
 app.command()(timeline)
+app.command()(history)
 
 
 def main() -> None:

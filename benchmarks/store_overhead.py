@@ -1,0 +1,78 @@
+"""What a store costs per measurement: the time to add one and to find one, by how many it holds.
+
+Both kinds are measured where DIRECTORY lies: the SQLite file of local disks, and the files per job of network file
+systems. The measurements are copies of one real result with other values of num_sm and other times of day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from overlap_sweep.run_directory import Result, read_result
+from overlap_sweep.store import Store
+from overlap_sweep.store.files import FileStore
+from overlap_sweep.store.sqlite import SqliteStore
+
+SIZES = (10, 1000, 10_000)
+KINDS: dict[str, Callable[[Path], Store]] = {"SQLite": SqliteStore, "files": FileStore}
+TIMED = 50
+"""Calls of which the median is printed."""
+
+
+def varied(result: Result, number: int) -> Result:
+    seconds = f"2026-01-{1 + number // 86400 % 28:02}T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}"
+    return structs.replace(result, point={**result.point, "num_sm": number}, started=f"{seconds}+00:00")
+
+
+def timed_ms(call: Callable[[int], Any]) -> list[float]:
+    """Of each of TIMED calls."""
+    taken = []
+    for number in range(TIMED):
+        start = time.perf_counter()
+        call(number)
+        taken.append((time.perf_counter() - start) * 1e3)
+    return taken
+
+
+def measure(kind: str, path: Path, result: Result, size: int) -> str:
+    start = time.perf_counter()
+    with KINDS[kind](path) as store:
+        for number in range(size):
+            store.add(varied(result, number), path.parent)
+    fill_s = time.perf_counter() - start
+    with KINDS[kind](path) as store:
+        start = time.perf_counter()
+        assert store.find(varied(result, 0).point, result.environment)
+        first_ms = (time.perf_counter() - start) * 1e3
+        find_ms = timed_ms(lambda i: store.find(varied(result, i * size // TIMED).point, result.environment))
+        miss_ms = timed_ms(lambda i: store.find(varied(result, size + i).point, result.environment))
+        add_ms = timed_ms(lambda i: store.add(varied(result, size + i), path.parent))
+    columns = [statistics.median(add_ms), max(add_ms), first_ms, statistics.median(find_ms), statistics.median(miss_ms)]
+    return f"{kind:<7}{size:>8,}" + "".join(f"{value:>14.2f}" for value in columns) + f"{fill_s:>10.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path, help="a result.json that is ok")
+    parser.add_argument("--directory", type=Path, help="where to make stores; by default the system's temporary one")
+    arguments = parser.parse_args()
+    result = read_result(arguments.result)
+    headers = ["add", "slowest add", "first find", "find", "find nothing"]
+    print(f"milliseconds, medians of {TIMED}; a result of {arguments.result.stat().st_size / 1e3:.1f} kB")
+    print(f"{'kind':<7}{'kept':>8}" + "".join(f"{header:>14}" for header in headers) + f"{'fill (s)':>10}")
+    for kind in KINDS:
+        for size in SIZES:
+            with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+                print(measure(kind, Path(directory) / "measurements.sqlite", result, size), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What a store keeps of one measurement, and when two are the same one."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.identity import environment_identity, key_of, point_identity
+from overlap_sweep.run_directory import SCHEMA, Result
+
+_Content = TypeVar("_Content")
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One result, and where it comes from."""
+
+    result: Result
+    directory: str
+    """The run directory, absolute, on `host`; it may be gone."""
+    host: str
+    """Where it was measured."""
+    added: str
+    """When it came into the store, UTC, ISO 8601."""
+    point_key: str
+    environment_key: str
+
+    @property
+    def measured(self) -> str:
+        """When it was started, UTC, ISO 8601; of results that don't tell, when they were added."""
+        return self.result.started or self.added
+
+    @property
+    def measurement_key(self) -> str:
+        """Equal for the same measurement, wherever its directory was moved and however often it was added."""
+        return key_of(
+            {
+                "point": self.point_key,
+                "environment": self.environment_key,
+                "host": self.host,
+                "started": self.result.started,
+                "wall_s": self.result.wall_s,
+                "objective_us": self.result.objective_us,
+            }
+        )
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its time may stand for a new measurement."""
+        return self.result.status == "ok" and not self.result.launch_bound
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A measurement as one line of JSON: without its keys, which follow from the result."""
+
+    result: Result
+    directory: str
+    host: str
+    added: str
+
+
+class _Point(msgspec.Struct):
+    """The part of a point that its key needs."""
+
+    runtime: dict[str, Any]
+
+
+class _Environment(msgspec.Struct):
+    """The part of an environment that its key needs."""
+
+    packages: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
+
+
+def new_measurement(result: Result, directory: Path) -> Measurement:
+    """Of now. UserError where the result describes no point."""
+    host = result.environment.get("host")
+    record = Record(
+        result=result,
+        directory=str(directory.absolute()),
+        host=host if isinstance(host, str) else platform.node(),
+        added=datetime.now(UTC).isoformat(),
+    )
+    return with_keys(record, str(directory))
+
+
+def with_keys(record: Record, where: str) -> Measurement:
+    """UserError, which begins with `where`, when the result describes no point or no machine."""
+    result = record.result
+    try:
+        msgspec.convert(result.point, _Point)
+        msgspec.convert(result.environment, _Environment)
+        keys = point_key(result.point), environment_key(result.environment)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UserError(f"{where} describes no measurement ({error}); it is left out.") from None
+    if result.schema > SCHEMA:
+        raise UserError(f"{where} has schema {result.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
+    return Measurement(**msgspec.structs.asdict(record), point_key=keys[0], environment_key=keys[1])
+
+
+def point_key(point: dict[str, Any]) -> str:
+    return key_of(point_identity(point))
+
+
+def environment_key(environment: dict[str, Any]) -> str:
+    return key_of(environment_identity(environment))
+
+
+def encoded(measurement: Measurement) -> bytes:
+    """One line of JSON, without a line feed in it or after it."""
+    return msgspec.json.encode(Record(measurement.result, measurement.directory, measurement.host, measurement.added))
+
+
+def decoded(line: bytes, where: str) -> Measurement:
+    """What `encoded` made. UserError, which begins with `where`, when it is something else."""
+    return with_keys(_decode(line, Record, where), where)
+
+
+def decoded_result(text: str, where: str) -> Result:
+    """UserError, which begins with `where`, when it is no result."""
+    return _decode(text, Result, where)
+
+
+def note(problems: list[str], problem: str) -> None:
+    """Once, however often it is come across."""
+    if problem not in problems:
+        problems.append(problem)
+
+
+def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Each measurement once, oldest first."""
+    once = {measurement.measurement_key: measurement for measurement in measurements}
+    return sorted(once.values(), key=lambda measurement: measurement.measured)
+
+
+def _decode(content: bytes | str, kind: type[_Content], where: str) -> _Content:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where} cannot be read ({error}); it is left out.") from None

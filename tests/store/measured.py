@@ -1,0 +1,84 @@
+"""Results to be kept, and processes that keep them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep import space
+from overlap_sweep.run_directory import Result
+from tests.analysis.run_directories import pass_times
+from tests.points import operator_point
+
+ROOT = Path(__file__).parent.parent.parent
+
+ENVIRONMENT: dict[str, Any] = {
+    "host": "node7",
+    "device": "cuda",
+    "gpus": ["NVIDIA H200"],
+    "gpu": "NVIDIA H200",
+    "driver": "570.1",
+    "links": ["NV18"],
+    "packages": {"torch": "2.12.0", "transformer-engine": "2.9.0", "nccl": "2.27.3"},
+    "variables": {"UB_SKIPMC": "1"},
+}
+
+
+def environment(packages: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+    return {**ENVIRONMENT, "packages": {**ENVIRONMENT["packages"], **(packages or {})}, **changes}
+
+
+def result(
+    num_sm: int = 4,
+    time_us: float = 100.0,
+    minute: int = 0,
+    on: dict[str, Any] | None = None,
+    spread_us: float = 0.0,
+    none_us: float = 100.0,
+    point: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Result:
+    """An operator's backward pass by bulk, measured at that minute of the hour; a spread is half the IQR."""
+    resolved = operator_point(**{"num_sm": num_sm, "repetition": 0, **(point or {})})
+    times = {"fwd": pass_times(50.0), "bwd": pass_times(time_us, none_us, spread_us=spread_us)}
+    usual: dict[str, Any] = {
+        "name": "p",
+        "point": resolved,
+        "status": "ok",
+        "settings": space.settings(resolved),
+        "times": times,
+        "objective_us": time_us,
+        "environment": on or ENVIRONMENT,
+        "started": f"2026-11-20T21:{minute:02}:00+00:00",
+        "wall_s": 1.5,
+    }
+    return Result(**{**usual, **fields})
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from overlap_sweep.store.files import FileStore
+from overlap_sweep.store.sqlite import SqliteStore
+from tests.store.measured import result
+
+kind, path, first, count = sys.argv[1:]
+with {"sqlite": SqliteStore, "files": FileStore}[kind](Path(path)) as store:
+    for i in range(int(first), int(first) + int(count)):
+        store.add(result(num_sm=i), Path("/results") / str(i))
+        print(i, flush=True)
+"""
+
+
+def start_writer(kind: str, path: Path, first: int, count: int) -> subprocess.Popen[str]:
+    """A process that opens the store and adds results with num_sm from `first` on, and says so after each."""
+    command = [sys.executable, "-c", WRITER, kind, str(path), str(first), str(count)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+
+
+def added(process: subprocess.Popen[str]) -> list[int]:
+    """What the writer said that it added, when it has ended."""
+    stdout, _ = process.communicate(timeout=60)
+    return [int(line) for line in stdout.splitlines() if line]
