@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune test lint clean
+.PHONY: sweep tune test test-faults lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -14,7 +14,11 @@ tune: .venv/.installed
 	$(BIN)/python launch.py -m +experiment=tp_overlap_tuner max_tp_size=2 num_sm=1,2,4 runtime.device=cpu hydra.sweep.dir=multirun/make_tune
 
 test: .venv/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slurm and not faults"
+
+## Sweeps on a real Slurm, and processes killed at random: minutes more.
+test-faults: .venv/.installed
+	$(BIN)/python -m pytest -m "slurm or faults"
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep.errors import UserError
@@ -16,9 +17,13 @@ from overlap_sweep.runtime.point import run_point
 def main(config: DictConfig) -> float:
     """Returns the point's objective: the median time in microseconds, which Hydra's sweepers minimise."""
     try:
-        return run_point(config, Path(HydraConfig.get().runtime.output_dir))
-    except UserError as error:
-        # Not an exception that Hydra would wrap in its own lines.
+        hydra_config = HydraConfig.get()
+        swept = hydra_config.mode == RunMode.MULTIRUN
+        if config.resume and not swept:
+            raise UserError("resume= goes on with a sweep; add -m.")
+        return run_point(config, Path(hydra_config.runtime.output_dir), may_keep=swept)
+    except (UserError, OSError) as error:
+        # Not an exception that Hydra would wrap in its own lines. A disk that is full, say, fails every point.
         sys.exit(f"error: {error}")
 
 
@@ -39,7 +44,9 @@ if __name__ == "__main__":
         main()
         if not outcomes.searching:
             print_layers()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
-        sys.exit(130)
+        if outcomes.expected:
+            print(f"go on with: {outcomes.resume_command()}", file=sys.stderr)
+        sys.exit(getattr(interrupt, "exit_status", 130))
     sys.exit(outcomes.conclude())

@@ -23,14 +23,20 @@ class TorchrunLauncher(Launcher):
     """Feeds the points of a sweep to one torchrun group per world size."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self._context, self._task, self._config = hydra_context, task_function, config
+        from overlap_sweep.errors import UserError
+        from overlap_sweep.runtime.jobs import Sweep
+
+        try:
+            self._sweep = Sweep.of(config, hydra_context, task_function)
+        except UserError as error:
+            sys.exit(f"error: {error}")
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from overlap_sweep.errors import UserError
         from overlap_sweep.runtime.launcher import launch
 
         try:
-            return launch(self._config, self._context, self._task, job_overrides, initial_job_idx)
+            return launch(self._sweep, job_overrides, initial_job_idx)
         except UserError as error:
             # Not an exception that Hydra would wrap in its own lines.
             sys.exit(f"error: {error}")

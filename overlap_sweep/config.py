@@ -12,7 +12,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.space import LAYER_KINDS, METHODS, OPERATORS, PHASES, PRECISIONS, point_name
+from overlap_sweep.run_directory import last_sweep
+from overlap_sweep.space import LAYER_KINDS, METHODS, OPERATORS, PHASES, PRECISIONS, point_name, world_size
 
 MOST_SMS = 512
 """Above every GPU's count of streaming multiprocessors; a worker checks against the real one."""
@@ -126,6 +127,11 @@ class Runtime:
     """Start a fresh torchrun group for every point instead of one per world size."""
     timeout_s: float = ranged(300.0, 1.0, 86400.0)
     """A point that takes longer is given up: its group is killed, the point is `timeout`, the sweep goes on."""
+    timeout_factor: float = ranged(10.0, 0.0, 10**4)
+    """Once points of its kind were measured, a point is given up sooner: after so many times the longest of them, but
+    not before 30 seconds. 0: only after timeout_s."""
+    retries: int = ranged(1, 0, 100)
+    """How often a point that failed or timed out is tried again, in a fresh group. Wrong numbers are not."""
     start_timeout_s: float = ranged(180.0, 1.0, 3600.0)
     """How long a group may take from its start until every rank has joined."""
     threads_per_rank: int = ranged(1, 1, 1024)
@@ -181,8 +187,8 @@ class Tuner:
     """Both as in AnalysisConfig."""
 
 
-NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size")
-"""What says how to search, not what a point is."""
+NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse")
+"""What says how to search and where results are kept, not what a point is."""
 
 
 @dataclass
@@ -233,6 +239,12 @@ class SweepConfig:
     tuner: Tuner = field(default_factory=Tuner)
     max_tp_size: int = ranged(8, 1, 1024)
     """Of the tuner: it searches TP=2, 4 and 8 up to this, unless tp_size names others."""
+    resume: str | None = None
+    """The directory of an earlier sweep to go on with, or `last`: what it has measured is not measured again."""
+    store: str | None = None
+    """A file that remembers every measurement, such as measurements.sqlite; see docs/store.md."""
+    reuse: bool = False
+    """Ask the store before measuring."""
 
 
 @dataclass
@@ -272,13 +284,31 @@ WORKLOAD_SCHEMAS: dict[str, type] = {"operator": OperatorWorkload, "layer": Laye
 
 
 def register_schemas() -> None:
-    """Make the dataclasses, and `${point_name:}` for the run directories, known to Hydra."""
+    """Make the dataclasses known to Hydra, and what conf/ and the launchers' options say of a point or a sweep."""
     store = ConfigStore.instance()
     store.store(name="sweep_schema", node=SweepConfig)
     for name, schema in WORKLOAD_SCHEMAS.items():
         store.store(name=f"{name}_workload_schema", node=schema)
     OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
+    OmegaConf.register_new_resolver("gpus_of_point", _gpus_of_point, replace=True)
+    OmegaConf.register_new_resolver("cpus_of_point", _cpus_of_point, replace=True)
+    OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True, use_cache=True)
 
 
 def _point_name(*, _root_: DictConfig) -> str:
     return point_name(_root_, list(_root_.hydra.overrides.task))
+
+
+def _gpus_of_point(*, _root_: DictConfig) -> int | None:
+    return None if _root_.runtime.device == "cpu" else world_size(_root_)
+
+
+def _cpus_of_point(*, _root_: DictConfig) -> int:
+    return 2 * world_size(_root_) * int(_root_.runtime.threads_per_rank)
+
+
+def _sweep_dir(resume: str | None, date: str, time: str) -> str:
+    """Where a sweep's run directories go: into those of the sweep that it goes on with, else into new ones."""
+    if resume is None:
+        return f"multirun/{date}/{time}"
+    return str(last_sweep()) if resume == "last" else resume

@@ -277,7 +277,10 @@ def settings_name(settings: Mapping[str, Setting]) -> str:
 LONGEST_NAME = 160
 """File systems take 255 bytes; a longer name ends in a digest of itself."""
 
-_NOT_NAMED = ("hydra", "experiment=", "search.", "tuner.", "max_tp_size=")
+_NOT_NAMED = (
+    *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
+    *("runtime.timeout_s=", "runtime.timeout_factor=", "runtime.start_timeout_s=", "runtime.retries="),
+)
 _NAMED = {"model", "model.name", "tp_size"}
 _NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}
 _NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}

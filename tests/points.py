@@ -19,6 +19,17 @@ MODEL: dict[str, Any] = {
     "bias": False,
 }
 WORKLOAD = {"tokens": 128, "warmup": 0, "repeats": 3, "profiled": 1, "seed": 0, "tolerance": None}
+RUNTIME = {
+    "device": "cpu",
+    "isolate": False,
+    "timeout_s": 300.0,
+    "timeout_factor": 10.0,
+    "retries": 1,
+    "start_timeout_s": 180.0,
+    "threads_per_rank": 1,
+    "multicast": False,
+    "bootstrap_backend": "gloo",
+}
 LAYER: dict[str, Any] = {
     "kind": "transformer_layer",
     "variants": None,
@@ -46,7 +57,7 @@ def operator_point(**changes: Any) -> dict[str, Any]:
         "precision": "fp32",
         "profile": "none",
         "workload": {"name": "operator", **WORKLOAD},
-        "runtime": {"device": "cpu", "bootstrap_backend": "gloo"},
+        "runtime": RUNTIME,
     }
     return _changed(base, changes)
 

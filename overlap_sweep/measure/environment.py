@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import re
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -18,50 +13,22 @@ import torch
 
 from overlap_sweep.ranks import Ranks
 
-RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "overlap-sweep")
-RECORDED_VARIABLES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "UB_SKIPMC",
-    "NCCL_NVLS_ENABLE",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
-    "NVSHMEM_DISABLE_NVLS",
-    "OMP_NUM_THREADS",
-    "CUDNN_HOME",
-)
-RECORDED_PREFIXES = ("NVTE_", "UB_")
-"""Transformer Engine's own variables change what it runs."""
 
-
-@cache
-def environment(device: torch.device) -> dict[str, Any]:
-    """Machine, device, driver, topology and library versions: equal for points that may be compared."""
-    found: dict[str, Any] = {
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpu": _cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "device": device.type,
-        "packages": {name: _version(name) for name in RECORDED_PACKAGES},
-        "variables": {
-            **{name: os.environ.get(name) for name in RECORDED_VARIABLES},
-            **{name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED_PREFIXES)},
-        },
+def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The launcher's account of the machine (`machine.machine`), and what only torch knows."""
+    if device.type != "cuda":
+        return dict(machine)
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        **machine,
+        "gpu": properties.name,
+        "gpu_count": torch.cuda.device_count(),
+        "sm_count": properties.multi_processor_count,
+        "memory_gb": round(properties.total_memory / 1e9, 1),
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found |= {
-            "gpu": properties.name,
-            "gpu_count": torch.cuda.device_count(),
-            "sm_count": properties.multi_processor_count,
-            "memory_gb": round(properties.total_memory / 1e9, 1),
-            "cuda": torch.version.cuda or torch.version.hip,
-            "cudnn": torch.backends.cudnn.version(),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "driver": _nvidia_smi("--query-gpu=driver_version"),
-            "topology": _topology(),
-        }
-    return found
 
 
 def conditions(ranks: Ranks) -> dict[str, Any]:
@@ -97,38 +64,3 @@ def _gpu_conditions(handle: Any) -> dict[str, float]:
         with contextlib.suppress(pynvml.NVMLError_NotSupported):
             told[name] = query()
     return told
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    listed = Path("/proc/cpuinfo")
-    if not listed.exists():
-        return platform.processor()
-    named = re.search(r"^model name\s*:\s*(.+)$", listed.read_text(), re.MULTILINE)
-    return named[1] if named else platform.machine()
-
-
-def _nvidia_smi(*arguments: str) -> str | None:
-    """The first line of its answer; None where there is no nvidia-smi (AMD, some containers)."""
-    command = ["nvidia-smi", *arguments, "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.splitlines()[0].strip() if answer.stdout else None
-
-
-def _topology() -> str | None:
-    """How the GPUs are linked, as nvidia-smi draws it, without its terminal colours."""
-    try:
-        command = ["nvidia-smi", "topo", "-m"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return re.sub(r"\x1b\[[0-9;]*m", "", answer.stdout)

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from overlap_sweep.measure.clock import meet, spin
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import trace_file
+from overlap_sweep.run_directory import keep, trace_file
 
 SPIN_US = 10_000.0
 """Enqueueing an operator takes the profiled host some milliseconds."""
@@ -41,4 +41,6 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, na
     # The profiler compresses what ends in .gz.
     temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))
-    temporary.replace(trace)
+    keep(temporary, trace)
+    # The result names all ranks' traces, so that none may be missing when it is written.
+    ranks.barrier()

@@ -7,6 +7,18 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+_elsewhere = False
+
+
+def run_elsewhere() -> None:
+    """From now on what this process resolves is run on other machines, with as many GPUs as it needs."""
+    global _elsewhere
+    _elsewhere = True
+
+
+def elsewhere() -> bool:
+    return _elsewhere
+
 
 @cache
 def visible_gpus() -> int:

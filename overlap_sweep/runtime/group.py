@@ -13,14 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 import overlap_sweep
 from overlap_sweep import space
+from overlap_sweep.machine import machine
+from overlap_sweep.run_directory import FailedAttempt
 from overlap_sweep.runtime.channel import Channel
+from overlap_sweep.runtime.log_tail import tail
+from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
 
 SETTLE_S = 5.0
 """After one rank has failed, how long the others have to answer before the group counts as broken."""
@@ -72,6 +78,12 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
     return environment
 
 
+def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine as a point's workers will find it: `machine.machine`."""
+    config = GroupConfig.of(point)
+    return machine(config.device, worker_environment(config))
+
+
 class WorkerGroup:
     """`with WorkerGroup(config, log) as group: group.run(...)`: no process outlives the block."""
 
@@ -86,6 +98,8 @@ class WorkerGroup:
         # A short path of its own: Unix socket addresses end at 107 bytes, and nobody else may connect.
         self._directory = Path(tempfile.mkdtemp(prefix="overlap_sweep_"))
         self._log: IO[bytes] = self._log_path.open("ab")
+        # What earlier groups left in it is not this one's cause of death.
+        self._log_start = self._log_path.stat().st_size
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address = str(self._directory / "workers")
         listener.bind(address)
@@ -94,14 +108,22 @@ class WorkerGroup:
         command += ["--world-size", str(self.config.world_size), "--device", self.config.device]
         # The collectives' own limit comes after the launcher's, which can say more about the point.
         command += ["--timeout-s", str(self.config.timeout_s + 60)]
-        self._agent = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            env=worker_environment(self.config),
-            start_new_session=True,
-        )
+        environment = worker_environment(self.config)
+        self._machine = machine(self.config.device, environment)
+        # Cluster managers send it to every process of a job, and only the launcher knows what to do. A blocked signal
+        # stays blocked in all that is started from here.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [STOP_AFTER_POINT])
+        try:
+            self._agent = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [STOP_AFTER_POINT])
         try:
             self._channels = self._accept(listener)
         except BaseException:
@@ -130,21 +152,34 @@ class WorkerGroup:
                     by_rank[hello["rank"]] = channel
         return [by_rank[rank] for rank in range(self.config.world_size)]
 
-    def run(self, point: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    def run(
+        self,
+        point: Mapping[str, Any],
+        directory: Path,
+        timeout_s: float,
+        earlier_attempts: Sequence[FailedAttempt] = (),
+    ) -> dict[str, Any]:
         """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
 
         GroupError when the group died or did not answer in `timeout_s`. Then, and after a failure that not
         every rank calls `sound`, the group is dead: who knows what was left of memory, streams and other ranks'
         collectives.
         """
+        request = {
+            "point": point,
+            "directory": str(directory.resolve()),
+            "machine": self._machine,
+            "earlier_attempts": msgspec.to_builtins(earlier_attempts),
+        }
         try:
             for channel in self._channels:
-                channel.send({"point": point, "directory": str(directory.resolve())})
-            replies = self._collect(point["runtime"]["timeout_s"])
+                channel.send(request)
+            replies = self._collect(timeout_s)
         except (BrokenPipeError, ConnectionResetError):
             self.kill()
             raise GroupError(f"the group is gone:\n{self._log_tail()}") from None
-        except GroupError:
+        except BaseException:
+            # Also when the launcher is told to stop: workers that go on might yet leave a result.
             self.kill()
             raise
         wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
@@ -185,10 +220,14 @@ class WorkerGroup:
         except subprocess.TimeoutExpired:
             return "its agent has not noticed"
         causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", self._log_tail(200), re.MULTILINE)
-        return causes[-1] if causes else f"its agent ended with {self._agent.returncode}"
+        return (
+            " ".join(causes[-1].replace("exitcode  :", "exit code").split())
+            if causes
+            else f"its agent ended with {self._agent.returncode}"
+        )
 
     def _log_tail(self, lines: int = 20) -> str:
-        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-lines:])
+        return tail(self._log_path, lines, self._log_start)
 
     def close(self) -> None:
         """Let the workers end by themselves, as those whose connection closes do; then see to it that they have."""

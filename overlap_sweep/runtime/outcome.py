@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,10 +54,17 @@ class Outcome:
 
 @dataclass
 class Outcomes:
-    """All of them, in the order in which they came; `listener` hears of each (by default it prints)."""
+    """All of them, in the order in which they came."""
 
     all: list[Outcome] = field(default_factory=list)
     listener: Callable[[Outcome], None] = print
+    """Hears of each that is measured."""
+    say: Callable[[str], None] = print
+    """For what else is to be told meanwhile."""
+    expected: set[Path] = field(default_factory=set)
+    """The directories of all points that were to be measured."""
+    given_up: dict[Path, str] = field(default_factory=dict)
+    """Why some of those have no outcome."""
     searching: bool = False
     """A search tries what may fail: that some points did is no failure of the run."""
     answered: bool = False
@@ -66,6 +74,18 @@ class Outcomes:
         self.all.append(outcome)
         self.listener(outcome)
 
+    def keep(self, outcome: Outcome) -> None:
+        """Of a point that was measured before. A search may ask for one again and again."""
+        if outcome.directory not in {other.directory for other in self.all}:
+            self.all.append(outcome)
+
+    def expect(self, directories: Iterable[Path]) -> None:
+        self.expected.update(directories)
+
+    @property
+    def missing(self) -> set[Path]:
+        return self.expected - {outcome.directory for outcome in self.all}
+
     def best(self) -> Outcome | None:
         """The largest speedup: times of different operators or TP sizes cannot be compared."""
         return max((o for o in self.all if o.speedup is not None), key=lambda o: o.speedup or 0.0, default=None)
@@ -74,13 +94,19 @@ class Outcomes:
         return Counter(outcome.status for outcome in self.all)
 
     def counts_line(self) -> str:
-        counts = self.counts()
-        shown = [f"{counts[s]} {s}" for s in ("ok", "failed", "timeout", "skipped") if counts[s] or s == "ok"]
-        return ", ".join(shown)
+        counts: Counter[str] = self.counts()
+        counts["missing"] = len(self.missing)
+        shown = ("ok", "failed", "timeout", "skipped", "missing")
+        return ", ".join(f"{counts[status]} {status}" for status in shown if counts[status] or status == "ok")
 
     def conclude(self) -> int:
         """Print the last lines of a run; the exit status: 0 when all that makes sense was measured."""
         counts = self.counts()
+        for reason, points in Counter(self.given_up.values()).items():
+            print(f"{points} missing: {reason}", file=sys.stderr)
+        if self.missing:
+            print(f"{self.counts_line()}; go on with: {self.resume_command()}")
+            return 1
         if self.searching and not self.answered:
             return 1
         if not self.all:
@@ -92,8 +118,16 @@ class Outcomes:
         print(f"{self.counts_line()}; analyse with: python analyze.py {self.directory()}")
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
+    def resume_command(self) -> str:
+        """What measures only what is missing or failed."""
+        given = [argument for argument in sys.argv if not argument.startswith("resume=")]
+        named = any(argument.startswith("hydra.sweep.dir=") for argument in given)
+        return shlex.join(["python", *given, *([] if named else [f"resume={self.directory()}"])])
+
     def directory(self) -> Path:
         """Where the results lie, as the user would type it."""
+        if self.expected:
+            return Path(os.path.relpath(next(iter(self.expected)).parent))
         directories = {outcome.directory for outcome in self.all}
         where = directories.pop() if len(directories) == 1 else Path(os.path.commonpath(directories))
         return Path(os.path.relpath(where))

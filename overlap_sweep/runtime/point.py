@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -17,19 +18,28 @@ from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (
     LOG_FILE,
     RESULT_FILE,
+    FailedAttempt,
     Result,
     Status,
+    clear,
     read_result,
     settings_file,
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.devices import visible_gpus
-from overlap_sweep.runtime.group import GroupError
+from overlap_sweep.runtime.attempts import Attempts
+from overlap_sweep.runtime.devices import elsewhere, visible_gpus
+from overlap_sweep.runtime.group import GroupError, machine_of
+from overlap_sweep.runtime.kept import LASTING, kept_result, whole_result
+from overlap_sweep.runtime.limits import limits
+from overlap_sweep.runtime.log_tail import tail
+from overlap_sweep.runtime.memory import remember, remembered
 from overlap_sweep.runtime.outcome import Outcome, outcomes
-from overlap_sweep.runtime.pool import pool_for_point
+from overlap_sweep.runtime.pool import WorkerPool, pool_for_point
 
 LOG_TAIL_LINES = 20
+LONGEST_ERROR = 10_000
+"""Characters; some exceptions print their data."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"precision": "bf16", "workload": {"tokens": 8192, "repeats": 21}},
     "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
@@ -56,9 +66,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
-        runtime["device"] = "cuda" if visible_gpus() else "cpu"
+        runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
     needed = space.world_size(point)
-    if runtime["device"] == "cuda" and needed > visible_gpus():
+    if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
         asked = f"tp_size={point['tp_size']}"
         asked += f" with layer.num_replicas={needed // point['tp_size']}" if needed > point["tp_size"] else ""
         raise UserError(
@@ -77,52 +87,96 @@ def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any]
     return tuple(models.resolve(dict(model)).items())
 
 
-def run_point(config: DictConfig, directory: Path) -> float:
-    """Measure the point into `directory`; returns its objective in microseconds, infinite if there is none."""
+def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:
+    """Measure the point into `directory`; returns its objective in microseconds, infinite if there is none.
+
+    With `may_keep` a result that the directory has already is as good.
+    """
     point = resolve(config)
-    result = _measure(point, directory)
+    kept = kept_result(directory, point) if may_keep else None
+    result = kept or remembered(config, point, directory) or measure(point, directory)
+    if not kept:
+        remember(config, result, directory)
     outcomes.add(Outcome.of(result, directory))
-    return math.inf if result.objective_us is None else result.objective_us
+    return objective_us(result)
 
 
-def _measure(point: dict[str, Any], directory: Path) -> Result:
-    status: Status
-    relative_error: dict[str, float | None] = {}
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+def objective_us(result: Result | None) -> float:
+    """What sweepers minimise; infinite where nothing was measured, so that none prefers it."""
+    return math.inf if result is None or result.objective_us is None else result.objective_us
+
+
+def measure(point: dict[str, Any], directory: Path) -> Result:
+    """Have the point measured by a group of workers, tried again where that may help, and write its result."""
+    clear(directory)
     workload = workloads.load(point["workload"]["name"])
-    given = workload.overlap_configs(point)
     reason = workload.refusal(point)
     if reason:
-        status, error = "skipped", reason
-    else:
-        for variant, config in given.items():
-            write_atomically(directory / settings_file(variant), overlap_cfg.text(config).encode())
-        with pool_for_point(directory) as pool:
+        return _without_times(point, directory, "skipped", reason)
+    for variant, settings in workload.overlap_configs(point).items():
+        write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
+    attempts = Attempts(directory)
+    attempts.bury("the process that measured it died")
+    reply: dict[str, Any] = {}
+    with pool_for_point(directory) as pool:
+        while len(attempts.failed) <= point["runtime"]["retries"]:
+            attempts.begin()
             try:
-                reply = pool.run(point, directory)
-                status, error = reply["status"], reply.get("error")
-                relative_error = reply.get("relative_error", {})
-            except GroupError as failure:
-                status, error = "timeout" if failure.timed_out else "failed", str(failure)
-    if status == "ok":
-        return read_result(directory / RESULT_FILE)
-    if status != "skipped":
-        error = "\n".join(filter(None, (error, _tail(directory / LOG_FILE))))
+                reply = _attempt(pool, point, directory, attempts.failed)
+            except BaseException:
+                attempts.end("interrupted")
+                raise
+            if reply["status"] in LASTING:
+                break
+            attempts.end(reply["status"], reply["error"][:LONGEST_ERROR])
+            if reply.get("final"):
+                break
+            # What is left of memory, streams and other ranks' collectives must not fail the next attempt, too. Nor may
+            # what the failed one wrote be taken for the next one's.
+            pool.close()
+            clear(directory)
+    if reply.get("status") == "ok":
+        result = read_result(directory / RESULT_FILE)
+        limits.learn(result)
+    elif reply.get("status") == "skipped":
+        result = _without_times(point, directory, "skipped", reply["error"])
+    else:
+        *earlier, last = attempts.failed
+        error = "\n".join(filter(None, (last.error, tail(directory / LOG_FILE, LOG_TAIL_LINES))))
+        result = _without_times(
+            *(point, directory, last.status, error),
+            earlier_attempts=earlier,
+            relative_error=reply.get("relative_error", {}),
+        )
+    attempts.forget()
+    return result
+
+
+def _attempt(
+    pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[FailedAttempt]
+) -> dict[str, Any]:
+    """`status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
+    try:
+        reply = pool.run(point, directory, limits.limit_s(point), earlier)
+    except GroupError as failure:
+        return {"status": "timeout" if failure.timed_out else "failed", "error": str(failure)}
+    if reply["status"] == "ok" and whole_result(directory) is None:
+        return {"status": "failed", "error": f"the workers left no whole {RESULT_FILE}"}
+    return {**reply, "final": reply.get("sound", False)}
+
+
+def _without_times(point: dict[str, Any], directory: Path, status: Status, error: str, **more: Any) -> Result:
+    """Write why the point was not measured."""
+    given = workloads.load(point["workload"]["name"]).overlap_configs(point)
     result = Result(
         name=directory.name,
         point=point,
         status=status,
         error=error,
         settings=given.get("", OverlapConfig()).slots,
-        relative_error=relative_error,
-        started=started,
+        environment=machine_of(point),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        **more,
     )
     write_result(directory, result)
     return result
-
-
-def _tail(log: Path) -> str:
-    """The end of the point's log, empty if there is none."""
-    if not log.exists():
-        return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

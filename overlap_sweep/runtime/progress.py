@@ -42,7 +42,10 @@ def _bar(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
             shown = f"best {best.speedup:.3f}x {best.name}" if best else ""
             bar.update(task, advance=1, counts=outcomes.counts_line(), best=shown)
 
-        with _listening(outcomes, heard):
+        def say(text: str) -> None:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        with _listening(outcomes, heard, say):
             yield
 
 
@@ -56,7 +59,7 @@ def _lines(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
         times = f"elapsed {elapsed_s:.0f} s, left {left_s:.0f} s"
         print(f"[{done:>{len(str(total))}}/{total}] {outcome}  ({times})", file=console.file, flush=True)
 
-    with _listening(outcomes, heard):
+    with _listening(outcomes, heard, lambda text: print(text, file=console.file, flush=True)):
         yield
     best = outcomes.best()
     if best and not outcomes.searching:
@@ -64,9 +67,10 @@ def _lines(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(outcomes: Outcomes, listener: Callable[[Outcome], None]) -> Iterator[None]:
-    before, outcomes.listener = outcomes.listener, listener
+def _listening(outcomes: Outcomes, listener: Callable[[Outcome], None], say: Callable[[str], None]) -> Iterator[None]:
+    before = outcomes.listener, outcomes.say
+    outcomes.listener, outcomes.say = listener, say
     try:
         yield
     finally:
-        outcomes.listener = before
+        outcomes.listener, outcomes.say = before

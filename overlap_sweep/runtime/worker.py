@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -21,7 +22,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import LOG_FILE, Result
+from overlap_sweep.run_directory import LOG_FILE, FailedAttempt, Result
 from overlap_sweep.runtime.channel import Channel
 
 
@@ -75,10 +76,11 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             point=point,
             status="ok",
             settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
-            environment=environment(ranks.device),
+            environment=environment(ranks.device, request["machine"]),
             conditions={"before": before, "after": after},
             started=started,
             wall_s=time.perf_counter() - clock,
+            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[FailedAttempt]),
             **measured,
         )
         run_directory.write_result(directory, result)

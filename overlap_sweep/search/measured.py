@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +14,15 @@ from hydra.plugins.launcher import Launcher
 
 from overlap_sweep import workloads
 from overlap_sweep.analysis.failures import wrong_passes
-from overlap_sweep.errors import UserError
+from overlap_sweep.identity import key_of, point_identity
 from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
+from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.rounds import Request
 
 T = TypeVar("T")
 CHUNK = 8
 """Points that are launched at once where time is limited: a limit is looked at between launches only."""
-LASTING = ("ok", "skipped")
-"""What need not be tried again when a sweep is resumed."""
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_STRINGS = {"null", "true", "false", "nan", "inf"}
@@ -68,15 +66,19 @@ class Measurements:
                 return
             jobs = list(map(Job.of, chunk))
             self.budget.points += len(jobs)
-            self.reused += sum(_key(job.point) in self._known for job in jobs)
+            self.reused += sum(self._known_result(job) is not None for job in jobs)
             yield from zip(chunk, self.run(jobs), strict=True)
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Their results, whatever the budget says."""
-        found = [self._known.get(_key(job.point)) for job in jobs]
+        found = [self._known_result(job) for job in jobs]
         new = [job for job, result in zip(jobs, found, strict=True) if result is None]
         launched = iter(self._launch(new) if new else ())
         return [result or next(launched) for result in found]
+
+    def _known_result(self, job: Job) -> Result | None:
+        result = self._known.get(_key(job.point))
+        return result if result and stands_for(result, job.point) else None
 
     def _launch(self, jobs: Sequence[Job]) -> list[Result]:
         returned = self._launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=self._launched)
@@ -115,18 +117,11 @@ def _result(returned: JobReturn, job: Job) -> Result:
 def _known_results(directory: Path) -> Mapping[str, Result]:
     found = {}
     for point_directory in find_points(directory):
-        if not (point_directory / RESULT_FILE).exists():
-            continue
-        try:
-            result = read_result(point_directory / RESULT_FILE)
-        except UserError:
-            # Cut short or of a later version: it is measured again, and written over.
-            continue
-        # Times that say nothing are worth another try; wrong numbers are not.
-        if (result.status in LASTING and not result.launch_bound) or wrong_passes(result):
+        result = whole_result(point_directory)
+        if result and (result.status in LASTING or wrong_passes(result)):
             found[_key(result.point)] = result
     return found
 
 
 def _key(point: Mapping[str, Any]) -> str:
-    return json.dumps(point, sort_keys=True)
+    return key_of(point_identity(point))

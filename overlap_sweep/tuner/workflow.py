@@ -29,7 +29,7 @@ from overlap_sweep.run_directory import (
     read_tuner_record,
     write_tuner_record,
 )
-from overlap_sweep.runtime.devices import visible_gpus
+from overlap_sweep.runtime.devices import elsewhere, visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, cases, search, set_up, swept_values
 from overlap_sweep.tuner.combinations import combinations
@@ -100,6 +100,8 @@ def _add(trial: LayerTrial, trials: list[LayerTrial]) -> None:
 def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:
     if "tp_size" in values:
         return values, None
+    if elsewhere():
+        return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes_up_to(config.max_tp_size, None)[0]]}, None
     gpus = visible_gpus() if config.runtime.device != "cpu" else 0
     on_gpus = config.runtime.device == "cuda" or (config.runtime.device == "auto" and gpus)
     tp_sizes, notice = tp_sizes_up_to(config.max_tp_size, gpus if on_gpus else None)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import space, workloads
 from overlap_sweep.run_directory import Result, read_result, write_result
+from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from tests.analysis.run_directories import pass_times
@@ -76,7 +77,7 @@ class StandIn(Launcher):
         self.batches[-1].append(point)
         refusal = workloads.load(point["workload"]["name"]).refusal(point)
         result = Result(name="", point=point, status="skipped", error=refusal) if refusal else self.answer(point)
-        result.name = directory.name
+        result.name, result.environment = directory.name, machine_of(point)
         directory.mkdir(exist_ok=True)
         write_result(directory, result)
         left = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(directory)}}})

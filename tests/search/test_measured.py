@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.run_directory import RESULT_FILE, Result, Status, write_result
+from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.measured import CHUNK, Job, Measurements, batched, override_value
@@ -108,7 +109,8 @@ def measurements(directory: Path, max_points: int | None = None, max_minutes: fl
 
 def leave_result(directory: Path, status: Status, num_sm: int = 4) -> Result:
     (directory / f"sm{num_sm}").mkdir(parents=True)
-    result = Result(name=f"sm{num_sm}", point=dict(Job.of(request(num_sm)).point), status=status, error="as before")
+    point = dict(Job.of(request(num_sm)).point)
+    result = Result(name=f"sm{num_sm}", point=point, status=status, error="as before", environment=machine_of(point))
     write_result(directory / f"sm{num_sm}", result)
     return result
 

@@ -1,0 +1,160 @@
+"""The points that Hydra hands to a launcher, composed, checked, and with what they return to it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import Result, last_sweep
+from overlap_sweep.runtime.kept import kept_result
+from overlap_sweep.runtime.limits import limits
+from overlap_sweep.runtime.outcome import Outcome, outcomes
+from overlap_sweep.runtime.point import objective_us, resolve
+from overlap_sweep.runtime.stopping import stop_if_told
+
+log = logging.getLogger(__name__)
+
+WORTH_SAYING = 8
+"""Points of a sweep from which on it takes a while to check them all."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One point of a sweep."""
+
+    overrides: list[str]
+    config: DictConfig
+    """As Hydra composed it."""
+    point: dict[str, Any]
+    """Resolved."""
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What Hydra gives to a launcher: all that points are composed from and run with. Can be pickled."""
+
+    config: DictConfig
+    context: HydraContext
+    task: TaskFunction
+
+    @classmethod
+    def of(cls, config: DictConfig, context: HydraContext, task: TaskFunction) -> Sweep:
+        """UserError when it is to go on with a sweep that is not there."""
+        if config.resume:
+            earlier = last_sweep() if config.resume == "last" else Path(config.resume)
+            if Path(config.hydra.sweep.dir) != earlier:
+                raise UserError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
+            if not earlier.is_dir():
+                raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
+        return cls(config, context, task)
+
+    @property
+    def directory(self) -> Path:
+        return Path(str(self.config.hydra.sweep.dir)).absolute()
+
+    def set_up(self) -> None:
+        """What Hydra expects of a launcher before it touches a configuration."""
+        setup_globals()
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+
+    def compose(self, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
+        """UserError when any job's configuration is wrong, or two that differ would share a directory."""
+        # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
+        if len(job_overrides) >= WORTH_SAYING:
+            log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
+        jobs = [self._compose(list(given), first_index + i) for i, given in enumerate(job_overrides)]
+        _check_directories(jobs)
+        return jobs
+
+    def _compose(self, overrides: list[str], index: int) -> Job:
+        config = self.context.config_loader.load_sweep_config(self.config, overrides)
+        with open_dict(config):
+            config.hydra.job.id = str(index)
+            config.hydra.job.num = index
+        HydraConfig.instance().set_config(config)
+        point = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+        directory = self.directory / str(config.hydra.sweep.subdir)
+        if not directory.resolve().is_relative_to(self.directory.resolve()):
+            raise UserError(
+                f"{directory} is not inside of {self.directory}; give a hydra.sweep.subdir that stays there."
+            )
+        return Job(overrides, config, point, directory)
+
+    def run(self, job: Job) -> JobReturn:
+        """Have Hydra run the task in this process."""
+        returned = run_job(
+            hydra_context=self.context,
+            task_function=self.task,
+            config=job.config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        return returned
+
+
+def _check_directories(jobs: Sequence[Job]) -> None:
+    first: dict[Path, int] = {}
+    for index, job in enumerate(jobs):
+        earlier = first.setdefault(job.directory, index)
+        if job.point != jobs[earlier].point:
+            raise UserError(
+                f"jobs {earlier} and {index} of the sweep differ and would both be written to {job.name}; "
+                "give a hydra.sweep.subdir that tells them apart."
+            )
+
+
+def distinct(jobs: Sequence[Job]) -> list[Job]:
+    """Each point once: a sweeper that samples may draw one twice."""
+    return list({job.directory: job for job in reversed(jobs)}.values())[::-1]
+
+
+def keep_results(jobs: Sequence[Job]) -> dict[Path, Result]:
+    """Of the jobs whose directory has the point's result already, that. They count as outcomes."""
+    found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
+    for directory, result in found.items():
+        limits.learn(result)
+        outcomes.keep(Outcome.of(result, directory))
+    if found:
+        outcomes.say(f"measured before: {len(found)} of {len(jobs)} points")
+    return found
+
+
+def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
+    """Run the jobs in this process, one after the other; `Stopped` between two where that was asked for."""
+    returned = {}
+    for job in jobs:
+        stop_if_told()
+        returned[job.directory] = sweep.run(job)
+    return returned
+
+
+def job_return(job: Job, result: Result | None) -> JobReturn:
+    """What a launcher returns for a job that it did not run itself."""
+    with read_write(job.config.hydra.runtime), open_dict(job.config.hydra.runtime):
+        job.config.hydra.runtime.output_dir = str(job.directory.absolute())
+    HydraConfig.instance().set_config(job.config)
+    hydra_config: Any = HydraConfig.instance().cfg
+    return JobReturn(
+        overrides=job.overrides,
+        cfg=OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]),
+        hydra_cfg=copy.deepcopy(hydra_config),
+        working_dir=str(Path.cwd()),
+        status=JobStatus.COMPLETED,
+        _return_value=objective_us(result),
+    )

@@ -1,0 +1,93 @@
+"""One sweep at a time in a directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import getpass
+import os
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import LOCK_FILE
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Owner(msgspec.Struct):
+    """Who holds a lock. Written into the locked file; true only while it is locked."""
+
+    host: str
+    user: str
+    pid: int
+    command: str
+    since: float
+    """Seconds since 1970."""
+
+    @classmethod
+    def here(cls) -> Owner:
+        return cls(platform.node(), _user(), os.getpid(), shlex.join(["python", *sys.argv]), time.time())
+
+    def __str__(self) -> str:
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        who = f"process {self.pid} of {self.user} on {self.host}"
+        return f"{who} since {started} ({_age(time.time() - self.since)}): {self.command}"
+
+
+_held: dict[Path, int] = {}
+"""Descriptors by file, open until this process ends."""
+
+
+def hold(directory: Path) -> None:
+    """Lock the directory for the rest of this process's life, however it ends: the kernel unlocks it.
+
+    UserError when another living process holds it. Where the file system has no locks a warning says so.
+    """
+    path = directory.resolve() / LOCK_FILE
+    if path in _held:
+        return
+    if path.is_symlink():
+        raise UserError(f"{path} is a link; remove it.")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"{directory} is in use by {_owner(path)}; wait for it, end it, or give another directory."
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(f"warning: {directory} cannot be locked ({error.strerror}): see to it that one sweep at a time uses it")
+    _held[path] = descriptor
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, msgspec.json.encode(Owner.here()), 0)
+
+
+def _owner(path: Path) -> str:
+    try:
+        return str(msgspec.json.decode(path.read_bytes(), type=Owner))
+    except msgspec.DecodeError:
+        return "a process that has only just begun"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user without a name.
+        return str(os.getuid())
+
+
+def _age(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    if hours >= 48:
+        return f"{hours / 24:.0f} days"
+    return f"{hours:.1f} h" if hours >= 1 else f"{minutes:.0f} min" if minutes >= 1 else f"{seconds:.0f} s"

@@ -1,0 +1,114 @@
+"""Which points share a Slurm job."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from overlap_sweep.config import register_schemas
+from overlap_sweep.runtime.jobs import Job
+from overlap_sweep.runtime.slurm.packing import OURS, Pack, evenly, launcher_options, pack
+from tests.points import operator_point
+from tests.sweeps import ROOT
+
+TP_SIZES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=40)
+
+
+def job(number: int, tp_size: int = 2, **options: Any) -> Job:
+    launcher = {"_target_": "x", "points_per_job": 4, "max_jobs": None, "poll_s": 1, "gpus_per_node": "${tp_size}"}
+    config = OmegaConf.create({"tp_size": tp_size, "hydra": {"launcher": {**launcher, **options}}})
+    return Job([], config, operator_point(tp_size=tp_size), Path(f"/sweep/{number}"))
+
+
+@given(st.integers(1, 200).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length))))
+def test_parts_are_as_even_as_can_be_and_in_order(length_and_count: tuple[int, int]) -> None:
+    length, count = length_and_count
+    items = [job(0)] * length
+    numbered = list(range(length))
+    parts = evenly(numbered, count)  # type: ignore[arg-type]
+    assert [number for part in parts for number in part] == numbered
+    lengths = [len(part) for part in evenly(items, count)]
+    assert len(lengths) == count
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] <= 1
+
+
+@given(TP_SIZES, st.integers(1, 10), st.none() | st.integers(1, 5))
+def test_each_point_is_in_one_pack_of_its_like(tp_sizes: list[int], points_per_job: int, max_jobs: int | None) -> None:
+    jobs = [
+        job(number, tp_size, points_per_job=points_per_job, max_jobs=max_jobs)
+        for number, tp_size in enumerate(tp_sizes)
+    ]
+    packs = pack(jobs)
+    assert sorted(int(one.name) for each in packs for one in each.jobs) == list(range(len(jobs)))
+    for each in packs:
+        assert {one.point["tp_size"] for one in each.jobs} == {each.options["gpus_per_node"]}
+        assert not each.options.keys() & set(OURS)
+    for tp_size, alike in groupby(packs, key=lambda each: each.jobs[0].point["tp_size"]):
+        _check_packs_of_one_size(list(alike), tp_sizes.count(tp_size), points_per_job, max_jobs)
+
+
+def _check_packs_of_one_size(packs: list[Pack], points: int, points_per_job: int, max_jobs: int | None) -> None:
+    """No more jobs than may be; longer ones than asked for only where that would make more."""
+    numbers = [int(one.name) for each in packs for one in each.jobs]
+    assert numbers == sorted(numbers), "in the order of the sweep"
+    assert len(numbers) == points
+    assert len(packs) == min(math.ceil(points / points_per_job), max_jobs or points)
+    if max_jobs is None or len(packs) < max_jobs:
+        assert max(len(each.jobs) for each in packs) <= points_per_job
+
+
+def test_points_of_other_options_don_t_share_a_job() -> None:
+    packs = pack([job(0, partition="a"), job(1, partition="b"), job(2, partition="a")])
+    assert [([one.name for one in each.jobs], each.options["partition"]) for each in packs] == [
+        (["0", "2"], "a"),
+        (["1"], "b"),
+    ]
+
+
+def asked_for(*overrides: str) -> dict[str, Any]:
+    """The options of one point's job, as launch.py composes them."""
+    GlobalHydra.instance().clear()
+    register_schemas()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    return launcher_options(Job([], config, {}, Path("/sweep/0")))
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "submitit_slurm"])
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "cpus"),
+    [
+        ((), 2, 4),
+        (("tp_size=8",), 8, 16),
+        (("tp_size=4", "runtime.device=cuda"), 4, 8),
+        (("tp_size=4", "runtime.device=cpu"), None, 8),
+        (("tp_size=4", "runtime.device=cpu", "runtime.threads_per_rank=3"), None, 24),
+        (("tp_size=2", "workload=layer", "layer.num_replicas=4"), 8, 16),
+        (("tp_size=2", "layer.num_replicas=4"), 2, 4),
+        (("tp_size=2", "hydra.launcher.gpus_per_node=4", "hydra.launcher.cpus_per_task=7"), 4, 7),
+    ],
+)
+def test_a_job_asks_for_what_its_points_need(
+    launcher: str, overrides: tuple[str, ...], gpus: int | None, cpus: int
+) -> None:
+    options = asked_for(f"hydra/launcher={launcher}", *overrides)
+    assert (options["gpus_per_node"], options["cpus_per_task"]) == (gpus, cpus)
+
+
+def test_packed_by_default_and_one_point_a_job_under_the_stock_launchers_name() -> None:
+    packed, stock = asked_for("hydra/launcher=slurm"), asked_for("hydra/launcher=submitit_slurm")
+    assert (packed["points_per_job"], packed["max_jobs"]) == (32, 8)
+    assert (stock["points_per_job"], stock["max_jobs"]) == (1, None)
+    assert packed["_target_"] == stock["_target_"] == "hydra_plugins.slurm_launcher.SlurmLauncher"

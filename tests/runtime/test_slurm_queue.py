@@ -1,0 +1,120 @@
+"""What is made of squeue's answers, whatever they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.slurm.queue import ENDED, JobState, job_states
+
+FOLDER = Path("/sweep/.submitit")
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which `say` puts what squeue answers, and where it notes what it was asked."""
+    program = tmp_path / "squeue"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\nfor argument; do case $argument in --jobs=*) id=${{argument#*=}};; esac; done\n'
+        f"cat {tmp_path}/$id.out 2>/dev/null\ncat {tmp_path}/$id.err >&2 2>/dev/null && exit 1\nexit 0\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def say(squeue: Path, job_id: str, *rows: str, error: str = "") -> None:
+    (squeue / f"{job_id}.out").write_text("".join(f"{row}\n" for row in rows))
+    if error:
+        (squeue / f"{job_id}.err").write_text(f"slurm_load_jobs error: {error}\n")
+
+
+def row(job_id: str, state: str, reason: str = "None", folder: Path = FOLDER) -> str:
+    return f"{job_id}|{state}|{reason}|{folder}/.submission_file_1a2b.sh"
+
+
+def logs(*job_ids: str) -> dict[str, Path]:
+    """As submitit names them."""
+    return {job_id: FOLDER / job_id / f"{job_id}_0_log.err" for job_id in job_ids}
+
+
+def test_states_and_reasons_of_jobs_and_elements_of_arrays(squeue: Path) -> None:
+    say(squeue, "7", row("7_0", "RUNNING"), row("7_1", "PENDING", "Resources"), row("7_2", "COMPLETED"))
+    say(squeue, "9", row("9", "FAILED", "NonZeroExitCode"))
+    states = job_states(logs("7_0", "7_1", "9"))
+    assert states is not None
+    assert {job_id: str(state) for job_id, state in states.items()} == {
+        "7_0": "RUNNING",
+        "7_1": "PENDING (Resources)",
+        "9": "FAILED (NonZeroExitCode)",
+    }
+    assert [state.ended for state in states.values()] == [False, False, True]
+
+
+def test_each_array_is_asked_for_once(squeue: Path) -> None:
+    say(squeue, "7", row("7_0", "RUNNING"), row("7_1", "RUNNING"))
+    job_states(logs("7_0", "7_1", "9"))
+    asked = (squeue / "asked").read_text().splitlines()
+    assert [line.split("--jobs=")[1].split()[0] for line in asked] == ["7", "9"]
+
+
+def test_a_forgotten_job_is_gone(squeue: Path) -> None:
+    say(squeue, "7", error="Invalid job id specified")
+    # Of an array, some elements may be forgotten before others; of a job that just ended, squeue may say nothing.
+    say(squeue, "8", row("8_1", "RUNNING"))
+    states = job_states(logs("7_0", "8_0", "8_1", "9"))
+    assert states == {
+        "7_0": JobState("GONE"),
+        "8_0": JobState("GONE"),
+        "8_1": JobState("RUNNING", "None"),
+        "9": JobState("GONE"),
+    }
+    assert states["9"].ended
+
+
+def test_another_s_job_that_got_the_id_is_not_ours(squeue: Path) -> None:
+    say(squeue, "7", row("7", "RUNNING", folder=Path("/elsewhere/.submitit")))
+    say(squeue, "8", "8|RUNNING|None|(null)")
+    assert job_states(logs("7", "8")) == {"7": JobState("GONE"), "8": JobState("GONE")}
+
+
+def test_a_folder_with_odd_characters_is_still_ours(squeue: Path) -> None:
+    folder = Path("/runs/a|b c=1/.submitit")
+    say(squeue, "7", row("7", "RUNNING", folder=folder))
+    states = job_states({"7": folder / "7" / "7_0_log.err"})
+    assert states == {"7": JobState("RUNNING", "None")}
+
+
+@pytest.mark.parametrize(
+    "error", ["Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation", "odd"]
+)
+def test_no_answer_is_no_news_of_any_job(squeue: Path, error: str) -> None:
+    say(squeue, "7", row("7", "RUNNING"))
+    say(squeue, "8", error=error)
+    assert job_states(logs("7", "8")) is None
+
+
+def test_a_squeue_that_hangs_is_no_answer(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (squeue / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr("overlap_sweep.runtime.slurm.queue.TIMEOUT_S", 0.2)
+    assert job_states(logs("7")) is None
+
+
+def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="there is no squeue here"):
+        job_states(logs("7"))
+
+
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        *((state, True) for state in sorted(ENDED)),
+        *((state, False) for state in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")),
+    ],
+)
+def test_what_counts_as_ended(state: str, ended: bool) -> None:
+    assert JobState(state).ended is ended
+    assert JobState(state).cancelled is (state == "CANCELLED")
