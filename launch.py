@@ -22,8 +22,13 @@ def main(config: DictConfig) -> float:
         if config.resume and not swept:
             raise UserError("resume= goes on with a sweep; add -m.")
         return run_point(config, Path(hydra_config.runtime.output_dir), may_keep=swept)
-    except (UserError, OSError) as error:
-        # Not an exception that Hydra would wrap in its own lines. A disk that is full, say, fails every point.
+    except UserError as error:
+        # Not an exception that Hydra would wrap in its own lines.
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        # Of a sweep the launcher gives up the point.
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
         sys.exit(f"error: {error}")
 
 
@@ -49,4 +54,9 @@ if __name__ == "__main__":
         if outcomes.expected:
             print(f"go on with: {outcomes.resume_command()}", file=sys.stderr)
         sys.exit(getattr(interrupt, "exit_status", 130))
+    except SystemExit:
+        # An error in mid-sweep.
+        if outcomes.all:
+            print(f"{outcomes.counts_line()}; go on with: {outcomes.resume_command()}", file=sys.stderr)
+        raise
     sys.exit(outcomes.conclude())

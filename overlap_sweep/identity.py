@@ -19,18 +19,23 @@ _SWITCHES = re.compile(r"(NVTE|UB|NCCL)_(?!.*DEBUG)")
 
 
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a resolved configuration what says what is measured."""
+    """Of a resolved configuration what says what is measured. Without nulls: an option that a later version adds makes
+    no other point while it is not used."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
-    return {**point, "runtime": runtime}
+    identity: dict[str, Any] = _without_nulls({**point, "runtime": runtime})
+    return identity
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _without_nulls(item) for name, item in value.items() if item is not None}
 
 
 def library_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Of a result's environment what is the same on every machine that shares an installation."""
-    packages, variables = environment.get("packages", {}), environment.get("variables", {})
-    return {
-        "packages": {name: packages.get(name) for name in LIBRARIES},
-        "variables": {name: value for name, value in variables.items() if _SWITCHES.match(name)},
-    }
+    packages = environment.get("packages", {})
+    return {"packages": {name: packages.get(name) for name in LIBRARIES}}
 
 
 def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +44,8 @@ def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     same = {name: environment.get(name) for name in ("device", "gpus", "driver", "links")}
     if environment.get("device") == "cpu":
         same |= {name: environment.get(name) for name in ("cpu", "cpu_count")}
+    variables = environment.get("variables", {})
+    same["variables"] = {name: value for name, value in variables.items() if _SWITCHES.match(name)}
     return {**same, **library_identity(environment)}
 
 

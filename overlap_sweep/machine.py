@@ -27,8 +27,8 @@ RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_")
 """The libraries' own variables change what they run."""
 
 
-def machine(device: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Host, GPUs, driver, topology and library versions, for workers on `device` with `environ`."""
+def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:
+    """Host, GPUs, driver, topology and library versions, for so many workers on `device` with `environ`."""
     found: dict[str, Any] = {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -42,7 +42,11 @@ def machine(device: str, environ: Mapping[str, str]) -> dict[str, Any]:
             **{name: value for name, value in sorted(environ.items()) if name.startswith(RECORDED_PREFIXES)},
         },
     }
-    return found | _gpus() if device == "cuda" else found
+    if device == "cuda":
+        found |= _gpus()
+        # A single GPU uses none, however many the job or the machine has.
+        found["links"] = found["links"] if world_size > 1 else []
+    return found
 
 
 @cache

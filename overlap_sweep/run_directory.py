@@ -123,6 +123,8 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     wall_s: float | None = None
     earlier_attempts: list[FailedAttempt] = []
     """Before this one, in the same sweep."""
+    launch: str | None = None
+    """In a sweep whose points are measured by several Slurm jobs, which launch has submitted them."""
     reused_from: str | None = None
     """Of a result that was not measured here but taken from a store: which, where and when it was measured."""
 

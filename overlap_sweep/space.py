@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from overlap_sweep.identity import HOW_TO_RUN
+
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer and the dimension of the weight that tensor parallelism cuts."""
 
@@ -279,7 +281,7 @@ LONGEST_NAME = 160
 
 _NOT_NAMED = (
     *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
-    *("runtime.timeout_s=", "runtime.timeout_factor=", "runtime.start_timeout_s=", "runtime.retries="),
+    *(f"runtime.{name}=" for name in HOW_TO_RUN),
 )
 _NAMED = {"model", "model.name", "tp_size"}
 _NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}

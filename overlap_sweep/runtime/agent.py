@@ -9,11 +9,15 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import uuid
 from multiprocessing import forkserver
 from pathlib import Path
+
+DIRECTORY_PREFIX = "overlap_sweep_"
+"""Of the temporary directories in which launchers listen for their groups."""
 
 
 def main() -> None:
@@ -23,7 +27,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--timeout-s", type=float, required=True)
     arguments = parser.parse_args()
-    threading.Thread(target=_die_with_launcher, daemon=True).start()
+    directory = Path(arguments.address).parent
+    threading.Thread(target=_die_with_launcher, args=(directory,), daemon=True).start()
 
     # Importing torch costs seconds, and its first backward pass and first profile import another second's worth
     # through _dynamo: the fork server does it once for all workers, while this process imports torch too.
@@ -45,14 +50,17 @@ def main() -> None:
         monitor_interval=0.1,
         start_method="forkserver",
         # Its files go with the group's, instead of staying in the temporary directory.
-        logs_specs=DefaultLogsSpecs(log_dir=str(Path(arguments.address).parent)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(directory)),
     )
     elastic_launch(config, worker.main)(arguments.address, arguments.device, arguments.timeout_s)
 
 
-def _die_with_launcher() -> None:
+def _die_with_launcher(directory: Path) -> None:
     while os.read(0, 1):
         pass
+    # The launcher's own for this group, which it cannot remove any more.
+    if directory.name.startswith(DIRECTORY_PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -14,7 +14,9 @@ from overlap_sweep.run_directory import FailedAttempt, Status, write_atomically
 
 ATTEMPTS_FILE = "attempts.json"
 
-AttemptStatus = Literal["running", "interrupted", "failed", "timeout"]
+AttemptStatus = Literal["running", "interrupted", "lost", "failed", "timeout"]
+MOST_LOST = 3
+"""A point whose node or job goes away again and again may be what drives them away."""
 
 
 class Attempt(msgspec.Struct):
@@ -41,8 +43,12 @@ def count_for_launch(launch: str) -> None:
     _launch = launch
 
 
+def current_launch() -> str | None:
+    return _launch
+
+
 class Attempts:
-    """`with attempts.next(): ...` around each."""
+    """Those at the point of one run directory."""
 
     def __init__(self, directory: Path, launch: str | None = None) -> None:
         self._directory, self._path = directory, directory / ATTEMPTS_FILE
@@ -59,14 +65,14 @@ class Attempts:
             return []
         return record.attempts if record.launch == self._shared else []
 
-    def bury(self, error: str) -> bool:
-        """The attempt that is noted as running has died with its process, for `error`; whether there was one."""
+    def bury(self, error: str, lost: bool = False) -> None:
+        """The attempt that is noted as running, if there is one, has died with its process for `error`; `lost` where
+        that need not be the point's fault."""
         running = [attempt for attempt in self._all if attempt.status == "running"]
         for attempt in running:
-            attempt.status, attempt.error = "failed", error
+            attempt.status, attempt.error = "lost" if lost else "failed", error
         if running:
             self._write()
-        return bool(running)
 
     def begin(self) -> None:
         job = os.environ.get("SLURM_JOB_ID")
@@ -78,16 +84,21 @@ class Attempts:
         self._all[-1].status, self._all[-1].error = status, error
         self._write()
 
+    def condemn(self, error: str) -> None:
+        """The last attempt, which was interrupted, had all the time that there is."""
+        if self._all and self._all[-1].status == "interrupted":
+            self.end("timeout", error)
+
+    @property
+    def ended(self) -> list[FailedAttempt]:
+        """All that came to something, if only to an end."""
+        return [_told(one) for one in self._all if one.status in ("failed", "timeout", "lost")]
+
     @property
     def failed(self) -> list[FailedAttempt]:
-        """Those that count: not those that were interrupted."""
-        return [
-            FailedAttempt(
-                status=_STATUS[attempt.status], error=attempt.error, started=attempt.started, where=attempt.where
-            )
-            for attempt in self._all
-            if attempt.status in _STATUS
-        ]
+        """Those that count: of the lost ones only what comes after the first few."""
+        lost = [one for one in self._all if one.status == "lost"]
+        return [_told(one) for one in self._all if one.status in ("failed", "timeout") or one in lost[MOST_LOST:]]
 
     def forget(self) -> None:
         """There is a result now."""
@@ -99,4 +110,6 @@ class Attempts:
             write_atomically(self._path, msgspec.json.encode(AttemptsRecord(self._shared, self._all)))
 
 
-_STATUS: dict[AttemptStatus, Status] = {"failed": "failed", "timeout": "timeout"}
+def _told(one: Attempt) -> FailedAttempt:
+    status: Status = "timeout" if one.status == "timeout" else "failed"
+    return FailedAttempt(status=status, error=one.error, started=one.started, where=one.where)

@@ -24,12 +24,17 @@ import overlap_sweep
 from overlap_sweep import space
 from overlap_sweep.machine import machine
 from overlap_sweep.run_directory import FailedAttempt
+from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
+from overlap_sweep.runtime.attempts import current_launch
 from overlap_sweep.runtime.channel import Channel
 from overlap_sweep.runtime.log_tail import tail
 from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
 
 SETTLE_S = 5.0
 """After one rank has failed, how long the others have to answer before the group counts as broken."""
+
+PART_S = 1.0
+"""How long to wait for the rest of a message before looking at the clock again."""
 
 NO_MULTICAST = {
     "UB_SKIPMC": "1",
@@ -81,7 +86,7 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
 def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
     """The machine as a point's workers will find it: `machine.machine`."""
     config = GroupConfig.of(point)
-    return machine(config.device, worker_environment(config))
+    return machine(config.device, worker_environment(config), config.world_size)
 
 
 class WorkerGroup:
@@ -96,7 +101,7 @@ class WorkerGroup:
 
     def __enter__(self) -> WorkerGroup:
         # A short path of its own: Unix socket addresses end at 107 bytes, and nobody else may connect.
-        self._directory = Path(tempfile.mkdtemp(prefix="overlap_sweep_"))
+        self._directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         self._log: IO[bytes] = self._log_path.open("ab")
         # What earlier groups left in it is not this one's cause of death.
         self._log_start = self._log_path.stat().st_size
@@ -109,7 +114,7 @@ class WorkerGroup:
         # The collectives' own limit comes after the launcher's, which can say more about the point.
         command += ["--timeout-s", str(self.config.timeout_s + 60)]
         environment = worker_environment(self.config)
-        self._machine = machine(self.config.device, environment)
+        self._machine = machine(self.config.device, environment, self.config.world_size)
         # Cluster managers send it to every process of a job, and only the launcher knows what to do. A blocked signal
         # stays blocked in all that is started from here.
         signal.pthread_sigmask(signal.SIG_BLOCK, [STOP_AFTER_POINT])
@@ -147,7 +152,10 @@ class WorkerGroup:
                 raise GroupError(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
             if select.select([listener], [], [], 0.2)[0]:
                 channel = Channel(listener.accept()[0])
-                hello = channel.receive(self.config.start_timeout_s)
+                try:
+                    hello = channel.receive(max(PART_S, deadline - time.monotonic()))
+                except TimeoutError:
+                    continue
                 if hello:
                     by_rank[hello["rank"]] = channel
         return [by_rank[rank] for rank in range(self.config.world_size)]
@@ -170,14 +178,16 @@ class WorkerGroup:
             "directory": str(directory.resolve()),
             "machine": self._machine,
             "earlier_attempts": msgspec.to_builtins(earlier_attempts),
+            "launch": current_launch(),
         }
         try:
             for channel in self._channels:
                 channel.send(request)
             replies = self._collect(timeout_s)
         except (BrokenPipeError, ConnectionResetError):
+            cause = self._cause_of_death()
             self.kill()
-            raise GroupError(f"the group is gone:\n{self._log_tail()}") from None
+            raise GroupError(f"the group is gone ({cause})\n{self._log_tail()}") from None
         except BaseException:
             # Also when the launcher is told to stop: workers that go on might yet leave a result.
             self.kill()
@@ -205,7 +215,10 @@ class WorkerGroup:
             if not ready:
                 raise GroupError(f"no answer from ranks {list(waiting.values())} in {timeout_s:g} s", timed_out=True)
             for channel in ready:
-                reply = channel.receive()
+                try:
+                    reply = channel.receive(PART_S)
+                except TimeoutError:
+                    continue
                 if reply is None:
                     raise GroupError(f"rank {waiting[channel]} died ({self._cause_of_death()})")
                 replies[waiting[channel]] = reply

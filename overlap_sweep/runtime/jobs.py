@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.identity import key_of, point_identity
 from overlap_sweep.run_directory import Result, last_sweep
-from overlap_sweep.runtime.kept import kept_result
+from overlap_sweep.runtime.kept import LASTING, differing, is_of, kept_result, whole_result
 from overlap_sweep.runtime.limits import limits
+from overlap_sweep.runtime.lock import refuse_if_held
+from overlap_sweep.runtime.memory import remember_kept
 from overlap_sweep.runtime.outcome import Outcome, outcomes
 from overlap_sweep.runtime.point import objective_us, resolve
 from overlap_sweep.runtime.stopping import stop_if_told
@@ -32,6 +36,8 @@ WORTH_SAYING = 8
 class Job:
     """One point of a sweep."""
 
+    number: int
+    """Hydra's, which a directory's name may be made from."""
     overrides: list[str]
     config: DictConfig
     """As Hydra composed it."""
@@ -42,6 +48,11 @@ class Job:
     @property
     def name(self) -> str:
         return self.directory.name
+
+    @property
+    def key(self) -> str:
+        """Equal for equal points."""
+        return key_of(point_identity(self.point))
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,10 @@ class Sweep:
                 raise UserError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
             if not earlier.is_dir():
                 raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
-        return cls(config, context, task)
+        sweep = cls(config, context, task)
+        # Before a sweeper writes anything there.
+        refuse_if_held(sweep.directory)
+        return sweep
 
     @property
     def directory(self) -> Path:
@@ -77,15 +91,16 @@ class Sweep:
         # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
         if len(job_overrides) >= WORTH_SAYING:
             log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
-        jobs = [self._compose(list(given), first_index + i) for i, given in enumerate(job_overrides)]
+        jobs = [self.compose_one(list(given), first_index + i) for i, given in enumerate(job_overrides)]
         _check_directories(jobs)
         return jobs
 
-    def _compose(self, overrides: list[str], index: int) -> Job:
+    def compose_one(self, overrides: list[str], number: int) -> Job:
+        """UserError when the configuration is wrong."""
         config = self.context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
-            config.hydra.job.id = str(index)
-            config.hydra.job.num = index
+            config.hydra.job.id = str(number)
+            config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
         point = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
         directory = self.directory / str(config.hydra.sweep.subdir)
@@ -93,7 +108,7 @@ class Sweep:
             raise UserError(
                 f"{directory} is not inside of {self.directory}; give a hydra.sweep.subdir that stays there."
             )
-        return Job(overrides, config, point, directory)
+        return Job(number, overrides, config, point, directory)
 
     def run(self, job: Job) -> JobReturn:
         """Have Hydra run the task in this process."""
@@ -124,23 +139,43 @@ def distinct(jobs: Sequence[Job]) -> list[Job]:
     return list({job.directory: job for job in reversed(jobs)}.values())[::-1]
 
 
-def keep_results(jobs: Sequence[Job]) -> dict[Path, Result]:
+def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     """Of the jobs whose directory has the point's result already, that. They count as outcomes."""
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
         limits.learn(result)
+        remember_kept(sweep.config, result, directory)
         outcomes.keep(Outcome.of(result, directory))
     if found:
         outcomes.say(f"measured before: {len(found)} of {len(jobs)} points")
+    _tell_of_other_environments([job for job in jobs if job.directory not in found])
     return found
 
 
+def _tell_of_other_environments(jobs: Sequence[Job]) -> None:
+    """Why results that are there are not taken."""
+    results = [(job, result) for job in jobs if (result := whole_result(job.directory)) and result.status in LASTING]
+    others = Counter(", ".join(differing(result, job.point)) for job, result in results if is_of(result, job.point))
+    for what, count in others.items():
+        outcomes.say(f"measured in another environment, and so again: {count} points ({what})")
+
+
 def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
-    """Run the jobs in this process, one after the other; `Stopped` between two where that was asked for."""
+    """Run the jobs in this process, one after the other; `Stopped` between two where that was asked for.
+
+    A point whose directory cannot be written, say, is given up, and the next one is run.
+    """
     returned = {}
     for job in jobs:
         stop_if_told()
-        returned[job.directory] = sweep.run(job)
+        try:
+            found = sweep.run(job)
+            if found.status == JobStatus.FAILED and isinstance(found._return_value, OSError):
+                raise found._return_value
+        except OSError as error:
+            outcomes.given_up[job.directory] = str(error)
+            found = job_return(job, None)
+        returned[job.directory] = found
     return returned
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from overlap_sweep.errors import UserError
 from overlap_sweep.identity import environment_identity, library_identity, point_identity
 from overlap_sweep.run_directory import RESULT_FILE, Result, Status, read_result
+from overlap_sweep.runtime.attempts import current_launch
 from overlap_sweep.runtime.devices import elsewhere
 from overlap_sweep.runtime.group import machine_of
 
@@ -17,29 +18,47 @@ LASTING: tuple[Status, ...] = ("ok", "skipped")
 
 
 def whole_result(directory: Path) -> Result | None:
-    """What the directory has; None where there is nothing, or something that was cut short or is of a later version,
-    which is measured again and written over."""
+    """What the directory has; None where there is nothing, or something that was cut short, describes no point or is of
+    a later version, which is measured again and written over."""
     path = directory / RESULT_FILE
     if not path.exists():
         return None
     try:
-        return read_result(path)
+        result = read_result(path)
     except UserError:
         return None
+    return result if isinstance(result.point.get("runtime"), dict) else None
 
 
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
-    """The directory's result if it may stand for measuring the resolved `point` here and now."""
+    """The directory's result if it may stand for measuring the resolved `point` here and now. One that failed may if it
+    is of this very launch, whose attempts it has used up."""
     result = whole_result(directory)
-    return result if result and result.status in LASTING and stands_for(result, point) else None
+    if result is None or not (result.status in LASTING or of_launch(result, current_launch())):
+        return None
+    return result if stands_for(result, point) else None
+
+
+def of_launch(result: Result, launch: str | None) -> bool:
+    return launch is not None and result.launch == launch
 
 
 def stands_for(result: Result, point: Mapping[str, Any]) -> bool:
     """Whether the result is of the same configuration, and of an environment that is the same as the point's.
 
-    Where points run elsewhere (a login node) only libraries can be compared; the job compares the rest.
+    Where points run elsewhere, only libraries can be compared: a login node has other GPUs, or none, and other
+    variables.
     """
-    if point_identity(result.point) != point_identity(point):
-        return False
-    same = library_identity if elsewhere() else environment_identity
-    return same(result.environment) == same(machine_of(point))
+    return is_of(result, point) and not differing(result, point)
+
+
+def is_of(result: Result, point: Mapping[str, Any]) -> bool:
+    """Whether the result is of the same configuration."""
+    return point_identity(result.point) == point_identity(point)
+
+
+def differing(result: Result, point: Mapping[str, Any]) -> list[str]:
+    """What of the environment differs."""
+    identity = library_identity if elsewhere() else environment_identity
+    before, now = identity(result.environment), identity(machine_of(point))
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

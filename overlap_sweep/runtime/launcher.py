@@ -32,7 +32,7 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     listen()
     points = distinct(jobs)
     outcomes.expect(job.directory for job in points)
-    kept = keep_results(points)
+    kept = keep_results(sweep, points)
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: space.world_size(job.point))
     share_pool(sweep.directory / GROUP_LOG)
     with progress(len(left), outcomes):

@@ -10,12 +10,17 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import LOCK_FILE
+
+CLAIM_FILE = ".claim"
+"""Of a run directory, while a Slurm job measures its point."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -52,6 +57,44 @@ def hold(directory: Path) -> None:
     path = directory.resolve() / LOCK_FILE
     if path in _held:
         return
+    descriptor = _locked(path)
+    if descriptor is None:
+        raise _in_use(directory, path)
+    _held[path] = descriptor
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, msgspec.json.encode(Owner.here()), 0)
+
+
+def refuse_if_held(directory: Path) -> None:
+    """UserError when another living process holds it. Touches nothing."""
+    path = directory.resolve() / LOCK_FILE
+    if path in _held or not path.exists():
+        return
+    descriptor = _locked(path)
+    if descriptor is None:
+        raise _in_use(directory, path)
+    os.close(descriptor)
+
+
+@contextmanager
+def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
+    """Whether the point of this run directory is ours while the block runs. Waits for another process that has it, such
+    as one on a node that Slurm takes for dead."""
+    path = directory / CLAIM_FILE
+    deadline = time.monotonic() + patience_s
+    while (descriptor := _locked(path)) is None:
+        if time.monotonic() > deadline:
+            yield False
+            return
+        time.sleep(1.0)
+    try:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that locks the file while it is open; None where another process has it."""
     if path.is_symlink():
         raise UserError(f"{path} is a link; remove it.")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -59,16 +102,17 @@ def hold(directory: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(
-            f"{directory} is in use by {_owner(path)}; wait for it, end it, or give another directory."
-        ) from None
+        return None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"warning: {directory} cannot be locked ({error.strerror}): see to it that one sweep at a time uses it")
-    _held[path] = descriptor
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, msgspec.json.encode(Owner.here()), 0)
+        print(f"warning: {path} cannot be locked ({error.strerror}): see to it that one sweep at a time works there")
+    return descriptor
+
+
+def _in_use(directory: Path, path: Path) -> UserError:
+    mend = "wait for it, end it, or give another directory"
+    return UserError(f"{directory} is in use by {_owner(path)}; {mend} (or remove {path} if that host is gone).")
 
 
 def _owner(path: Path) -> str:

@@ -46,6 +46,13 @@ def remember(config: DictConfig, result: Result, directory: Path) -> None:
         store.add(result, directory)
 
 
+def remember_kept(config: DictConfig, result: Result, directory: Path) -> None:
+    """Add a result that was there before, unless the store knows one of its point: a launch may have died in between."""
+    store = _store(config)
+    if store and store.find(result.point, result.environment) is None:
+        remember(config, result, directory)
+
+
 def _store(config: DictConfig) -> Store | None:
     if not config.store:
         return None

@@ -27,15 +27,16 @@ from overlap_sweep.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.attempts import Attempts
+from overlap_sweep.runtime.attempts import Attempts, current_launch
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
 from overlap_sweep.runtime.group import GroupError, machine_of
 from overlap_sweep.runtime.kept import LASTING, kept_result, whole_result
 from overlap_sweep.runtime.limits import limits
 from overlap_sweep.runtime.log_tail import tail
-from overlap_sweep.runtime.memory import remember, remembered
+from overlap_sweep.runtime.memory import check_store, remember, remembered
 from overlap_sweep.runtime.outcome import Outcome, outcomes
 from overlap_sweep.runtime.pool import WorkerPool, pool_for_point
+from overlap_sweep.runtime.stopping import stop_if_told
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
@@ -93,6 +94,7 @@ def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> fl
     With `may_keep` a result that the directory has already is as good.
     """
     point = resolve(config)
+    check_store(config)
     kept = kept_result(directory, point) if may_keep else None
     result = kept or remembered(config, point, directory) or measure(point, directory)
     if not kept:
@@ -116,13 +118,16 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     for variant, settings in workload.overlap_configs(point).items():
         write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
     attempts = Attempts(directory)
-    attempts.bury("the process that measured it died")
+    # Slurm queues a job again when its node fails or somebody else needs it.
+    attempts.bury("the job that measured it was ended and queued again", lost=True)
     reply: dict[str, Any] = {}
+    log_start = 0
     with pool_for_point(directory) as pool:
         while len(attempts.failed) <= point["runtime"]["retries"]:
             attempts.begin()
+            log_start = _size(directory / LOG_FILE)
             try:
-                reply = _attempt(pool, point, directory, attempts.failed)
+                reply = _attempt(pool, point, directory, attempts.ended)
             except BaseException:
                 attempts.end("interrupted")
                 raise
@@ -131,6 +136,8 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
             attempts.end(reply["status"], reply["error"][:LONGEST_ERROR])
             if reply.get("final"):
                 break
+            if len(attempts.failed) <= point["runtime"]["retries"]:
+                stop_if_told()
             # What is left of memory, streams and other ranks' collectives must not fail the next attempt, too. Nor may
             # what the failed one wrote be taken for the next one's.
             pool.close()
@@ -142,7 +149,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         result = _without_times(point, directory, "skipped", reply["error"])
     else:
         *earlier, last = attempts.failed
-        error = "\n".join(filter(None, (last.error, tail(directory / LOG_FILE, LOG_TAIL_LINES))))
+        error = "\n".join(filter(None, (last.error, tail(directory / LOG_FILE, LOG_TAIL_LINES, log_start))))
         result = _without_times(
             *(point, directory, last.status, error),
             earlier_attempts=earlier,
@@ -165,6 +172,10 @@ def _attempt(
     return {**reply, "final": reply.get("sound", False)}
 
 
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
 def _without_times(point: dict[str, Any], directory: Path, status: Status, error: str, **more: Any) -> Result:
     """Write why the point was not measured."""
     given = workloads.load(point["workload"]["name"]).overlap_configs(point)
@@ -175,6 +186,7 @@ def _without_times(point: dict[str, Any], directory: Path, status: Status, error
         error=error,
         settings=given.get("", OverlapConfig()).slots,
         environment=machine_of(point),
+        launch=current_launch(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         **more,
     )

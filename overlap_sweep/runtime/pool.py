@@ -54,6 +54,12 @@ def share_pool(log: Path) -> None:
         atexit.register(_shared.close)
 
 
+def close_shared() -> None:
+    """End the groups of the shared pool, before the process does."""
+    if _shared is not None:
+        _shared.close()
+
+
 @contextmanager
 def pool_for_point(directory: Path) -> Iterator[WorkerPool]:
     """The shared pool, or where none is shared a pool that lives for this point only."""

@@ -15,6 +15,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
+        self.number = number
         self.exit_status = 128 + number
 
 

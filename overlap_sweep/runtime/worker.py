@@ -80,6 +80,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             conditions={"before": before, "after": after},
             started=started,
             wall_s=time.perf_counter() - clock,
+            launch=request["launch"],
             earlier_attempts=msgspec.convert(request["earlier_attempts"], list[FailedAttempt]),
             **measured,
         )

@@ -14,9 +14,11 @@ from hydra.plugins.launcher import Launcher
 
 from overlap_sweep import workloads
 from overlap_sweep.analysis.failures import wrong_passes
+from overlap_sweep.errors import UserError
 from overlap_sweep.identity import key_of, point_identity
 from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.rounds import Request
 
@@ -107,6 +109,8 @@ def _result(returned: JobReturn, job: Job) -> Result:
     directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
     if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)
+    if directory in outcomes.given_up:
+        raise UserError(f"{directory.name} was not measured: {outcomes.given_up[directory]}.")
     error = str(returned._return_value) if returned.status == JobStatus.FAILED else "the job left no result"
     result = Result(name=directory.name if directory else "", point=dict(job.point), status="failed", error=error)
     if directory and directory.is_dir():

@@ -41,8 +41,9 @@ def test_a_sweep_leaves_nothing_in_the_temporary_directory(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("victim", ["launcher", "agent"])
 def test_a_killed_launcher_or_agent_leaves_no_process(tmp_path: Path, victim: str) -> None:
-    launch = Launch(tmp_path)
-    process = launch.start(*LONG)
+    (temporary := tmp_path / "tmp").mkdir()
+    launch = Launch(tmp_path / "runs", {"TMPDIR": str(temporary)})
+    process = launch.start(*LONG, "runtime.retries=0")
     wait_for(launch.workers)
     if victim == "launcher":
         process.kill()
@@ -51,6 +52,7 @@ def test_a_killed_launcher_or_agent_leaves_no_process(tmp_path: Path, victim: st
         os.kill(agent, signal.SIGKILL)
     process.communicate(timeout=60)
     wait_for(lambda: not launch.processes(), 20)
+    assert not list(temporary.glob("overlap_sweep_*"))
     if victim == "agent":
         (result,) = launch.results().values()
         assert result.status == "failed"
@@ -58,7 +60,7 @@ def test_a_killed_launcher_or_agent_leaves_no_process(tmp_path: Path, victim: st
 
 def test_a_killed_worker_fails_its_point_only(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
-    process = launch.start("-m", "num_sm=1,2", *LONG[:-2], "workload.repeats=60")
+    process = launch.start("-m", "num_sm=1,2", *LONG[:-2], "workload.repeats=60", "runtime.retries=0")
     wait_for(lambda: list(tmp_path.glob("*_sm1*/worker.log")))
     os.kill(launch.workers()[0], signal.SIGKILL)
     stdout, _ = process.communicate(timeout=120)
@@ -67,6 +69,22 @@ def test_a_killed_worker_fails_its_point_only(tmp_path: Path) -> None:
     assert "died" in str(results[1].error)
     assert process.returncode == 1
     assert "1 ok, 1 failed" in stdout
+    assert launch.processes() == {}
+
+
+def test_a_killed_worker_s_point_is_tried_again_by_itself(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    process = launch.start("-m", "num_sm=1,2", *LONG[:-2], "workload.repeats=60")
+    wait_for(lambda: list(tmp_path.glob("*_sm1*/worker.log")))
+    os.kill(launch.workers()[0], signal.SIGKILL)
+    stdout, _ = process.communicate(timeout=120)
+    results = {result.point["num_sm"]: result for result in launch.results().values()}
+    assert (results[1].status, results[2].status) == ("ok", "ok"), stdout
+    (earlier,) = results[1].earlier_attempts
+    assert (earlier.status, results[2].earlier_attempts) == ("failed", [])
+    assert "died" in earlier.error
+    assert process.returncode == 0
+    assert "2 ok; analyse" in stdout
     assert launch.processes() == {}
 
 
@@ -114,12 +132,14 @@ def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Pat
 
 def test_a_hanging_point_times_out_and_the_sweep_goes_on(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
-    process = launch.start("-m", "num_sm=1,2", "runtime.timeout_s=20", *LONG[:-2], "workload.repeats=60")
+    process = launch.start(
+        "-m", "num_sm=1,2", "runtime.timeout_s=10", "runtime.retries=0", *LONG[:-2], "workload.repeats=60"
+    )
     wait_for(lambda: list(tmp_path.glob("*_sm1*/worker.log")))
     os.kill(launch.workers()[1], signal.SIGSTOP)
     stdout, _ = process.communicate(timeout=120)
     results = {result.point["num_sm"]: result for result in launch.results().values()}
     assert (results[1].status, results[2].status) == ("timeout", "ok"), stdout
-    assert "in 20 s" in str(results[1].error)
+    assert "in 10 s" in str(results[1].error)
     assert process.returncode == 1
     assert launch.processes() == {}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from overlap_sweep.config import register_schemas
+from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.slurm.packing import OURS, Pack, evenly, launcher_options, pack
 from tests.points import operator_point
@@ -25,9 +26,11 @@ TP_SIZES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=40)
 
 
 def job(number: int, tp_size: int = 2, **options: Any) -> Job:
-    launcher = {"_target_": "x", "points_per_job": 4, "max_jobs": None, "poll_s": 1, "gpus_per_node": "${tp_size}"}
-    config = OmegaConf.create({"tp_size": tp_size, "hydra": {"launcher": {**launcher, **options}}})
-    return Job([], config, operator_point(tp_size=tp_size), Path(f"/sweep/{number}"))
+    ours = {"_target_": "x", "points_per_job": 4, "max_jobs": None, "poll_s": 1, "gpus_per_node": "${tp_size}"}
+    stock = {"nodes": 1, "tasks_per_node": 1, "timeout_min": 60, "signal_delay_s": 120}
+    unset = dict.fromkeys(("gres", "gpus_per_task", "cpus_per_gpu", "cpus_per_task"))
+    config = OmegaConf.create({"tp_size": tp_size, "hydra": {"launcher": {**ours, **stock, **unset, **options}}})
+    return Job(number, [], config, operator_point(tp_size=tp_size), Path(f"/sweep/{number}"))
 
 
 @given(st.integers(1, 200).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length))))
@@ -76,6 +79,13 @@ def test_points_of_other_options_don_t_share_a_job() -> None:
     ]
 
 
+@pytest.mark.parametrize("option", ["points_per_job", "max_jobs", "poll_s"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_options_out_of_range_are_named(option: str, value: int) -> None:
+    with pytest.raises(UserError, match=f"hydra.launcher.{option}={value} is out of range; give "):
+        pack([job(0, **{option: value})])
+
+
 def asked_for(*overrides: str) -> dict[str, Any]:
     """The options of one point's job, as launch.py composes them."""
     GlobalHydra.instance().clear()
@@ -83,7 +93,7 @@ def asked_for(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
     HydraConfig.instance().set_config(config)
-    return launcher_options(Job([], config, {}, Path("/sweep/0")))
+    return launcher_options(Job(0, [], config, {}, Path("/sweep/0")))
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "submitit_slurm"])

@@ -17,8 +17,12 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which `say` puts what squeue answers, and where it notes what it was asked."""
     program = tmp_path / "squeue"
     program.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\nfor argument; do case $argument in --jobs=*) id=${{argument#*=}};; esac; done\n'
-        f"cat {tmp_path}/$id.out 2>/dev/null\ncat {tmp_path}/$id.err >&2 2>/dev/null && exit 1\nexit 0\n"
+        f"""#!/bin/sh
+echo "$@" >>{tmp_path}/asked
+for argument; do case $argument in --jobs=*) id={tmp_path}/${{argument#*=}} ;; esac; done
+[ ! -e $id.err ] || {{ cat $id.err >&2; exit 1; }}
+[ ! -e $id.out ] || cat $id.out
+"""
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -63,15 +67,26 @@ def test_each_array_is_asked_for_once(squeue: Path) -> None:
 def test_a_forgotten_job_is_gone(squeue: Path) -> None:
     say(squeue, "7", error="Invalid job id specified")
     # Of an array, some elements may be forgotten before others; of a job that just ended, squeue may say nothing.
-    say(squeue, "8", row("8_1", "RUNNING"))
-    states = job_states(logs("7_0", "8_0", "8_1", "9"))
+    say(squeue, "8", row("8_1", "RUNNING", folder=squeue))
+    ran = squeue / "8_0" / "8_0_0_log.err"
+    ran.parent.mkdir()
+    ran.touch()
+    states = job_states({**logs("7_0", "9"), "8_0": ran, "8_1": squeue / "8_1" / "8_1_0_log.err"})
     assert states == {
         "7_0": JobState("GONE"),
+        "9": JobState("GONE"),
         "8_0": JobState("GONE"),
         "8_1": JobState("RUNNING", "None"),
-        "9": JobState("GONE"),
     }
     assert states["9"].ended
+
+
+def test_an_element_that_slurm_forgot_before_it_began_was_cancelled(squeue: Path) -> None:
+    say(squeue, "7", row("7_1", "PENDING", "Resources"))
+    states = job_states(logs("7_0", "7_1"))
+    assert states == {"7_0": JobState("CANCELLED"), "7_1": JobState("PENDING", "Resources")}
+    say(squeue, "7", row("7_1", "PENDING", "Resources", folder=Path("/elsewhere")))
+    assert job_states(logs("7_0", "7_1")) == dict.fromkeys(("7_0", "7_1"), JobState("GONE"))
 
 
 def test_another_s_job_that_got_the_id_is_not_ours(squeue: Path) -> None:

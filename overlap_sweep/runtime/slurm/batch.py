@@ -5,24 +5,63 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.identity import point_identity
 from overlap_sweep.runtime.attempts import count_for_launch
-from overlap_sweep.runtime.jobs import Sweep, distinct, keep_results, work_off
-from overlap_sweep.runtime.lock import hold
+from overlap_sweep.runtime.jobs import Job, Sweep, keep_results, work_off
+from overlap_sweep.runtime.lock import claimed
 from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.runtime.pool import share_pool
+from overlap_sweep.runtime.pool import GROUP_LOG, close_shared, share_pool
 from overlap_sweep.runtime.progress import progress
-from overlap_sweep.runtime.slurm.records import on_record
-from overlap_sweep.runtime.stopping import Stopped, listen, told_to_stop
+from overlap_sweep.runtime.slurm.records import RECORDS, on_record
+from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_told
 
 IDLE_RESTARTS = 3
 """A job that was told to stop before it had finished a point asks to be queued again no more often than this."""
+CLAIM_PATIENCE_S = 300.0
+"""How long to wait for a point that another job has: it may be one that Slurm has given up, and is about to die."""
+END_PATIENCE_S = 600.0
+"""How long to wait to be killed, where that was announced."""
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """A point as it was composed where it was submitted."""
+
+    number: int
+    overrides: list[str]
+    directory: Path
+    point: Mapping[str, Any]
+    """Resolved."""
+
+    @classmethod
+    def of(cls, job: Job) -> BatchPoint:
+        return cls(job.number, job.overrides, job.directory, job.point)
+
+    def compose(self, sweep: Sweep) -> Job:
+        """UserError where it comes to something else here, which would be measured in the other's name."""
+        job = sweep.compose_one(self.overrides, self.number)
+        here, there = point_identity(job.point), point_identity(self.point)
+        different = [
+            f"{name} is {here.get(name)}" for name in here.keys() | there.keys() if here.get(name) != there.get(name)
+        ]
+        if job.directory != self.directory:
+            different.append(f"its directory is {job.directory}")
+        if different:
+            raise UserError(
+                f"{self.directory} is another point on this node than where it was submitted: {'; '.join(different)}; "
+                "give what differs explicitly, such as runtime.device."
+            )
+        return job
 
 
 @dataclass(frozen=True)
@@ -31,10 +70,8 @@ class Batch:
     by pickle, and nothing comes back so: results lie in the run directories."""
 
     sweep: Sweep
-    overrides: list[list[str]]
+    points: list[BatchPoint]
     launch: str
-    lock: Path
-    """A directory for this batch alone: should Slurm start it twice, the second does nothing."""
     singletons: Any
     """Hydra's, without which it composes nothing."""
 
@@ -44,25 +81,39 @@ class Batch:
         Singleton.set_state(self.singletons)
         count_for_launch(self.launch)
         self.sweep.set_up()
-        self.lock.mkdir(parents=True, exist_ok=True)
         if not on_record(self.sweep.directory, _job_id(), self.launch):
             sys.exit(f"error: job {_job_id()} is not on record: its launch died before that, or has given it up.")
         try:
-            hold(self.lock)
-            jobs = distinct(self.sweep.compose(self.overrides, 0))
+            jobs = [point.compose(self.sweep) for point in self.points]
         except UserError as error:
             sys.exit(f"error: {error}")
         outcomes.expect(job.directory for job in jobs)
-        kept = keep_results(jobs)
+        kept = keep_results(self.sweep, jobs)
         left = [job for job in jobs if job.directory not in kept]
-        share_pool(self.lock / "workers.log")
+        share_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
         try:
             with progress(len(left), outcomes):
-                work_off(self.sweep, left)
+                returned = self._work_off(left)
         except Stopped as stopped:
             print(f"stopped by {stopped}: {outcomes.counts_line()}", flush=True)
-            if told_to_stop() and (len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS):
+            if stopped.number != STOP_AFTER_POINT:
+                _await_the_end()
+            elif len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS:
                 _queue_again()
+            return
+        for job_return in returned:
+            # Raises what the task did: Hydra keeps that for whoever asks, and submitit writes it to the job's log.
+            _ = job_return.return_value
+
+    def _work_off(self, jobs: Sequence[Job]) -> list[JobReturn]:
+        returned: list[JobReturn] = []
+        for job in jobs:
+            job.directory.mkdir(parents=True, exist_ok=True)
+            with claimed(job.directory, CLAIM_PATIENCE_S) as ours:
+                stop_if_told()
+                if ours:
+                    returned += work_off(self.sweep, [job]).values()
+        return returned
 
     def checkpoint(self) -> Any:
         """For submitit's own handlers, should the signal come before `listen`."""
@@ -79,6 +130,14 @@ def _queue_again() -> None:
     """Where that is not allowed, whoever waits for the results submits a new job."""
     answer = subprocess.run(["scontrol", "requeue", _job_id()], capture_output=True, text=True, check=False)
     print(answer.stderr.strip() or f"job {_job_id()} is queued again", flush=True)
+
+
+def _await_the_end() -> None:
+    """Slurm announces with SIGTERM that it will kill the job. One that ends by itself before counts as complete, and is
+    not queued again after a preemption."""
+    close_shared()
+    time.sleep(END_PATIENCE_S)
+    sys.exit(1)
 
 
 def _job_id() -> str:

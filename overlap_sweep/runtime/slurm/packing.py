@@ -12,10 +12,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from overlap_sweep import space
+from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.jobs import Job
 
 OURS = ("_target_", "points_per_job", "max_jobs", "poll_s")
 """Of the launcher's options, those that are not submitit's."""
+LEAST = {"points_per_job": 1, "max_jobs": 1, "poll_s": 0.1}
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,27 @@ def pack(jobs: Sequence[Job]) -> list[Pack]:
 
 
 def launcher_options(job: Job) -> dict[str, Any]:
-    """The launcher's, resolved for this point: those that name `tp_size` differ from point to point."""
+    """The launcher's, resolved for this point: those that name `tp_size` differ from point to point.
+    UserError when one is out of range."""
     options: dict[str, Any] = OmegaConf.to_container(job.config.hydra.launcher, resolve=True)  # type: ignore[assignment]
+    for name, least in LEAST.items():
+        if options[name] is not None and options[name] < least:
+            raise UserError(f"hydra.launcher.{name}={options[name]} is out of range; give {least} or more.")
+    for name in ("nodes", "tasks_per_node"):
+        if options[name] != 1:
+            raise UserError(
+                f"hydra.launcher.{name}={options[name]}: a point runs in one task on one node; leave it out."
+            )
+    if options["signal_delay_s"] >= 60 * options["timeout_min"]:
+        raise UserError(
+            f"hydra.launcher.signal_delay_s={options['signal_delay_s']} is no shorter than timeout_min="
+            f"{options['timeout_min']}: jobs would stop at once; give a shorter one, or more time."
+        )
+    # What is asked for in another way is not asked for twice.
+    if options["gres"] or options["gpus_per_task"]:
+        options["gpus_per_node"] = None
+    if options["cpus_per_gpu"]:
+        options["cpus_per_task"] = None
     return options
 
 

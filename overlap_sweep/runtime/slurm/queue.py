@@ -56,13 +56,20 @@ def job_states(logs: Mapping[str, Path]) -> dict[str, JobState] | None:
         if listed is None:
             return None
         found |= listed
-    return {job_id: _state(job_id, found.get(job_id), log) for job_id, log in logs.items()}
+    return {job_id: _state(job_id, found, log) for job_id, log in logs.items()}
 
 
-def _state(job_id: str, listed: _Listed | None, log: Path) -> JobState:
-    if listed is None:
-        return _accounted(job_id)
-    return listed.state if listed.script.parent in log.parents else JobState(GONE)
+def _state(job_id: str, found: Mapping[str, _Listed], log: Path) -> JobState:
+    if job_id not in found:
+        return JobState("CANCELLED") if _never_began(job_id, found, log) else _accounted(job_id)
+    return found[job_id].state if found[job_id].script.parent in log.parents else JobState(GONE)
+
+
+def _never_began(job_id: str, found: Mapping[str, _Listed], log: Path) -> bool:
+    """An element of an array that is cancelled while it waits is forgotten at once, by sacct too, unlike the others."""
+    array = f"{job_id.partition('_')[0]}_"
+    others = (listed for other, listed in found.items() if other.startswith(array))
+    return not log.exists() and any(listed.script.parent in log.parents for listed in others)
 
 
 def _accounted(job_id: str) -> JobState:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.runtime.kept import LASTING, of_launch, whole_result
 from overlap_sweep.runtime.slurm.queue import job_states
 
 RECORDS = ".slurm"
@@ -21,8 +23,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     job_id: str
     launch: str
     """Attempts at points are counted for each launch."""
-    points: tuple[str, ...]
-    """Names of their run directories."""
+    points: dict[str, str]
+    """By the name of a run directory the key (`identity.key_of`) of the point that is measured there."""
     log: str
     """A file with what the job prints."""
 
@@ -42,6 +44,20 @@ def forget(directory: Path, job_id: str) -> None:
     record_path(directory, job_id).unlink(missing_ok=True)
 
 
+def forget_if_done(directory: Path, job_id: str) -> None:
+    """The job may live, but has nothing left to do."""
+    path = record_path(directory, job_id)
+    if path.exists():
+        record = _read(path)
+        if all(_done(directory / name, record.launch) for name in record.points):
+            forget(directory, job_id)
+
+
+def _done(directory: Path, launch: str) -> bool:
+    result = whole_result(directory)
+    return result is not None and (result.status in LASTING or of_launch(result, launch))
+
+
 def on_record(directory: Path, job_id: str, launch: str) -> bool:
     """Whether the job is known as one of the launch. Waits for the record, which is written just after the job is
     submitted, and which a network file system shows later still. What a job does that nobody knows of, another will do
@@ -51,7 +67,7 @@ def on_record(directory: Path, job_id: str, launch: str) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(1.0)
-    return msgspec.json.decode(path.read_bytes(), type=JobRecord).launch == launch
+    return _read(path).launch == launch
 
 
 def living_jobs(directory: Path) -> list[JobRecord]:
@@ -80,9 +96,18 @@ def refuse_living_jobs(directory: Path) -> None:
         raise UserError(f"Slurm jobs work in {directory}; go on with hydra/launcher=slurm, or end them: scancel {ids}.")
 
 
-def _records(directory: Path) -> Iterable[JobRecord]:
+def _records(directory: Path) -> Iterator[JobRecord]:
     for path in sorted((directory / RECORDS).glob("*.json")):
-        try:
-            yield msgspec.json.decode(path.read_bytes(), type=JobRecord)
-        except msgspec.DecodeError as error:
-            raise UserError(f"{path} is no record of a Slurm job ({error}); remove it.") from None
+        yield _read(path)
+
+
+def _read(path: Path) -> JobRecord:
+    """UserError for what is none: its id and log are used as names of files."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
+    except (msgspec.DecodeError, OSError) as error:
+        raise UserError(f"{path} is no record of a Slurm job ({error}); remove it.") from None
+    sound = re.fullmatch(r"\d+(_\d+)?", record.job_id) and path.stem == record.job_id
+    if not sound or not Path(record.log).name.startswith(f"{record.job_id}_"):
+        raise UserError(f"{path} is no record of a Slurm job ({record.job_id}, {record.log}); remove it.")
+    return record

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
+import shutil
 import subprocess
 import time
 from collections import defaultdict
@@ -17,9 +17,9 @@ from hydra.core.singleton import Singleton
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.jobs import Sweep
-from overlap_sweep.runtime.slurm.batch import Batch
+from overlap_sweep.runtime.slurm.batch import Batch, BatchPoint
 from overlap_sweep.runtime.slurm.packing import Pack
-from overlap_sweep.runtime.slurm.records import RECORDS, JobRecord, forget, write_record
+from overlap_sweep.runtime.slurm.records import JobRecord, forget, write_record
 
 OF_EVERY_EXECUTOR = (
     *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout"),
@@ -28,6 +28,14 @@ OF_EVERY_EXECUTOR = (
 CONTROLLER_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes")
 PATIENCE_S = 600.0
 """How long sbatch is tried again while the controller is away."""
+
+
+def check_slurm() -> None:
+    """UserError when there is none here."""
+    if not shutil.which("sbatch"):
+        raise UserError(
+            "there is no sbatch here; run this where Slurm jobs are submitted, or leave out hydra/launcher."
+        )
 
 
 def submit(
@@ -62,26 +70,27 @@ def _submit_array(
     import submitit
 
     options = dict(packs[0].options)
-    folder = Path(options.pop("submitit_folder")).absolute()
+    # A new one for every launch: jobs load what they find there by the name of their number.
+    folder = Path(options.pop("submitit_folder").replace("%j", f"{launch}/%j")).absolute()
     executor = submitit.AutoExecutor(
         folder=folder, cluster="slurm", slurm_max_num_timeout=options.pop("max_num_timeout")
     )
     # A job that may not be queued again loses its node for good, and Slurm's default is the administrator's.
-    additional = {"requeue": True, **options.pop("additional_parameters")}
+    additional = {"requeue": True}
+    additional |= {name.replace("_", "-"): value for name, value in options.pop("additional_parameters").items()}
     if additional.get("no-requeue"):
         del additional["requeue"]
+    additional = {name: value for name, value in additional.items() if value is not False}
     given = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in options.items()}
     executor.update_parameters(**given, slurm_additional_parameters=additional)
     singletons = Singleton.get_state()
-    batches = [
-        Batch(sweep, [job.overrides for job in pack.jobs], launch, _lock(sweep, launch, pack), singletons)
-        for pack in packs
-    ]
+    batches = [Batch(sweep, [BatchPoint.of(job) for job in pack.jobs], launch, singletons) for pack in packs]
     jobs = _patiently(lambda: _as_array(executor, batches), say)
-    for job, pack in zip(jobs, packs, strict=True):
-        points = tuple(point.name for point in pack.jobs)
-        write_record(sweep.directory, JobRecord(job.job_id, launch, points, str(job.paths.stderr)))
-    return {job.job_id: (pack, job.paths.stderr) for job, pack in zip(jobs, packs, strict=True)}
+    logs = {job.job_id: job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr for job in jobs}
+    for (job_id, log), pack in zip(logs.items(), packs, strict=True):
+        points = {job.directory.name: job.key for job in pack.jobs}
+        write_record(sweep.directory, JobRecord(job_id, launch, points, str(log)))
+    return {job_id: (pack, log) for (job_id, log), pack in zip(logs.items(), packs, strict=True)}
 
 
 def _as_array(executor: Any, batches: Sequence[Batch]) -> list[Any]:
@@ -90,22 +99,16 @@ def _as_array(executor: Any, batches: Sequence[Batch]) -> list[Any]:
         return [executor.submit(batch) for batch in batches]
 
 
-def _lock(sweep: Sweep, launch: str, pack: Pack) -> Path:
-    names = "\n".join(job.name for job in pack.jobs)
-    digest = hashlib.sha256(names.encode()).hexdigest()[:12]
-    return (sweep.directory / RECORDS / f"{launch}_{digest}").absolute()
-
-
 def _patiently(submit_all: Callable[[], list[Any]], say: Callable[[str], None]) -> list[Any]:
     """Try until the controller is there."""
-    from submitit.core.utils import FailedJobError
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     deadline = time.monotonic() + PATIENCE_S
     wait_s = 2.0
     while True:
         try:
             return submit_all()
-        except FailedJobError as error:
+        except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).split())
             if not any(symptom in reason for symptom in CONTROLLER_AWAY) or time.monotonic() > deadline:
                 raise UserError(f"Slurm took no job: {reason}") from None

@@ -10,19 +10,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import Result, write_result
 from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
-from overlap_sweep.runtime.kept import whole_result
+from overlap_sweep.runtime.kept import LASTING, is_of, of_launch, whole_result
+from overlap_sweep.runtime.log_tail import tail
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.slurm.packing import Pack
 from overlap_sweep.runtime.slurm.queue import JobState, job_states
-from overlap_sweep.runtime.slurm.records import forget
+from overlap_sweep.runtime.slurm.records import forget, forget_if_done
+from overlap_sweep.runtime.stopping import stop_if_told
 
 LOG_TAIL_LINES = 20
 TELL_EVERY_S = 10.0
 PATIENCE_POLLS = 2
 """A job counts as ended when seen so this often in a row: on network file systems its last results show later."""
+NOT_ITS_FAULT = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
+"""States in which a job ends whatever it does."""
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Submitted:
     idle_deaths: int = 0
     """How many of them in a row ended without a result or as much as an attempt."""
     attempts: int = 0
+    """At its points, by its forebears."""
     seen_ended: int = 0
 
 
@@ -45,7 +51,8 @@ class Watch:
     directory: Path
     jobs: dict[str, Submitted]
     """By id. What is handed on is added."""
-    submit: Callable[[Pack], tuple[str, Submitted]]
+    submit: Callable[[Pack, str], tuple[str, Submitted]]
+    """For the launch of that name."""
     outcomes: Outcomes
     poll_s: float
     results: dict[Path, Result] = field(default_factory=dict)
@@ -53,21 +60,25 @@ class Watch:
     _told_at_s: float = -math.inf
 
     def run(self) -> None:
-        self._left = {job.directory: job for submitted in self.jobs.values() for job in submitted.pack.jobs}
+        submitted = [*self.jobs.values()]
+        self._left = {job.directory: job for one in submitted for job in one.pack.jobs}
+        self._launches = {one.launch for one in submitted}
         while True:
             self._collect()
             if not self._left:
                 break
+            stop_if_told()
             self._look_after_jobs()
             if self._left:
                 time.sleep(self.poll_s)
         for job_id in list(self.jobs):
-            forget(self.directory, job_id)
+            forget_if_done(self.directory, job_id)
 
     def _collect(self) -> None:
-        """Results that have come since."""
-        for directory in list(self._left):
-            if result := whole_result(directory):
+        """Results that have come since: what lay there before is of another launch."""
+        for directory, job in list(self._left.items()):
+            result = whole_result(directory)
+            if result and is_of(result, job.point) and any(of_launch(result, launch) for launch in self._launches):
                 self._has_result(directory, result)
 
     def _has_result(self, directory: Path, result: Result) -> None:
@@ -100,46 +111,57 @@ class Watch:
     def _inherit(self, job_id: str, submitted: Submitted, state: JobState) -> None:
         """Decide what becomes of the points that an ended job leaves."""
         left = [job for job in submitted.pack.jobs if job.directory in self._left]
+        for job in left:
+            # What the job found there and took for as good as its own.
+            result = whole_result(job.directory)
+            if state.state == "COMPLETED" and result and result.status in LASTING and is_of(result, job.point):
+                self._has_result(job.directory, result)
+        left = [job for job in left if job.directory in self._left]
         if not left:
             return
         if state.cancelled:
-            for job in left:
-                del self._left[job.directory]
-                self.outcomes.given_up[job.directory] = f"Slurm job {job_id} was cancelled"
+            self._give_up(left, f"Slurm job {job_id} was cancelled")
             return
-        story = "\n".join(filter(None, (f"Slurm job {job_id} ended: {state}", _tail(submitted.log))))
-        tried = 0
-        for job in left:
-            attempts = Attempts(job.directory, submitted.launch)
-            attempts.bury(story)
-            tried += len(attempts.failed)
-        worked = len(left) < len(submitted.pack.jobs) or tried > submitted.attempts
-        idle_deaths = 0 if worked else submitted.idle_deaths + (state.state != "PREEMPTED")
+        story = "\n".join(filter(None, (f"Slurm job {job_id} ended: {state}", tail(submitted.log, LOG_TAIL_LINES))))
+        finished = len(left) < len(submitted.pack.jobs)
+        attempts = {job.directory: Attempts(job.directory, submitted.launch) for job in left}
+        for one in attempts.values():
+            one.bury(story, lost=state.state in NOT_ITS_FAULT)
+            if state.state == "TIMEOUT" and not finished:
+                one.condemn(story)
+        tried = sum(len(one.ended) for one in attempts.values())
+        worked = finished or tried > submitted.attempts
+        idle_deaths = 0 if worked else submitted.idle_deaths + (state.state not in NOT_ITS_FAULT)
         if idle_deaths > max(job.point["runtime"]["retries"] for job in left):
             for job in left:
-                self._has_result(job.directory, _failed(job, story))
+                self._has_result(job.directory, _failed(job, story, submitted.launch, attempts[job.directory]))
             return
-        successor_id, successor = self.submit(Pack(submitted.pack.options, left))
+        try:
+            successor_id, successor = self.submit(Pack(submitted.pack.options, left), submitted.launch)
+        except UserError as error:
+            self._give_up(left, f"Slurm job {job_id} ended: {state}; its successor was refused: {error}")
+            return
         successor.idle_deaths, successor.attempts = idle_deaths, tried
         self.jobs[successor_id] = successor
         self.outcomes.say(f"slurm: job {successor_id} goes on with the {len(left)} points that {job_id} left")
 
+    def _give_up(self, jobs: list[Job], reason: str) -> None:
+        for job in jobs:
+            del self._left[job.directory]
+            self.outcomes.given_up[job.directory] = reason
 
-def _failed(job: Job, error: str) -> Result:
+
+def _failed(job: Job, error: str, launch: str, attempts: Attempts) -> Result:
     result = Result(
         name=job.name,
         point=job.point,
         status="failed",
         error=error,
+        launch=launch,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
+        earlier_attempts=attempts.ended,
     )
     job.directory.mkdir(parents=True, exist_ok=True)
     write_result(job.directory, result)
+    attempts.forget()
     return result
-
-
-def _tail(log: Path) -> str:
-    """The end of what the job printed, empty if it printed nothing."""
-    if not log.exists():
-        return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

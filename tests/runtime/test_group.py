@@ -1,0 +1,113 @@
+"""What the launcher makes of workers that say nothing, or half of something. No process is started."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlap_sweep.runtime import group
+from overlap_sweep.runtime.channel import Channel
+from overlap_sweep.runtime.group import GroupConfig, GroupError, WorkerGroup
+
+OK = b'{"status": "ok"}\n'
+FAILED = b'{"status": "failed", "error": "rank 1: no"}\n'
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[socket.socket]]]:
+    """A group whose agent seems to live, and its workers' ends of the connections."""
+    monkeypatch.setattr(group, "PART_S", 0.1)
+    monkeypatch.setattr(group, "SETTLE_S", 0.3)
+    (tmp_path / "log").touch()
+    found: Any = WorkerGroup(GroupConfig(2, "cpu", 1, False, 0.5, 60), tmp_path / "log")
+    found._agent = SimpleNamespace(poll=lambda: None, wait=lambda timeout: None, returncode=3)
+    found._log_start = 0
+    pairs = [socket.socketpair() for _ in range(2)]
+    found._channels = [Channel(ours) for ours, _ in pairs]
+    yield found, [theirs for _, theirs in pairs]
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+
+
+def test_all_answer(ranks: tuple[Any, list[socket.socket]]) -> None:
+    found, workers = ranks
+    for worker in workers:
+        worker.sendall(OK)
+    assert found._collect(5) == {0: {"status": "ok"}, 1: {"status": "ok"}}
+
+
+def test_an_answer_may_come_in_parts(ranks: tuple[Any, list[socket.socket]]) -> None:
+    found, workers = ranks
+    workers[0].sendall(OK)
+    workers[1].sendall(OK[:5])
+    threading.Timer(0.4, workers[1].sendall, [OK[5:]]).start()
+    assert set(found._collect(5)) == {0, 1}
+
+
+@pytest.mark.parametrize("said", [b"", OK[:-1]])
+def test_half_an_answer_is_none(ranks: tuple[Any, list[socket.socket]], said: bytes) -> None:
+    found, workers = ranks
+    workers[0].sendall(OK)
+    workers[1].sendall(said)
+    started = time.monotonic()
+    with pytest.raises(GroupError, match=r"no answer from ranks \[1\] in 0.5 s") as given_up:
+        found._collect(0.5)
+    assert given_up.value.timed_out
+    assert time.monotonic() - started < 3
+
+
+def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: tuple[Any, list[socket.socket]]) -> None:
+    found, workers = ranks
+    workers[0].sendall(OK[:5])
+    workers[1].sendall(FAILED)
+    started = time.monotonic()
+    assert found._collect(60) == {1: {"status": "failed", "error": "rank 1: no"}}
+    assert time.monotonic() - started < 5
+
+
+def test_a_closed_connection_is_a_death(ranks: tuple[Any, list[socket.socket]]) -> None:
+    found, workers = ranks
+    workers[1].sendall(OK[:5])
+    workers[1].close()
+    with pytest.raises(GroupError, match=r"rank 1 died \(its agent ended with 3\)"):
+        found._collect(5)
+
+
+def test_of_deaths_the_group_s_own_counts(ranks: tuple[Any, list[socket.socket]], tmp_path: Path) -> None:
+    """The log also has those of the groups before it."""
+    found, workers = ranks
+    log = tmp_path / "log"
+    log.write_text("  exitcode  : -9 (pid: 1)  (SIGKILL)\n")
+    found._log_start = log.stat().st_size
+    workers[0].close()
+    with pytest.raises(GroupError, match="its agent ended with 3"):
+        found._collect(5)
+    log.write_text(log.read_text() + "noise\n  exitcode  : -11 (pid: 22)  (SIGSEGV)\nmore\n")
+    with pytest.raises(GroupError, match=r"exit code -11 \(pid: 22\) \(SIGSEGV\)"):
+        found._collect(5)
+
+
+def test_a_rank_that_connects_and_says_nothing_has_not_joined(
+    ranks: tuple[Any, list[socket.socket]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = ranks
+    # An address has to be short.
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("s")
+        listener.listen(2)
+        silent = Channel.connect("s")
+        joined = Channel.connect("s")
+        joined.send({"rank": 0})
+        with pytest.raises(GroupError, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
+            found._accept(listener)
+        silent.close()
+        joined.close()

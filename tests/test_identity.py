@@ -1,0 +1,140 @@
+"""Which changes make another measurement of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sweep.identity import HOW_TO_RUN, environment_identity, key_of, library_identity, point_identity
+from tests.points import layer_point, operator_point
+
+CPU = {
+    "host": "node1",
+    "platform": "Linux-6.1",
+    "python": "3.11.2",
+    "device": "cpu",
+    "cpu": "AMD EPYC 9654",
+    "cpu_count": 96,
+    "packages": {"torch": "2.13.0", "transformer-engine": None, "megatron-core": None, "overlap-sweep": "0.1.0"},
+    "variables": {"OMP_NUM_THREADS": "1", "UB_SKIPMC": "1", "NVTE_FLASH_ATTN": None},
+}
+GPU = {
+    **CPU,
+    "device": "cuda",
+    "gpu": "NVIDIA H200",
+    "gpus": ["NVIDIA H200"],
+    "driver": "580.1",
+    "topology": "a drawing with network cards",
+    "links": ["NV18"],
+}
+
+
+@pytest.mark.parametrize("name", HOW_TO_RUN)
+def test_how_a_point_is_run_is_no_part_of_it(name: str) -> None:
+    assert name in operator_point()["runtime"]
+    assert point_identity(operator_point(runtime={name: 7})) == point_identity(operator_point())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_sm": 5},
+        {"repetition": 1},
+        {"precision": "bf16"},
+        {"profile": "all"},
+        {"workload": {"repeats": 4}},
+        {"workload": {"tolerance": 0.1}},
+        {"model": {"hidden_size": 512}},
+        {"runtime": {"threads_per_rank": 2}},
+        {"runtime": {"multicast": True}},
+        {"runtime": {"device": "cuda"}},
+        {"runtime": {"bootstrap_backend": "nccl"}},
+    ],
+)
+def test_what_is_measured_is(changes: dict[str, Any]) -> None:
+    assert point_identity(operator_point(**changes)) != point_identity(operator_point())
+
+
+def test_a_layer_s_variants_are_part_of_it() -> None:
+    assert point_identity(layer_point(layer={"variants": ["none"]})) != point_identity(layer_point())
+
+
+def test_the_point_itself_is_not_changed() -> None:
+    point = operator_point()
+    point_identity(point)
+    assert set(HOW_TO_RUN) <= set(point["runtime"])
+
+
+def changed(environment: dict[str, Any], part: str, name: str, value: Any) -> dict[str, Any]:
+    return {**environment, part: {**environment[part], name: value}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed(GPU, "packages", "torch", "2.14.0"),
+        changed(GPU, "packages", "transformer-engine", "2.10"),
+        changed(GPU, "packages", "megatron-core", "0.17"),
+        changed(GPU, "packages", "nccl", "2.27.3"),
+        changed(GPU, "variables", "NCCL_MAX_CTAS", "8"),
+        changed(GPU, "variables", "NVTE_FLASH_ATTN", "0"),
+        changed(GPU, "variables", "UB_SKIPMC", None),
+        {**GPU, "gpus": ["NVIDIA H100 80GB HBM3"]},
+        {**GPU, "driver": "570.2"},
+        {**GPU, "links": ["NODE", "SYS"]},
+        {**GPU, "device": "cpu"},
+    ],
+)
+def test_another_environment(other: dict[str, Any]) -> None:
+    assert environment_identity(other) != environment_identity(GPU)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {**GPU, "host": "node2"},
+        {**GPU, "platform": "Linux-6.2"},
+        {**GPU, "python": "3.12.1"},
+        {**GPU, "topology": "another drawing"},
+        # What only torch knows, and so only a result has.
+        {**GPU, "sm_count": 132, "cudnn": 91900, "gpu_count": 4},
+        # On a GPU the CPU hardly counts.
+        {**GPU, "cpu": "another", "cpu_count": 2},
+        changed(GPU, "packages", "overlap-sweep", "9.9"),
+        changed(GPU, "variables", "OMP_NUM_THREADS", "2"),
+        changed(GPU, "variables", "NCCL_DEBUG", "INFO"),
+        changed(GPU, "variables", "NVTE_DEBUG_LEVEL", "2"),
+        changed(GPU, "variables", "CUDNN_HOME", "/opt"),
+    ],
+)
+def test_the_same_environment(same: dict[str, Any]) -> None:
+    assert environment_identity(same) == environment_identity(GPU)
+
+
+def test_on_a_cpu_the_cpu_counts() -> None:
+    assert environment_identity({**CPU, "host": "node2"}) == environment_identity(CPU)
+    assert environment_identity({**CPU, "cpu_count": 2}) != environment_identity(CPU)
+    assert environment_identity({**CPU, "cpu": "another"}) != environment_identity(CPU)
+
+
+def test_libraries_are_known_without_a_gpu() -> None:
+    """As on a login node."""
+    assert library_identity({**CPU, "host": "login"}) == library_identity(GPU)
+    assert library_identity(changed(CPU, "packages", "torch", "2.14.0")) != library_identity(GPU)
+
+
+def test_an_environment_that_tells_little_is_no_error() -> None:
+    assert environment_identity({}) != environment_identity(GPU)
+
+
+words = st.text("abc", max_size=3)
+identities = st.dictionaries(words, st.one_of(st.none(), st.integers(), words, st.lists(words, max_size=2)), max_size=4)
+
+
+@given(identities, identities)
+def test_a_key_is_equal_just_for_equal_identities(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert (key_of(first) == key_of(second)) == (first == second)
+    assert key_of(dict(reversed(first.items()))) == key_of(first)
