@@ -136,7 +136,7 @@ class SlurmSweep:
 
     def logs(self) -> str:
         """What the jobs printed."""
-        files = sorted(self.launch.directory.glob(".submitit/*/*_log.*"))
+        files = sorted(self.launch.directory.glob(".submitit/*/*/*_log.*"))
         return "\n".join(f"{file.name}:\n{text}" for file in files if (text := file.read_text(errors="replace")))
 
     # --- points
