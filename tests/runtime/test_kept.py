@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from overlap_sweep import machine
 from overlap_sweep.run_directory import (
     RESULT_FILE,
     PassTimes,
@@ -17,6 +19,7 @@ from overlap_sweep.run_directory import (
     write_atomically,
     write_result,
 )
+from overlap_sweep.runtime import attempts, devices
 from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
 from tests.points import operator_point
@@ -65,6 +68,25 @@ def test_something_else_of_that_name_is_none(tmp_path: Path, content: bytes) -> 
 def test_what_failed_is_tried_again(tmp_path: Path, status: Status, kept: bool) -> None:
     write_result(tmp_path, result_of(operator_point(), status))
     assert (kept_result(tmp_path, operator_point()) is not None) is kept
+
+
+def test_what_failed_in_this_launch_has_had_its_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = msgspec.structs.replace(result_of(operator_point(), "failed"), launch="first")
+    write_result(tmp_path, failed)
+    for launch, kept in (("first", True), ("second", False), (None, False)):
+        monkeypatch.setattr(attempts, "_launch", launch)
+        assert (kept_result(tmp_path, operator_point()) is not None) is kept
+
+
+def test_where_points_run_elsewhere_only_libraries_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_result(tmp_path, result_of(operator_point()))
+    monkeypatch.setattr(devices, "_elsewhere", True)
+    monkeypatch.setenv("NCCL_MAX_CTAS", "1")
+    assert kept_result(tmp_path, operator_point())
+    monkeypatch.setattr(machine, "_packages", lambda: {"torch": "1.0"})
+    assert kept_result(tmp_path, operator_point()) is None
 
 
 @pytest.mark.parametrize(

@@ -123,12 +123,49 @@ def test_another_error_is_not_taken_for_that(tmp_path: Path, monkeypatch: pytest
         lock.hold(tmp_path)
 
 
+CLAIM = "import sys, time; from pathlib import Path; from overlap_sweep.runtime.lock import claimed\n"
+CLAIM += "with claimed(Path(sys.argv[1]), 0): print('claimed', flush=True); time.sleep(60)"
+
+
+def test_a_point_is_claimed_by_one_process_until_it_ends(tmp_path: Path) -> None:
+    with lock.claimed(tmp_path, patience_s=0) as ours:
+        assert ours
+    process = subprocess.Popen([sys.executable, "-c", CLAIM, str(tmp_path)], stdout=-1, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "claimed\n"
+        with lock.claimed(tmp_path, patience_s=0) as ours:
+            assert not ours
+        process.kill()
+        with lock.claimed(tmp_path, patience_s=20) as ours:
+            assert ours
+
+
+def test_who_only_asks_leaves_nothing(tmp_path: Path) -> None:
+    lock.refuse_if_held(tmp_path)
+    assert not list(tmp_path.iterdir())
+    process = holder(tmp_path)
+    with process:
+        with pytest.raises(UserError, match=f"{tmp_path} is in use by process {process.pid}"):
+            lock.refuse_if_held(tmp_path)
+        process.kill()
+        process.wait()
+    lock.refuse_if_held(tmp_path)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="is a link"):
+        lock.hold(tmp_path)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
 def test_a_second_launch_is_refused_and_the_first_not_disturbed(tmp_path: Path) -> None:
     launch = faulty_launch(tmp_path, [{"num_sm": 1, "fault": "dawdles"}])
     first = launch.start("-m", "num_sm=1,2", *TINY)
     wait_for(lambda: journal(tmp_path))
-    # Hydra writes multirun.yaml before it asks the launcher.
-    files = [path for path in launch.directory.rglob("*") if path.is_file() and path.name != "multirun.yaml"]
+    files = [path for path in launch.directory.rglob("*") if path.is_file()]
     before = {path: path.read_bytes() for path in files}
     second = launch.run("-m", "num_sm=3", *TINY)
     assert second.returncode == 1

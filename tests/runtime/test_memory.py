@@ -44,6 +44,15 @@ def test_a_store_gets_every_measurement_once(stored: Path) -> None:
     assert sorted(names(stored)) == ["tp2_sm1", "tp2_sm2"]
 
 
+def test_what_was_measured_without_it_is_added_when_the_sweep_goes_on(stored: Path, tmp_path: Path) -> None:
+    later = f"store={tmp_path}/later.sqlite"
+    for _ in range(2):
+        done = Launch(stored / "sweep").run(*SWEEP, later)
+        assert "measured before: 2 of 2" in done.stdout
+        measured = read_store(tmp_path / "later.sqlite").measurements
+        assert sorted(Path(one.directory).name for one in measured) == ["tp2_sm1", "tp2_sm2"]
+
+
 def test_what_it_knows_is_not_measured(stored: Path) -> None:
     before = journal(stored)
     launch, done = again(stored, "reusing", *SWEEP, "reuse=true")

@@ -140,6 +140,19 @@ def launch_py(directory: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=directory, env=os.environ.copy(), capture_output=True, text=True, timeout=120)
 
 
+def test_a_directory_that_cannot_be_written_costs_its_point_only(tmp_path: Path) -> None:
+    launch = Launch(tmp_path / "sweep")
+    launch.directory.mkdir()
+    (launch.directory / "tp2_sm1").write_text("a file where a directory should be")
+    done = launch.run("-m", "num_sm=1,2", *TINY)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "1 missing: " in done.stderr
+    assert "File exists" in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("1 ok, 1 missing; go on with: python launch.py ")
+    assert launch.results()["tp2_sm2"].status == "ok"
+
+
 def test_the_last_sweep_is_found(tmp_path: Path) -> None:
     sweep = ("-m", "tp_size=1", "method=none", *TINY)
     assert launch_py(tmp_path, *sweep, "num_sm=1").returncode == 0
