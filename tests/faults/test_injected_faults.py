@@ -14,6 +14,8 @@ from overlap_sweep.run_directory import Result
 from tests.faults.injection import TINY, faulty_launch, worker_pids
 from tests.sweeps import Launch
 
+pytestmark = pytest.mark.faults
+
 TIMEOUT_S = 5
 
 REASONS = {

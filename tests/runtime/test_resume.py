@@ -17,6 +17,8 @@ from tests.faults.injection import TINY, faulty_launch, journal
 from tests.faults.sitecustomize import JOURNAL, PLAN
 from tests.sweeps import ROOT, Launch
 
+pytestmark = pytest.mark.faults
+
 SWEEP = ("-m", "num_sm=1,2,3,4,5", *TINY)
 
 

@@ -15,6 +15,8 @@ import pytest
 from tests.faults.injection import TINY, faulty_launch, journal
 from tests.sweeps import ROOT, Launch, wait_for
 
+pytestmark = pytest.mark.faults
+
 
 def runs_of(tmp_path: Path, num_sm: int) -> int:
     """On how many ranks the point was begun."""
