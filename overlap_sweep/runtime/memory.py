@@ -47,7 +47,7 @@ def remember(config: DictConfig, result: Result, directory: Path) -> None:
 
 
 def remember_kept(config: DictConfig, result: Result, directory: Path) -> None:
-    """Add a result that was there before, unless the store knows one of its point: a launch may have died in between."""
+    """Add a result that was there before, unless the store has one of its point: a launch may have died in between."""
     store = _store(config)
     if store and store.find(result.point, result.environment) is None:
         remember(config, result, directory)
