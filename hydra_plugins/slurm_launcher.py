@@ -1,18 +1,18 @@
 """`hydra/launcher=slurm` and `submitit_slurm`: see overlap_sweep/runtime/slurm/launcher.py."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import DictConfig
+
+from hydra_plugins.torchrun_launcher import TorchrunLauncher
 
 
 @dataclass
@@ -52,29 +52,19 @@ class StockNamePlugin(SearchPathPlugin):
         store.store(group="hydra/launcher", name="submitit_slurm", node=OnePointLauncherConf, provider="overlap_sweep")
 
 
-class SlurmLauncher(Launcher):
+class SlurmLauncher(TorchrunLauncher):
     """Submits the points of a sweep to Slurm, and waits for them."""
 
     def __init__(self, **options: Any) -> None:
         """Resolved for the sweep as a whole they are of no use: every point has its own."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from overlap_sweep.errors import UserError
         from overlap_sweep.runtime.devices import run_elsewhere
-        from overlap_sweep.runtime.jobs import Sweep
 
         run_elsewhere()
-        try:
-            self._sweep = Sweep.of(config, hydra_context, task_function)
-        except UserError as error:
-            sys.exit(f"error: {error}")
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from overlap_sweep.errors import UserError
+    def function(self) -> Callable[..., list[JobReturn]]:
         from overlap_sweep.runtime.slurm.launcher import launch
 
-        try:
-            return launch(self._sweep, job_overrides, initial_job_idx)
-        except UserError as error:
-            # Not an exception that Hydra would wrap in its own lines.
-            sys.exit(f"error: {error}")
+        return launch

@@ -1,7 +1,7 @@
 """`hydra/launcher=torchrun`, the default: see overlap_sweep/runtime/launcher.py."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hydra.core.config_store import ConfigStore
@@ -33,10 +33,15 @@ class TorchrunLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from overlap_sweep.errors import UserError
-        from overlap_sweep.runtime.launcher import launch
 
         try:
-            return launch(self._sweep, job_overrides, initial_job_idx)
+            return self.function()(self._sweep, job_overrides, initial_job_idx)
         except UserError as error:
             # Not an exception that Hydra would wrap in its own lines.
             sys.exit(f"error: {error}")
+
+    def function(self) -> Callable[..., list[JobReturn]]:
+        """What launches."""
+        from overlap_sweep.runtime.launcher import launch
+
+        return launch

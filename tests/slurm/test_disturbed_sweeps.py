@@ -174,3 +174,14 @@ def test_without_sacct_a_killed_job_is_replaced(sweep_without_sacct: SlurmSweep,
     assert sweep.measured() == {**dict.fromkeys(points(1, 3, 4, 5, 6), 1), "tp2_sm2": 2}
     (attempt,) = sweep.results()["tp2_sm2"].earlier_attempts
     assert ("GONE" if poll_s > 10 else "FAILED") in attempt.error
+
+
+def test_a_directory_that_cannot_be_written_costs_its_point_only(sweep: SlurmSweep) -> None:
+    sweep.launch.directory.mkdir()
+    (sweep.launch.directory / "tp2_sm2").mkdir()
+    (sweep.launch.directory / "tp2_sm2" / "tp_comm_overlap_cfg.yaml").mkdir()
+    done = sweep.run("num_sm=1,2,3", "runtime.retries=0")
+    assert done.returncode == 1
+    assert sweep.statuses() == {**ok(points(1, 3)), "tp2_sm2": "failed"}
+    assert "Is a directory" in str(sweep.results()["tp2_sm2"].error)
+    assert done.stdout.splitlines()[-1].startswith("2 ok, 1 failed; ")

@@ -101,6 +101,8 @@ class Batch:
             elif len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS:
                 _queue_again()
             return
+        for directory, reason in outcomes.given_up.items():
+            print(f"{directory.name}: {reason}", file=sys.stderr, flush=True)
         for job_return in returned:
             # Raises what the task did: Hydra keeps that for whoever asks, and submitit writes it to the job's log.
             _ = job_return.return_value
