@@ -253,13 +253,14 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 def keep(temporary: Path, path: Path) -> Path:
     """Give a file that was written beside `path` its name, so that after power loss it is whole or absent."""
-    _flush(temporary)
+    flush(temporary)
     temporary.replace(path)
-    _flush(path.parent)
+    flush(path.parent)
     return path
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file, or what a directory lists, on the disk before this returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

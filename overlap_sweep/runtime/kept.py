@@ -1,4 +1,4 @@
-"""What need not be measured again: results that a run directory, or a store, has already."""
+"""What need not be measured again: results that a run directory has already."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ Nobody writes to another's file, and each line is on the disk before `add` retur
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result
+from overlap_sweep.run_directory import Result, flush
 from overlap_sweep.store import sqlite
 from overlap_sweep.store.lines import files_directory, line_files, whole_lines
 from overlap_sweep.store.measurement import (
@@ -103,8 +102,7 @@ class FileStore:
         path = self._directory / f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}.jsonl"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._writing = os.getpid(), descriptor
-        with _opened(self._directory) as directory:
-            os.fsync(directory)
+        flush(self._directory)
         return descriptor
 
     def _read_what_is_new(self) -> None:
@@ -153,12 +151,3 @@ def read_from_afar(path: Path, problems: list[str], keys: tuple[str, str] | None
 
 def _cannot_be_written(directory: Path, error: OSError) -> UserError:
     return UserError(f"{directory} cannot be written to ({error.strerror}); give a store in a directory of yours.")
-
-
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 
+from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
 from tests.analysis.run_directories import config, layer_config, write_layer, write_point
+from tests.report.page.reports import analysis_of
 from tests.report.tuned_sweeps import rounds, write_tuned_sweep
 
 SCRIPT = "<script>attacked('script')</script></script><svg onload=attacked('svg')>"
@@ -126,3 +128,13 @@ def _poisoned_search(record: dict[str, Any]) -> dict[str, Any]:
     words = {"model": PAYLOAD, "operator": PAYLOAD, "pass": PAYLOAD, "stopped": PAYLOAD, "notes": [PAYLOAD]}
     words |= {"refused": {PAYLOAD: 3}, "tried": [{"setting": PAYLOAD}]}
     return {**record, "dropped": {PAYLOAD: PAYLOAD}, "searches": [{**one, **words} for one in record["searches"]]}
+
+
+def only_problem(directory: Path) -> str:
+    """What `analyze` would print as an error, having answered from the rest."""
+    analysis = analysis_of(directory)
+    assert analysis.cases
+    launch_commands(analysis.reading.points)
+    (problem,) = analysis.problems
+    assert len(problem) < 3000
+    return problem

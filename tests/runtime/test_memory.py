@@ -130,20 +130,20 @@ def another_database(path: Path) -> None:
 )
 def test_what_is_no_store_is_one_clear_error(tmp_path: Path, make: object, says: str, mode: tuple[str, ...]) -> None:
     make(tmp_path / "store")  # type: ignore[operator]
-    refused(tmp_path, says, *mode, f"store={tmp_path}/store")
+    assert_refused(tmp_path, says, *mode, f"store={tmp_path}/store")
 
 
 @pytest.mark.parametrize("mode", [("-m",), ()], ids=["sweep", "point"])
 def test_a_store_that_is_nowhere_is_one_clear_error(tmp_path: Path, mode: tuple[str, ...]) -> None:
-    refused(tmp_path, "/nowhere", *mode, "store=/nowhere/store.sqlite")
+    assert_refused(tmp_path, "/nowhere", *mode, "store=/nowhere/store.sqlite")
 
 
 @pytest.mark.parametrize("mode", [("-m",), ()], ids=["sweep", "point"])
 def test_reuse_needs_a_store(tmp_path: Path, mode: tuple[str, ...]) -> None:
-    refused(tmp_path, "reuse=true needs a store; give store=<file>.", *mode, "reuse=true")
+    assert_refused(tmp_path, "reuse=true needs a store; give store=<file>.", *mode, "reuse=true")
 
 
-def refused(tmp_path: Path, says: str, *arguments: str) -> None:
+def assert_refused(tmp_path: Path, says: str, *arguments: str) -> None:
     """In one line, before anything is started."""
     launch = faulty_launch(tmp_path)
     done = launch.run(*arguments, "num_sm=1", *TINY)

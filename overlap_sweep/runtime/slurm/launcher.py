@@ -83,7 +83,7 @@ def _adopted(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Sub
 
     UserError when one of them measures another point in the same directory.
     """
-    by_name = {job.directory.name: job for job in jobs}
+    by_name = {job.name: job for job in jobs}
     found = {}
     for record in records:
         points = [by_name[name] for name in record.points if name in by_name]

@@ -88,7 +88,7 @@ def _submit_array(
     jobs = _patiently(lambda: _as_array(executor, batches), say)
     logs = {job.job_id: job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr for job in jobs}
     for (job_id, log), pack in zip(logs.items(), packs, strict=True):
-        points = {job.directory.name: job.key for job in pack.jobs}
+        points = {job.name: job.key for job in pack.jobs}
         write_record(sweep.directory, JobRecord(job_id, launch, points, str(log)))
     return {job_id: (pack, log) for (job_id, log), pack in zip(logs.items(), packs, strict=True)}
 

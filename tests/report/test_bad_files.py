@@ -1,0 +1,111 @@
+"""Files in a sweep that are cut off, nested, huge, or something else: one sentence each, and the rest is analysed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from overlap_sweep import overlap_cfg
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import RESULT_FILE
+from tests.analysis.run_directories import config, write_point
+from tests.report.hostile_sweeps import PAYLOAD, only_problem
+from tests.report.sweeps import write_sweep
+
+
+def _yaml_bomb() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    return "\n".join(lines) + "\n"
+
+
+BAD_YAML = {
+    "bomb": _yaml_bomb(),
+    "itself": "&a\nmodel: *a\nphases: *a\n",
+    "deep": "[" * 20_000,
+    "no time": "model: 2001-13-45",
+    "no number": 'model: !!int ""',
+    "digits": "model: " + "9" * 5000,
+    "object": "model: !!python/object/apply:os.abort []",
+    "binary": "\0\1\2",
+    "large": "model: " + "x" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)
+def test_a_bad_yaml_is_one_sentence(tmp_path: Path, text: str) -> None:
+    write_sweep(tmp_path)
+    (tmp_path / "missing" / ".hydra").mkdir(parents=True)
+    (tmp_path / "missing" / ".hydra" / "config.yaml").write_text(text)
+    (tmp_path / "multirun.yaml").write_text(text)
+    assert "missing" in only_problem(tmp_path)
+    with pytest.raises(UserError) as error:
+        overlap_cfg.read(tmp_path / "multirun.yaml")
+    assert len(str(error.value)) < 2000 or "bomb" in text
+
+
+@pytest.mark.parametrize("template", ["fc1_fprop: {{num_sm: {}}}", "fc1_fprop: {{method: {}}}"])
+def test_a_bomb_is_not_written_out(tmp_path: Path, template: str) -> None:
+    slots = yaml.safe_load(_yaml_bomb())
+    path = tmp_path / "cfg.yaml"
+    anchored = "fc1_dgrad: &z {num_sm: 1}\n" + _yaml_bomb()
+    path.write_text(anchored + template.format("*a29"))
+    assert slots["a29"]
+    with pytest.raises(UserError) as error:
+        overlap_cfg.read(path)
+    assert len(str(error.value)) < 1000
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+BAD_RESULTS: dict[str, Change] = {
+    "huge integer": lambda r: r["environment"].update(cpu_count=10**30),
+    "huge tp_size": lambda r: r["point"].update(tp_size=10**12),
+    "deep": lambda r: r["environment"].update(deep=json.loads("[" * 100 + "]" * 100)),
+    "many": lambda r: r["conditions"].update(start={"all": [0] * 200_000}),
+    "infinite": lambda r: r["times"]["fwd"]["point"].update(median_us=1e300),
+    "negative": lambda r: r["times"]["fwd"]["none"].update(median_us=-1.0),
+    "no slot": lambda r: r["settings"].update({PAYLOAD: {"method": "bulk"}}),
+    "another's slot": lambda r: r["settings"].update({"qkv_dgrad": {"method": "bulk"}}),
+    "no method": lambda r: r["settings"].update({"fc1_dgrad": {"method": PAYLOAD}}),
+    "no knob": lambda r: r["settings"].update({"fc1_dgrad": {"method": "bulk", PAYLOAD: 1}}),
+    "no number": lambda r: r["settings"].update({"fc1_dgrad": {"method": "bulk", "num_sm": "4)]; import os"}}),
+    "no phase": lambda r: r["point"].update(phases={PAYLOAD: {"method": "bulk"}}),
+    "no GPU": lambda r: r["environment"].update(gpu=["a"]),
+    "no packages": lambda r: r["environment"].update(packages=[1]),
+    "no conditions": lambda r: r["conditions"].update(start={"gpus": [{"temperature_c": "hot"}]}),
+}
+
+
+@pytest.mark.parametrize("change", BAD_RESULTS.values(), ids=BAD_RESULTS)
+def test_a_bad_result_is_one_sentence(tmp_path: Path, change: Change) -> None:
+    write_sweep(tmp_path)
+    path = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), name="bad") / RESULT_FILE
+    result = json.loads(path.read_text())
+    change(result)
+    path.write_text(json.dumps(result))
+    assert str(path) in only_problem(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"schema": NaN}', '{"schema": 1e999}', "\0", ""])
+@pytest.mark.parametrize("name", ["bad/result.json", "tuner.json", "search.json"])
+def test_no_json_is_one_sentence(tmp_path: Path, text: str, name: str) -> None:
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    (tmp_path / "bad").mkdir()
+    content = text if text != '{"a":' * 100_000 else '{"environment":' + text
+    (tmp_path / name).write_text(content)
+    assert name.partition("/")[0] in only_problem(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "tuner.json"])
+def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write_sweep(tmp_path)
+    (tmp_path / "bad").mkdir()
+    os.mkfifo(tmp_path / "bad" / name)
+    assert "is no ordinary file" in only_problem(tmp_path)
