@@ -34,7 +34,7 @@ def main(config: DictConfig) -> float:
 
 def print_layers() -> None:
     """The tables of the layers that were measured: few enough to be read at once, unlike the points of a sweep."""
-    measured = [outcome.directory for outcome in outcomes.all if outcome.is_layer and outcome.status == "ok"]
+    measured = [o.directory for o in outcomes.all if o.workload == "layer" and o.status == "ok"]
     if measured:
         from overlap_sweep.analysis.points import read_points
         from overlap_sweep.report.console import console_for

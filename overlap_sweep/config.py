@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.run_directory import last_sweep
 from overlap_sweep.space import LAYER_KINDS, METHODS, OPERATORS, PHASES, PRECISIONS, point_name, world_size
 
@@ -89,6 +90,24 @@ class LayerWorkload:
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest relative error of output and gradients against `none`. null: 1e-4 for fp32, 5e-2 for fp16 and bf16, 0.2
     for FP8."""
+
+
+@dataclass
+class KernelWorkload:
+    """One GEMM and one collective, by every implementation that a backend has, side by side: see `kernel`."""
+
+    name: str = "kernel"
+    tokens: int | None = ranged(None, 1, 2**24)
+    """`m`."""
+    warmup: int | None = ranged(None, 0, 1000)
+    """`warmup_iters`; null: 3, on a CPU 1."""
+    repeats: int | None = ranged(None, 3, 1000)
+    """`iters`; null: 21, on a CPU 7. The implementations and baselines take turns."""
+    profiled: int = ranged(2, 1, 100)
+    """Iterations under the profiler, of the fastest implementation of the points that `profile` asks for."""
+    seed: int = ranged(0, 0, 2**31 - 1)
+    tolerance: float | None = ranged(None, 0.0, 1.0)
+    """Largest difference from the result in float32, over its largest magnitude. null: 1e-4 for float32, else 1e-2."""
 
 
 @dataclass
@@ -187,6 +206,9 @@ class Tuner:
     """Both as in AnalysisConfig."""
 
 
+OF_KERNELS = ("kernel", "m", "n", "k", "dtype", "iters", "warmup_iters", "implementations")
+"""What only `workload=kernel` knows."""
+
 NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse")
 """What says how to search and where results are kept, not what a point is."""
 
@@ -234,6 +256,25 @@ class SweepConfig:
     """Changes nothing: a sweep over it measures the same points again."""
     workload: Any = MISSING
     layer: Layer = field(default_factory=Layer)
+    kernel: str | None = one_of(None, *KERNELS)
+    """What `workload=kernel` runs: a GEMM after an all-gather, or before a reduce-scatter or an all-reduce. null: what
+    `operator` does in its forward. Of a row-parallel operator `ag_gemm` is its dgrad, of a column-parallel one `gemm_rs`
+    and `gemm_ar` are."""
+    m: int | None = ranged(None, 1, 2**24)
+    """Rows of the whole input and output: tokens. null: 8192, on a CPU 128."""
+    n: int | None = ranged(None, 1, 2**22)
+    """Columns of the whole output; null: `model` and `operator` say it."""
+    k: int | None = ranged(None, 1, 2**22)
+    """Columns of the whole input, which the GEMM sums over; null: `model` and `operator` say it."""
+    dtype: str | None = one_of(None, *PRECISION_OF_DTYPE)
+    """Of the kernel, by torch's names; null: `precision`. float8_e4m3fn: FP8 with one scale a tensor, into bfloat16."""
+    iters: int | None = ranged(None, 3, 1000)
+    """Of the kernel: timed iterations; null: 21, on a CPU 7."""
+    warmup_iters: int | None = ranged(None, 0, 1000)
+    """Of the kernel: untimed iterations; null: 3, on a CPU 1."""
+    implementations: list[str] | None = None
+    """Of the kernel: which of the backend's implementations. Names as in the table that is printed, such as `ring_exchange`,
+    and with other knobs, such as `pipeline_sm12_split8`. null: all that it lists."""
     runtime: Runtime = field(default_factory=Runtime)
     search: Search = field(default_factory=Search)
     tuner: Tuner = field(default_factory=Tuner)
@@ -280,7 +321,11 @@ def check(config: Any, schema: type, where: str = "") -> None:
                 raise UserError(f"{name}={value} is out of range; give a value from {low} to {high}.")
 
 
-WORKLOAD_SCHEMAS: dict[str, type] = {"operator": OperatorWorkload, "layer": LayerWorkload}
+WORKLOAD_SCHEMAS: dict[str, type] = {
+    "operator": OperatorWorkload,
+    "layer": LayerWorkload,
+    "kernel": KernelWorkload,
+}
 
 
 def register_schemas() -> None:

@@ -75,6 +75,22 @@ class VariantTimes(msgspec.Struct, kw_only=True):
     launch_bound: bool = False
 
 
+class ImplementationTimes(msgspec.Struct, kw_only=True):
+    """One implementation of a kernel, or one of `kernel_shape.BASELINES`, on the tensors that all of the point shared."""
+
+    time: Timing
+    """The i-th samples of all implementations were taken side by side, so they pair."""
+    setting: dict[str, Any] = {}
+    """Its `method` and knobs, and whatever else a backend from elsewhere tells of it; empty for the baselines."""
+    relative_error: float | None = None
+    """Largest difference from the result in float32 over that one's largest magnitude; null for `gemm_only` and
+    `comm_only`."""
+    independent: bool = False
+    """The GEMM neither needs what is gathered nor makes what is scattered, as in a bulk overlap: no way to compute the
+    kernel, but to be had where a model has two that don't wait for each other."""
+    launch_bound: bool = False
+
+
 class FailedAttempt(msgspec.Struct, kw_only=True):
     """A try at the point that came to nothing."""
 
@@ -102,6 +118,10 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     """By pass: `fwd`, `bwd`, and `all` for both together. Of an operator."""
     variants: dict[str, VariantTimes] = {}
     """By name: `none`, `floor`, `default`, `file:<path>`. Of a layer."""
+    implementations: dict[str, ImplementationTimes] = {}
+    """By name, those of the backend and the baselines. Of a kernel."""
+    left_out: dict[str, str] = {}
+    """Of a kernel: by implementation, why it was not timed: refused, or wrong numbers."""
     attention_backend: str | None = None
     """Of a layer with attention: who computed it, such as `fused (cuDNN 9.19.0)`."""
     warnings: list[str] = []

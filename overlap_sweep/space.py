@@ -212,6 +212,16 @@ def setting_name(setting: Mapping[str, Any] | None) -> str:
     return "_".join(parts)
 
 
+def subject(point: Mapping[str, Any]) -> str:
+    """What a point of any workload runs, in a word: an operator, a kind of layer, a kernel with its shape."""
+    workload = point["workload"]["name"]
+    if workload == "layer":
+        return str(point["layer"]["kind"])
+    if workload == "kernel":
+        return "{kernel} {m}x{n}x{k}".format(**point)
+    return str(point["operator"])
+
+
 def world_size(point: Mapping[str, Any]) -> int:
     """Ranks that the point runs on."""
     replicas = point["layer"]["num_replicas"] if point["workload"]["name"] == "layer" else 1
@@ -286,6 +296,7 @@ _NOT_NAMED = (
 _NAMED = {"model", "model.name", "tp_size"}
 _NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}
 _NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}
+_NAMED_OF_KERNEL = {"workload", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *KNOBS}
 
 
 def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
@@ -299,6 +310,12 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
     if point["workload"]["name"] == "layer":
         layer, named = point["layer"], _NAMED | _NAMED_OF_LAYER
         parts += [layer["kind"]] + ([f"dp{layer['num_replicas']}"] if layer["num_replicas"] > 1 else [])
+    elif point["workload"]["name"] == "kernel":
+        named = _NAMED | _NAMED_OF_KERNEL
+        own_shape = point["n"] is not None
+        parts = [str(point["kernel"]), parts[1]] if own_shape else [*parts, point["operator"]]
+        parts += [str(point["kernel"])] if point["kernel"] and not own_shape else []
+        parts += [f"{name}{point[name]}" for name in ("m", "n", "k") if point[name] is not None]
     else:
         named = _NAMED | _NAMED_OF_OPERATOR
         parts += [point["operator"]]

@@ -43,19 +43,43 @@ A backend that has whole layers has them in a module of its own, which is in `LA
 
 `attention(point, ranks) -> tuple[str | None, list[str]]`
     Who computes attention in a layer that ran, and one sentence for everything that makes it slower than it should be.
+
+A backend that has kernels, one GEMM with one collective, has them in a module of its own, which is in `KERNELS`, or which
+another package names in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is
+`backend=mine`. It offers what follows. Only `build` and `close` import torch.
+
+`refusal(point) -> str | None`
+    Why it cannot run the point's kernel: it is not installed (and how to install it), or has no such kernel or precision.
+
+`implementations(point) -> Mapping[str, Setting]`
+    By name, what it measures unasked for the point's kernel, simplest first. A setting has a `method` and knobs where those
+    of `space` fit, and may have any other.
+
+`named(point, name) -> Setting | None`
+    What another name that the user gives stands for, such as `pipeline_sm12`; None: nothing here.
+
+`build(point, setting, problem, ranks) -> Callable[[int], Outputs]`
+    The implementation on `problem`'s tensors: called with the number of an input, it enqueues the work on the current stream
+    and returns `Outputs`, which the next call may overwrite. Collective. Refused where the library does not take it.
+
+`close() -> None`
+    Free what it holds. Called after every point, and before the process group ends. Collective.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.kernel_shape import KernelShape
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.nn import Module
 
@@ -68,6 +92,15 @@ LAYERS = {
     "torch": "overlap_sweep.backends.torch.layers",
     "transformer_engine": "overlap_sweep.backends.transformer_engine.layers",
 }
+
+KERNELS = {
+    "torch": "overlap_sweep.backends.torch.kernels",
+    "transformer_engine": "overlap_sweep.backends.transformer_engine.kernels",
+    "symm_mem": "overlap_sweep.backends.symm_mem.kernels",
+    "flux": "overlap_sweep.backends.flux.kernels",
+}
+KERNELS_GROUP = "overlap_sweep.kernels"
+"""Of entry points."""
 
 Purpose = Literal["point", "default", "none", "floor", "tp1"]
 """`point`: overlapped as the point's settings say, its other slots not at all; `default`: every slot as the library
@@ -103,6 +136,48 @@ class ParallelLayer:
     find what the layer computes with. Collective."""
 
 
+@dataclass(frozen=True)
+class Operand:
+    """A matrix that a GEMM multiplies."""
+
+    data: Tensor
+    """In the GEMM's own type."""
+    scale: Tensor | None = None
+    """Of FP8, a float32 scalar: the values are `data * scale`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One rank's tensors of a kernel, which all implementations share."""
+
+    shape: KernelShape
+    precision: str
+    inputs: Sequence[Operand]
+    """[input_shape] each, to be taken in turn."""
+    whole: Sequence[Operand]
+    """What belongs to each input for those that only multiply or only communicate: of ag_gemm the gathered input [m, k],
+    of the others this rank's product [m, n]."""
+    weight: Operand
+    """[weight_shape]: the GEMM multiplies by its transpose."""
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16 if self.weight.scale is not None else self.weight.data.dtype
+
+
+class Outputs(NamedTuple):
+    """What one call of an implementation computed."""
+
+    output: Tensor
+    """[output_shape]"""
+    moved: Tensor | None = None
+    """Only of an independent implementation of ag_gemm, whose output does not show it: the gathered input [m, k]."""
+    product: Tensor | None = None
+    """Only of an independent implementation of the others: this rank's product [m, n]."""
+
+
 def load(name: str) -> Any:
     """The backend's module. UserError for an unknown name."""
     if name not in BACKENDS:
@@ -113,6 +188,22 @@ def load(name: str) -> Any:
 def load_layers(name: str) -> Any:
     """The module of the layers of a backend that is in `LAYERS`."""
     return import_module(LAYERS[name])
+
+
+def load_kernels(name: str) -> Any:
+    """The module of a backend's kernels. UserError for an unknown name, or one whose package cannot be imported."""
+    if name in KERNELS:
+        return import_module(KERNELS[name])
+    registered = {entry.name: entry for entry in entry_points(group=KERNELS_GROUP)}
+    if name not in registered:
+        raise UserError(
+            f"backend={name} has no kernels; choose one of auto, {', '.join([*KERNELS, *sorted(registered)])}."
+        )
+    try:
+        return registered[name].load()
+    except (ImportError, AttributeError) as error:
+        value = registered[name].value
+        raise UserError(f"backend={name} cannot be loaded from {value} ({error}); mend or uninstall it.") from error
 
 
 def close_all() -> None:

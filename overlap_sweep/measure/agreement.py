@@ -27,5 +27,6 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
 
 
 def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
+    assert variant.backward
     output = variant.forward(repeat)
     return {"output": output.detach(), **variant.backward(repeat, output)}

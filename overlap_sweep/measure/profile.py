@@ -35,7 +35,9 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, na
                 spin(ranks, SPIN_US)
                 meet(ranks)
             with record_function(f"ProfilerStep#{iteration}"):
-                variant.backward(iteration, variant.forward(iteration))
+                kept = variant.forward(iteration)
+                if variant.backward:
+                    variant.backward(iteration, kept)
                 ranks.synchronize()
     trace = directory / trace_file(ranks.rank, name)
     # The profiler compresses what ends in .gz.

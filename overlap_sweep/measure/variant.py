@@ -18,8 +18,8 @@ class Variant:
 
     forward: Forward
     """-> what `backward` needs: the output."""
-    backward: Backward
-    """-> the gradients, by name."""
+    backward: Backward | None = None
+    """-> the gradients, by name. None: there is only a forward."""
     step: Callable[[], object] | None = None
     """What follows in a training step: the optimizer."""
     prepare: Callable[[], None] | None = None
@@ -33,6 +33,7 @@ class Variant:
         """Each pass's name and function of the repeat and of what the pass before it returned."""
         step = self.step
         yield "fwd", lambda repeat, _: self.forward(repeat)
-        yield "bwd", self.backward
+        if self.backward:
+            yield "bwd", self.backward
         if step:
             yield "step", lambda _repeat, _kept: step()

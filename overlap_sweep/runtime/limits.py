@@ -37,9 +37,9 @@ class TimeLimits:
 def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
     """What decides, roughly, how long a point takes."""
     workload = point["workload"]
-    what = point["layer"]["kind"] if workload["name"] == "layer" else point["operator"]
     of_point = (point["model"]["name"], space.world_size(point), point["backend"], point["precision"])
-    return (*of_point, what, point["runtime"]["device"], workload["name"], workload["tokens"], workload["repeats"])
+    of_workload = (space.subject(point), workload["name"], workload["tokens"], workload["repeats"])
+    return (*of_point, point["runtime"]["device"], *of_workload)
 
 
 limits = TimeLimits()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_sweep import space
+from overlap_sweep.kernel_shape import SEQUENTIAL
 from overlap_sweep.run_directory import Result, Status
 
 LONGEST_REASON = 200
@@ -26,7 +27,7 @@ class Outcome:
     objective_us: float | None
     speedup: float | None
     """Over the same without overlap, of an operator in the passes that the point is about."""
-    is_layer: bool
+    workload: str
 
     @property
     def name(self) -> str:
@@ -38,15 +39,19 @@ class Outcome:
         if result.variants:
             none = result.variants.get("none")
             speedup = none.times["all"].median_us / result.objective_us if none and result.objective_us else None
+        elif result.implementations:
+            sequential_us = result.implementations[SEQUENTIAL].time.median_us
+            speedup = sequential_us / result.objective_us if result.objective_us else None
         elif result.objective_us:
             none_us = sum(result.times[name].none.median_us for name in space.passes(result.point))
             speedup = none_us / result.objective_us
-        is_layer = result.point["workload"]["name"] == "layer"
-        return cls(directory, result.status, result.error, result.objective_us, speedup, is_layer)
+        workload = result.point["workload"]["name"]
+        return cls(directory, result.status, result.error, result.objective_us, speedup, workload)
 
     def __str__(self) -> str:
         if self.objective_us is not None:
-            compared = f"  {self.speedup:.3f}x none" if self.speedup else ""
+            reference = "sequential" if self.workload == "kernel" else "none"
+            compared = f"  {self.speedup:.3f}x {reference}" if self.speedup else ""
             return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms{compared}"
         reason = (self.reason or "").splitlines()[0]
         return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"

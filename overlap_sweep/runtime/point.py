@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, models, overlap_cfg, space, workloads
-from overlap_sweep.config import NO_PART_OF_A_POINT, WORKLOAD_SCHEMAS, SweepConfig, check
+from overlap_sweep.config import NO_PART_OF_A_POINT, OF_KERNELS, WORKLOAD_SCHEMAS, SweepConfig, check
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (
@@ -59,11 +59,15 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     check(config, SweepConfig)
     workloads.load(config.workload.name)
     check(config.workload, WORKLOAD_SCHEMAS[config.workload.name], "workload.")
+    of_kernels = config.workload.name == "kernel"
     if config.backend != "auto":
-        backends.load(config.backend)
+        (backends.load_kernels if of_kernels else backends.load)(config.backend)
     point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     for name in NO_PART_OF_A_POINT:
         point.pop(name, None)
+    for name in () if of_kernels else OF_KERNELS:
+        if point.pop(name, None) is not None:
+            raise UserError(f"{name}={config[name]} is for workload=kernel; add that, or leave it out.")
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
@@ -77,7 +81,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             "use a smaller tp_size, or runtime.device=cpu."
         )
     defaults = DEFAULTS[runtime["device"]]
-    point["precision"] = point["precision"] or defaults["precision"]
+    if not point.get("dtype"):
+        point["precision"] = point["precision"] or defaults["precision"]
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
     completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
     return completed

@@ -22,7 +22,11 @@ from typing import Any
 
 from overlap_sweep.errors import UserError
 
-WORKLOADS = {"operator": "overlap_sweep.workloads.operator", "layer": "overlap_sweep.workloads.layer"}
+WORKLOADS = {
+    "operator": "overlap_sweep.workloads.operator",
+    "layer": "overlap_sweep.workloads.layer",
+    "kernel": "overlap_sweep.workloads.kernel",
+}
 
 
 def load(name: str) -> Any:

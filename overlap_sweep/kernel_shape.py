@@ -1,0 +1,91 @@
+"""The one GEMM and the one collective that `workload=kernel` compares implementations of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KERNELS = {
+    "ag_gemm": "all-gather of the input, then the GEMM",
+    "gemm_rs": "the GEMM, then the reduce-scatter of its output",
+    "gemm_ar": "the GEMM, then the all-reduce of its output",
+}
+
+SEQUENTIAL = "sequential"
+"""The baseline: one after the other, by torch's GEMM and NCCL (or gloo)."""
+GEMM_ONLY = "gemm_only"
+COMM_ONLY = "comm_only"
+BASELINES = (SEQUENTIAL, GEMM_ONLY, COMM_ONLY)
+"""What is measured beside every implementation."""
+
+_INPUT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_OUTPUT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
+"""An FP8 GEMM multiplies FP8 into bf16."""
+PRECISION_OF_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
+"""torch's names of the types that a kernel multiplies in, and ours."""
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """`y = x W^T` of all ranks together: x [m, k], W [n, k], y [m, n].
+
+    ag_gemm: a rank holds x [m / tp, k] and W [n / tp, k], gathers x, and computes y [m, n / tp].
+    gemm_rs: a rank holds x [m, k / tp] and W [n, k / tp]; its y [m / tp, n] is a part of the sum over the ranks.
+    gemm_ar: the same, and every rank gets the whole sum, y [m, n].
+    """
+
+    kernel: str
+    m: int
+    n: int
+    k: int
+    tp_size: int
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any]) -> KernelShape:
+        """Of a resolved point."""
+        return cls(*(point[name] for name in ("kernel", "m", "n", "k", "tp_size")))
+
+    @property
+    def gathers(self) -> bool:
+        return self.kernel == "ag_gemm"
+
+    @property
+    def input_shape(self) -> tuple[int, int]:
+        return (self.m // self.tp_size, self.k) if self.gathers else (self.m, self.k // self.tp_size)
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        return (self.n // self.tp_size, self.k) if self.gathers else (self.n, self.k // self.tp_size)
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        if self.gathers:
+            return self.m, self.n // self.tp_size
+        return (self.m // self.tp_size if self.kernel == "gemm_rs" else self.m), self.n
+
+    @property
+    def gemm_shape(self) -> tuple[int, int, int]:
+        """m, n, k of one rank's GEMM."""
+        return self.m, *self.weight_shape
+
+    @property
+    def flops(self) -> int:
+        """Of one rank: a multiplication and an addition for each product."""
+        return 2 * self.m * self.n * self.k // self.tp_size
+
+    def link_bytes(self, precision: str) -> float:
+        """What a rank receives, which is also what it sends, when nothing is sent twice: (tp - 1) / tp of the whole
+        tensor, twice that for an all-reduce. It is what nccl-tests' bus bandwidth counts."""
+        whole = self.m * (self.k * _INPUT_BYTES[precision] if self.gathers else self.n * _OUTPUT_BYTES[precision])
+        return whole * (self.tp_size - 1) / self.tp_size * (2 if self.kernel == "gemm_ar" else 1)
+
+    def refusal(self) -> str | None:
+        """Why these sizes cannot be cut into `tp_size` equal parts, or None."""
+        cut = {"m": self.m, "n": self.n} if self.gathers else {"k": self.k}
+        if self.kernel == "gemm_rs":
+            cut["m"] = self.m
+        for name, size in cut.items():
+            if size % self.tp_size:
+                return f"{self.kernel}: {name}={size} does not divide by tp_size={self.tp_size}"
+        return None
