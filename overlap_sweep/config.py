@@ -258,8 +258,8 @@ class SweepConfig:
     layer: Layer = field(default_factory=Layer)
     kernel: str | None = one_of(None, *KERNELS)
     """What `workload=kernel` runs: a GEMM after an all-gather, or before a reduce-scatter or an all-reduce. null: what
-    `operator` does in its forward. Of a row-parallel operator `ag_gemm` is its dgrad, of a column-parallel one `gemm_rs`
-    and `gemm_ar` are."""
+    `operator` does in its forward. Of a row-parallel operator `ag_gemm` is its dgrad, of a column-parallel one
+    `gemm_rs` and `gemm_ar` are."""
     m: int | None = ranged(None, 1, 2**24)
     """Rows of the whole input and output: tokens. null: 8192, on a CPU 128."""
     n: int | None = ranged(None, 1, 2**22)
@@ -273,8 +273,8 @@ class SweepConfig:
     warmup_iters: int | None = ranged(None, 0, 1000)
     """Of the kernel: untimed iterations; null: 3, on a CPU 1."""
     implementations: list[str] | None = None
-    """Of the kernel: which of the backend's implementations. Names as in the table that is printed, such as `ring_exchange`,
-    and with other knobs, such as `pipeline_sm12_split8`. null: all that it lists."""
+    """Of the kernel: which of the backend's implementations. Names as in the table that is printed, such as
+    `ring_agg1`, and with other knobs, such as `pipeline_sm12_split8`. null: all that it lists."""
     runtime: Runtime = field(default_factory=Runtime)
     search: Search = field(default_factory=Search)
     tuner: Tuner = field(default_factory=Tuner)

@@ -201,15 +201,35 @@ def tolerance(point: Mapping[str, Any]) -> float:
     return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)
 
 
+_SHORT_KNOBS = {
+    **{"aggregate": "agg", "num_sm": "sm", "num_splits": "split", "cga_size": "cga", "set_sm_margin": "margin"},
+    **{"use_ce": "ce", "atomic_gemm": "atomic", "fp8_buf": "fp8buf"},
+}
+
+
 def setting_name(setting: Mapping[str, Any] | None) -> str:
     """A slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
     if not setting or setting["method"] == "none":
         return "none"
     parts = [setting["method"].removesuffix("_exchange")]
-    shown = {"aggregate": "agg", "num_sm": "sm", "num_splits": "split", "cga_size": "cga", "set_sm_margin": "margin"}
-    shown |= {"use_ce": "ce", "atomic_gemm": "atomic", "fp8_buf": "fp8buf"}
-    parts += [f"{short}{int(setting[knob])}" for knob, short in shown.items() if setting.get(knob) is not None]
+    parts += [f"{short}{int(setting[knob])}" for knob, short in _SHORT_KNOBS.items() if setting.get(knob) is not None]
     return "_".join(parts)
+
+
+def setting_of(name: str) -> Setting | None:
+    """The setting of that `setting_name`, its knobs in any order; None where there is none."""
+    method = next((m for m in METHODS[1:] if re.match(rf"{m.removesuffix('_exchange')}(_|$)", name)), None)
+    if method is None:
+        return None
+    setting: Setting = {"method": method}
+    knob_of = {short: knob for knob, short in _SHORT_KNOBS.items()}
+    for part in filter(None, name.removeprefix(method.removesuffix("_exchange")).split("_")):
+        short, value = part.rstrip("0123456789"), part[len(part.rstrip("0123456789")) :]
+        knob = knob_of.get(short)
+        if knob is None or not value or knob in setting or (int(value) < 1 if knob in COUNTS else value not in "01"):
+            return None
+        setting[knob] = int(value) if knob in COUNTS else value == "1"
+    return setting
 
 
 def subject(point: Mapping[str, Any]) -> str:

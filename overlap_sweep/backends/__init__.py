@@ -44,23 +44,24 @@ A backend that has whole layers has them in a module of its own, which is in `LA
 `attention(point, ranks) -> tuple[str | None, list[str]]`
     Who computes attention in a layer that ran, and one sentence for everything that makes it slower than it should be.
 
-A backend that has kernels, one GEMM with one collective, has them in a module of its own, which is in `KERNELS`, or which
-another package names in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is
+A backend that has kernels, one GEMM with one collective, has them in a module of its own, which is in `KERNELS`, or
+which another package names in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is
 `backend=mine`. It offers what follows. Only `build` and `close` import torch.
 
 `refusal(point) -> str | None`
-    Why it cannot run the point's kernel: it is not installed (and how to install it), or has no such kernel or precision.
+    Why it cannot run the point's kernel: it is not installed (and how to install it), or has no such kernel.
 
 `implementations(point) -> Mapping[str, Setting]`
-    By name, what it measures unasked for the point's kernel, simplest first. A setting has a `method` and knobs where those
-    of `space` fit, and may have any other.
+    By name, what it measures unasked for the point's kernel, simplest first. A setting has a `method` and knobs where
+    those of `space` fit, and may have any other.
 
 `named(point, name) -> Setting | None`
     What another name that the user gives stands for, such as `pipeline_sm12`; None: nothing here.
 
 `build(point, setting, problem, ranks) -> Callable[[int], Outputs]`
-    The implementation on `problem`'s tensors: called with the number of an input, it enqueues the work on the current stream
-    and returns `Outputs`, which the next call may overwrite. Collective. Refused where the library does not take it.
+    The implementation on `problem`'s tensors: called with the number of an input, it enqueues the work on the current
+    stream and returns `Outputs`, which the next call may overwrite. Collective. Refused where the library does not take
+    it.
 
 `close() -> None`
     Free what it holds. Called after every point, and before the process group ends. Collective.
@@ -155,8 +156,8 @@ class Problem:
     inputs: Sequence[Operand]
     """[input_shape] each, to be taken in turn."""
     whole: Sequence[Operand]
-    """What belongs to each input for those that only multiply or only communicate: of ag_gemm the gathered input [m, k],
-    of the others this rank's product [m, n]."""
+    """What belongs to each input for those that only multiply or only communicate: of ag_gemm the gathered input
+    [m, k], of the others this rank's product [m, n]."""
     weight: Operand
     """[weight_shape]: the GEMM multiplies by its transpose."""
 

@@ -1,6 +1,6 @@
 """Collectives that may use only a share of the machine, and run beside computation until waited for.
 
-A communicator has three operations, each returning a `Pending` result. `num_sm` is its share: the CTAs of an NCCL
+A communicator has four operations, each returning a `Pending` result. `num_sm` is its share: the CTAs of an NCCL
 communicator; on gloo the number of chunks that move at once, each on a worker thread of its own. None is the
 library's own choice on the group that the worker began with, which is what does-not-overlap is measured with.
 `SilentCommunicator` moves nothing at all, for the floor.
@@ -23,6 +23,12 @@ from overlap_sweep.ranks import Ranks
 # torch 2.13 renames these and warns about the old names; 2.11 has only the old ones.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _all_reduce(tensor: Tensor, group: Any) -> Waitable:
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None
+    return work
 
 
 class Waitable(Protocol):
@@ -49,6 +55,9 @@ class Communicator(Protocol):
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
         """[world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum, into `shard`."""
+
+    def all_reduce(self, partial: Tensor) -> Pending:
+        """`partial` of every rank -> their sum, in its place."""
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
@@ -115,6 +124,9 @@ class _Nccl:
             shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
         return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True)], [full])
 
+    def all_reduce(self, partial: Tensor) -> Pending:
+        return Pending(partial, [_all_reduce(partial, self._group)])
+
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         send = dist.P2POp(dist.isend, outgoing, self._first + to, self._group)
         receive = dist.P2POp(dist.irecv, incoming, self._first + source, self._group)
@@ -177,6 +189,10 @@ class _Gloo:
             parts.append(part)
         return Pending(shard, works, parts)
 
+    def all_reduce(self, partial: Tensor) -> Pending:
+        spans = self._spans(partial.shape[0])
+        return Pending(partial, [_all_reduce(partial[span], self._group) for span in spans])
+
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         def exchange_part(span: slice, tag: int) -> None:
             sent = dist.isend(outgoing[span], self._first + to, group=self._group, tag=tag)
@@ -208,6 +224,9 @@ class SilentCommunicator:
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
         return Pending(full.chunk(self._ranks.world_size)[self._ranks.rank], [])
+
+    def all_reduce(self, partial: Tensor) -> Pending:
+        return Pending(partial, [])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         return Pending(incoming, [])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from overlap_sweep.backends.torch.communicator import Communicator, Pending
@@ -70,29 +71,61 @@ def _ring_gather_pairs(shard: Tensor, product: Tensor, multiply: Multiply, comm:
     return full
 
 
+def pipelined_gather_multiply(
+    shard: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, ranks: Ranks, num_splits: int
+) -> None:
+    """As `gather_multiply`, but nobody gets what was gathered: each split holds some rows of every rank's shard, and
+    moves while the one before it is multiplied."""
+    splits = shard.tensor_split(min(num_splits, shard.shape[0]))
+    moving = [comm.all_gather(split) for split in splits]
+    by_rank = product.view(ranks.world_size, shard.shape[0], -1).tensor_split(len(splits), dim=1)
+    for pending, into in zip(moving, by_rank, strict=True):
+        multiply(pending.wait().view(*into.shape[:2], -1), into)
+
+
+def multiply_reduce(rows: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, num_splits: int) -> Tensor:
+    """Multiply `rows` [m, k] into `product` [m, n], and sum it over the ranks, in splits. Returns the sum."""
+    moving = []
+    for part, into in zip(rows.tensor_split(num_splits), product.tensor_split(num_splits), strict=True):
+        multiply(part, into)
+        moving.append(comm.all_reduce(into))
+    for pending in moving:
+        pending.wait()
+    return product
+
+
 def multiply_scatter(
-    rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks, setting: dict[str, Any]
+    rows: Tensor,
+    columns: int,
+    multiply: Multiply,
+    comm: Communicator,
+    ranks: Ranks,
+    setting: dict[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Multiply `rows` [world * m, k] into [world * m, columns] and sum over the ranks.
+    """Multiply `rows` [world * m, k] into [world * m, columns] of `dtype`, None that of `rows`, and sum over the ranks.
 
     Returns this rank's [m, columns] of the sum.
     """
+    form = rows.new_empty(0, dtype=dtype)
     if setting.get("method") == "ring_exchange":
-        return _ring_scatter(rows, columns, multiply, comm, ranks)
+        return _ring_scatter(rows, columns, multiply, comm, ranks, form)
     if setting.get("method") == "pipeline":
-        return _pipelined_scatter(rows, columns, multiply, comm, ranks, setting.get("num_splits", 4))
-    product = rows.new_empty(rows.shape[0], columns)
+        return _pipelined_scatter(rows, columns, multiply, comm, ranks, setting.get("num_splits", 4), form)
+    product = form.new_empty(rows.shape[0], columns)
     multiply(rows, product)
     return comm.reduce_scatter(product).wait()
 
 
-def _ring_scatter(rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks) -> Tensor:
+def _ring_scatter(
+    rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks, form: Tensor
+) -> Tensor:
     """A partial sum for each rank travels the ring towards it; every rank adds its part while it holds it."""
     rank, world = ranks.rank, ranks.world_size
     chunks = rows.chunk(world)
     moving: Pending | None = None
     for step in range(world):
-        partial = rows.new_empty(chunks[0].shape[0], columns)
+        partial = form.new_empty(chunks[0].shape[0], columns)
         multiply(chunks[(rank - step - 1) % world], partial)
         if moving:
             partial += moving.wait()
@@ -102,15 +135,21 @@ def _ring_scatter(rows: Tensor, columns: int, multiply: Multiply, comm: Communic
 
 
 def _pipelined_scatter(
-    rows: Tensor, columns: int, multiply: Multiply, comm: Communicator, ranks: Ranks, num_splits: int
+    rows: Tensor,
+    columns: int,
+    multiply: Multiply,
+    comm: Communicator,
+    ranks: Ranks,
+    num_splits: int,
+    form: Tensor,
 ) -> Tensor:
     """Each split holds some rows of every rank's chunk, so that its reduce-scatter fills some rows of every rank."""
     by_rank = rows.view(ranks.world_size, -1, rows.shape[1])
-    shard = rows.new_empty(by_rank.shape[1], columns)
+    shard = form.new_empty(by_rank.shape[1], columns)
     splits = min(num_splits, by_rank.shape[1])
     moving = []
     for part, into in zip(by_rank.tensor_split(splits, dim=1), shard.tensor_split(splits), strict=True):
-        product = rows.new_empty(*part.shape[:2], columns)
+        product = form.new_empty(*part.shape[:2], columns)
         # Batched, since that reads the split's rows where they lie. Copying them together first made the four splits
         # of an 8192x3584x4096 GEMM take 28 % longer than the GEMM in one piece, against 3 % (H200, bf16).
         multiply(part, product)

@@ -1,0 +1,34 @@
+"""A kernel's GEMM by torch: cuBLAS on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from overlap_sweep.backends import Operand
+from overlap_sweep.backends.torch.overlap import Multiply
+
+
+def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
+    """Multiplication by the transpose of `weight` [n, k], of rows that have this scale: (rows, product) -> None.
+
+    `rows` may be FP8 as bytes, which is how it is communicated.
+    """
+    matrix = weight.data.t()
+
+    def multiply(rows: Tensor, product: Tensor) -> None:
+        if rows.dim() == 2:
+            torch.mm(rows, matrix, out=product)
+        else:
+            torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
+
+    def multiply_fp8(rows: Tensor, product: Tensor) -> None:
+        if rows.dim() == 3:
+            for part, into in zip(rows, product, strict=True):
+                multiply_fp8(part, into)
+            return
+        # Accumulated fast, as in the forward of FP8 training.
+        form = {"scale_a": scale, "scale_b": weight.scale, "out_dtype": product.dtype, "use_fast_accum": True}
+        torch._scaled_mm(rows.view(weight.data.dtype), matrix, **form, out=product)
+
+    return multiply if weight.scale is None else multiply_fp8

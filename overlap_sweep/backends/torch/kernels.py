@@ -1,0 +1,151 @@
+"""Kernels on plain torch.distributed: NCCL or gloo, overlapped by chunks; and the baselines of all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep import space
+from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.space import Setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from overlap_sweep.backends.torch.communicator import Communicator
+    from overlap_sweep.ranks import Ranks
+
+NUM_SPLITS = (2, 4)
+SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}
+"""num_sm of what is overlapped: how many CTAs NCCL may take from the GEMM, or chunks that gloo moves at once."""
+_KNOBS = {"ring_exchange": {"aggregate", "num_sm"}, "pipeline": {"num_splits", "num_sm"}, "bulk": {"num_sm"}}
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    return None
+
+
+def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
+    settings: list[Setting] = []
+    if point["kernel"] != "gemm_ar":
+        settings.append({"method": "ring_exchange"})
+    if _pairs(point):
+        settings.append({"method": "ring_exchange", "aggregate": True})
+    settings += [{"method": "pipeline", "num_splits": splits} for splits in NUM_SPLITS]
+    shares = SHARES[point["runtime"]["device"]]
+    settings += [{"method": "pipeline", "num_splits": NUM_SPLITS[0], "num_sm": share} for share in shares]
+    if point["kernel"] != "gemm_ar":
+        settings += [{"method": "bulk", "num_sm": share} for share in shares]
+    return {space.setting_name(setting): setting for setting in settings}
+
+
+def _pairs(point: Mapping[str, Any]) -> bool:
+    """Whether joining two ranks' chunks leaves anything to overlap."""
+    return bool(point["kernel"] == "ag_gemm" and point["tp_size"] > 2 and point["tp_size"] % 2 == 0)
+
+
+def named(point: Mapping[str, Any], name: str) -> Setting | None:
+    setting = space.setting_of(name)
+    if setting is None or set(setting) - {"method", *_KNOBS[setting["method"]]}:
+        return None
+    if setting["method"] == "pipeline":
+        setting.setdefault("num_splits", NUM_SPLITS[0])
+    if setting["method"] != "pipeline" and point["kernel"] == "gemm_ar":
+        return None
+    return setting if not setting.get("aggregate") or _pairs(point) else None
+
+
+def gather(shard: Tensor, ranks: Ranks) -> Tensor:
+    """[rows, columns] of every rank -> [world_size * rows, columns], also of FP8, which not every library gathers."""
+    from overlap_sweep.backends.torch.communicator import communicator
+
+    return communicator(ranks).all_gather(_as_bytes(shard)).wait().view(shard.dtype)
+
+
+def _as_bytes(shard: Tensor) -> Tensor:
+    import torch
+
+    return shard.view(torch.uint8) if shard.element_size() == 1 else shard
+
+
+def baselines(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
+    """`kernel_shape.BASELINES`: by the library's own collectives, unlimited, waited for at once."""
+    from overlap_sweep.backends.torch.communicator import communicator
+
+    comm, shape = communicator(ranks), problem.shape
+    # An all-reduce in place would grow what is in `whole` with every call. Zeros stay zeros.
+    idle = problem.whole[0].data.new_zeros(shape.output_shape) if shape.kernel == "gemm_ar" else None
+
+    def gemm_only(at: int) -> Outputs:
+        return Outputs(_multiplied(problem, at, problem.whole[at].data if shape.gathers else problem.inputs[at].data))
+
+    def comm_only(at: int) -> Outputs:
+        moving = problem.inputs[at].data if shape.gathers else problem.whole[at].data
+        return Outputs(_communicate(shape.kernel, moving if idle is None else idle, comm).wait())
+
+    def sequential(at: int) -> Outputs:
+        if shape.gathers:
+            return Outputs(_multiplied(problem, at, comm_only(at).output))
+        return Outputs(_communicate(shape.kernel, gemm_only(at).output, comm).wait())
+
+    return {SEQUENTIAL: sequential, GEMM_ONLY: gemm_only, COMM_ONLY: comm_only}
+
+
+def _communicate(kernel: str, tensor: Tensor, comm: Communicator) -> Any:
+    """The pending result; an all-reduce is in its place."""
+    if kernel == "ag_gemm":
+        return comm.all_gather(_as_bytes(tensor))
+    return comm.reduce_scatter(tensor) if kernel == "gemm_rs" else comm.all_reduce(tensor)
+
+
+def _multiplied(problem: Problem, at: int, rows: Tensor) -> Tensor:
+    """This rank's whole GEMM on `rows`, which belong to that input."""
+    from overlap_sweep.backends.torch.gemm import multiply_by
+
+    product = rows.new_empty(rows.shape[0], problem.shape.gemm_shape[1], dtype=problem.out_dtype)
+    multiply_by(problem.weight, problem.inputs[at].scale)(rows, product)
+    return product
+
+
+def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+    from overlap_sweep.backends.torch import overlap
+    from overlap_sweep.backends.torch.communicator import communicator
+    from overlap_sweep.backends.torch.gemm import multiply_by
+
+    comm, shape = communicator(ranks, setting.get("num_sm")), problem.shape
+    if setting["method"] == "bulk":
+        return lambda at: _beside(problem, at, comm)
+
+    def call(at: int) -> Outputs:
+        rows, multiply = problem.inputs[at].data, multiply_by(problem.weight, problem.inputs[at].scale)
+        if shape.kernel == "gemm_rs":
+            return Outputs(overlap.multiply_scatter(rows, shape.n, multiply, comm, ranks, setting, problem.out_dtype))
+        output = rows.new_empty(shape.output_shape, dtype=problem.out_dtype)
+        if shape.kernel == "gemm_ar":
+            return Outputs(overlap.multiply_reduce(rows, output, multiply, comm, setting["num_splits"]))
+        if setting["method"] == "pipeline":
+            splits = setting["num_splits"]
+            overlap.pipelined_gather_multiply(_as_bytes(rows), output, multiply, comm, ranks, splits)
+        else:
+            overlap.gather_multiply(_as_bytes(rows), output, multiply, comm, ranks, setting)
+        return Outputs(output)
+
+    return call
+
+
+def _beside(problem: Problem, at: int, comm: Communicator) -> Outputs:
+    """The GEMM while something else is communicated that it does not need: the same input gathered, or the same product
+    reduced, that an earlier one made."""
+    whole = problem.whole[at].data
+    if problem.shape.gathers:
+        moving = _communicate(problem.shape.kernel, problem.inputs[at].data, comm)
+        output = _multiplied(problem, at, whole)
+        return Outputs(output, moved=moving.wait().view(whole.dtype))
+    moving = _communicate(problem.shape.kernel, whole, comm)
+    product = _multiplied(problem, at, problem.inputs[at].data)
+    return Outputs(moving.wait(), product=product)
+
+
+def close() -> None:
+    """Its communicators end with the process group."""
