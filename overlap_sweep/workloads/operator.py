@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,20 +21,22 @@ BEST_MARGIN = 0.01
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the backend, and give knobs left null the meaning that they have in it under their method."""
+    """Choose the backend, and give knobs left null the meaning that they have in it under their method. Those that it
+    does not have, and that every point is given, are null."""
     backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
     own = {name: value for name, value in point.items() if name != "layer"} | {"backend": backend}
-    default_knobs = backends.load(backend).default_knobs
+    own |= dict.fromkeys(space.absent_knobs(backend, own))
     if point["phases"] is None:
-        return _with_knobs(own, default_knobs)
+        return _with_knobs(own, backend)
     if mistake := space.phases_mistake(point["phases"]):
         raise UserError(f"{mistake}.")
-    return {**own, "phases": {phase: _with_knobs(asked, default_knobs) for phase, asked in point["phases"].items()}}
+    return {**own, "phases": {phase: _with_knobs(asked, backend) for phase, asked in point["phases"].items()}}
 
 
-def _with_knobs(asked: Mapping[str, Any], default_knobs: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
-    defaults = default_knobs(asked["method"])
-    return {**asked, **{knob: value for knob, value in defaults.items() if asked.get(knob) is None}}
+def _with_knobs(asked: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    defaults = backends.load(backend).default_knobs(asked["method"])
+    known = {**asked, **{knob: value for knob, value in defaults.items() if asked.get(knob) is None}}
+    return known | dict.fromkeys(space.absent_knobs(backend, asked) & known.keys())
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:

@@ -26,7 +26,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
     monkeypatch.setattr(group, "PART_S", 0.1)
     monkeypatch.setattr(group, "SETTLE_S", 0.3)
     (tmp_path / "log").touch()
-    found: Any = WorkerGroup(GroupConfig(2, "cpu", 1, False, 0.5, 60), tmp_path / "log")
+    found: Any = WorkerGroup(GroupConfig(2, "cpu", 1, False, 1, 0.5, 60), tmp_path / "log")
     found._agent = SimpleNamespace(poll=lambda: None, wait=lambda timeout: None, returncode=3)
     found._log_start = 0
     pairs = [socket.socketpair() for _ in range(2)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,12 +25,14 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
             torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
 
     def multiply_fp8(rows: Tensor, product: Tensor) -> None:
+        assert scale is not None
+        assert weight.scale is not None
         if rows.dim() == 3:
             for part, into in zip(rows, product, strict=True):
                 multiply_fp8(part, into)
             return
         # Accumulated fast, as in the forward of FP8 training.
-        form = {"scale_a": scale, "scale_b": weight.scale, "out_dtype": product.dtype, "use_fast_accum": True}
-        torch._scaled_mm(rows.view(weight.data.dtype), matrix, **form, out=product)
+        form: dict[str, Any] = {"out_dtype": product.dtype, "use_fast_accum": True, "out": product}
+        torch._scaled_mm(rows.view(weight.data.dtype), matrix, scale_a=scale, scale_b=weight.scale, **form)
 
     return multiply if weight.scale is None else multiply_fp8

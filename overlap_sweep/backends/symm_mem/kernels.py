@@ -1,0 +1,79 @@
+"""Kernels by PyTorch's symmetric memory: the operators that its async-TP pass puts into compiled models, and what it
+has for the collective alone beside a GEMM. None that uses multicast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.kernel_shape import KernelShape
+from overlap_sweep.space import Setting
+
+if TYPE_CHECKING:
+    from overlap_sweep.ranks import Ranks
+
+_SETTINGS: dict[str, dict[str, Setting]] = {
+    "ag_gemm": {
+        "ring": {"method": "ring_exchange"},
+        "async_input": {"method": "async_input_mm"},
+        "bulk": {"method": "bulk"},
+    },
+    "gemm_rs": {"ring": {"method": "ring_exchange"}, "bulk": {"method": "bulk"}},
+    "gemm_ar": {
+        "one_shot": {"method": "one_shot"},
+        "two_shot": {"method": "two_shot"},
+        "scatter_gather": {"method": "scatter_gather"},
+    },
+}
+"""By kernel and name.
+
+ring: fused_all_gather_matmul and fused_matmul_reduce_scatter: each rank's chunk is copied peer to peer while another
+is multiplied. async_input: one GEMM that waits for its input's chunks inside of the kernel (what
+fused_all_gather_matmul becomes for some sizes under TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP). bulk: the low-contention
+collectives, by copy engines. one_shot, two_shot: the GEMM writes into shared memory, then one kernel reduces it:
+nothing overlaps, but no NCCL has to be started. scatter_gather: fused_matmul_reduce_scatter, then a low-contention
+all-gather."""
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    if point["runtime"]["device"] != "cuda":
+        return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
+    if point["precision"] == "fp8" and any(size % 16 for size in KernelShape.of(point).gemm_shape):
+        return "FP8 GEMMs need dimensions that divide by 16, and a rank's are {} x {} x {}".format(
+            *KernelShape.of(point).gemm_shape
+        )
+    if point["kernel"] == "gemm_ar" and point["precision"] == "fp8":
+        return "symmetric memory's all-reduces are no FP8 GEMM's; backend=torch has one"
+    return None
+
+
+def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
+    return {name: dict(setting) for name, setting in _SETTINGS[point["kernel"]].items() if _takes(point, name)}
+
+
+def _takes(point: Mapping[str, Any], name: str) -> bool:
+    if name == "async_input":
+        # Its kernel is made for bf16, and cuts each rank's rows by the number of ranks.
+        return point["precision"] == "bf16" and point["m"] % point["tp_size"] ** 2 == 0
+    if name == "scatter_gather":
+        return bool(point["m"] % point["tp_size"] == 0)
+    return True
+
+
+def named(point: Mapping[str, Any], name: str) -> Setting | None:
+    return None
+
+
+def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+    from overlap_sweep.backends.symm_mem import kernel_calls
+
+    return kernel_calls.build(setting, problem)
+
+
+def close() -> None:
+    # Loading it for this would mean loading torch where a point was refused.
+    kernel_calls = sys.modules.get("overlap_sweep.backends.symm_mem.kernel_calls")
+    if kernel_calls:
+        kernel_calls.close()

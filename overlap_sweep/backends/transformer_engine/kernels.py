@@ -1,0 +1,94 @@
+"""Kernels by Transformer Engine's userbuffers, straight through its communicators: no layer around them.
+
+The input lies elsewhere and is copied into the communicator's buffer in each call, as in Transformer Engine's layers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep import space
+from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.backends.transformer_engine import missing
+from overlap_sweep.kernel_shape import KernelShape
+from overlap_sweep.space import Setting
+
+if TYPE_CHECKING:
+    from overlap_sweep.ranks import Ranks
+
+PRECISIONS = ("fp16", "bf16", "fp8")
+SHARES = (4, 8, 16)
+"""num_sm of what is measured unasked."""
+
+_KNOBS_OF_ALL = {"num_sm", "cga_size", "set_sm_margin"}
+_KNOBS = {
+    "ring_exchange": {*_KNOBS_OF_ALL, "aggregate", "use_ce"},
+    "pipeline": {*_KNOBS_OF_ALL, "num_splits"},
+    "bulk": _KNOBS_OF_ALL,
+}
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    if reason := missing():
+        return reason
+    if point["runtime"]["device"] != "cuda":
+        return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
+    if point["kernel"] == "gemm_ar":
+        return "Transformer Engine's userbuffers have no all-reduce"
+    if point["precision"] not in PRECISIONS:
+        return f"Transformer Engine's kernels have no precision={point['precision']}; they have {', '.join(PRECISIONS)}"
+    if point["precision"] == "fp16" and point["kernel"] == "gemm_rs":
+        return "Transformer Engine's userbuffers add in bf16, not in fp16"
+    if point["precision"] == "fp8" and any(size % 16 for size in KernelShape.of(point).gemm_shape):
+        return "FP8 GEMMs need dimensions that divide by 16, and a rank's are {} x {} x {}".format(
+            *KernelShape.of(point).gemm_shape
+        )
+    return None
+
+
+def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
+    settings: list[Setting] = [{"method": "ring_exchange"}]
+    if point["kernel"] == "ag_gemm":
+        settings.append({"method": "ring_exchange", "aggregate": True})
+    settings.append({"method": "ring_exchange", "use_ce": False})
+    if point["kernel"] == "gemm_rs":
+        settings += [{"method": "pipeline", "num_splits": 4, "num_sm": share} for share in SHARES]
+        settings.append({"method": "pipeline", "num_splits": 2, "num_sm": SHARES[-1]})
+    settings += [{"method": "bulk", "num_sm": share} for share in SHARES]
+    taken = {space.setting_name(told): _whole(point, told) for told in settings}
+    return {name: setting for name, setting in taken.items() if setting}
+
+
+def named(point: Mapping[str, Any], name: str) -> Setting | None:
+    told = space.setting_of(name)
+    return _whole(point, told) if told else None
+
+
+def _whole(point: Mapping[str, Any], told: Setting) -> Setting | None:
+    """With all knobs, as Transformer Engine has them by default; None where it takes no such setting."""
+    method, ranks = told["method"], point["tp_size"]
+    if set(told) - {"method", *_KNOBS[method]} or (method != "ring_exchange" and ranks not in space.USERBUFFERS_RANKS):
+        return None
+    gathers = point["kernel"] == "ag_gemm"
+    # With two ranks there is one pair, and nothing left to overlap.
+    if told.get("aggregate") and not (gathers and ranks > 2 and ranks % 2 == 0):
+        return None
+    if method == "pipeline" and (gathers or (point["n"] % told.get("num_splits", 4))):
+        return None
+    default_sms = space.COPY_ENGINE_SMS if method == "ring_exchange" else SHARES[-1]
+    return {"num_sm": default_sms, **space.USERBUFFERS_DEFAULTS[method], **told}
+
+
+def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+    from overlap_sweep.backends.transformer_engine import kernel_calls
+
+    return kernel_calls.build(point, setting, problem, ranks)
+
+
+def close() -> None:
+    # Loading it for this would mean loading Transformer Engine, for which a refused point has no use.
+    kernel_calls = sys.modules.get("overlap_sweep.backends.transformer_engine.kernel_calls")
+    if kernel_calls:
+        kernel_calls.close()
