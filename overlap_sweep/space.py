@@ -290,6 +290,18 @@ def brief_name(setting: Mapping[str, Any] | None) -> str:
     return setting_name(told)
 
 
+WITHOUT_KNOBS = ("symm_mem",)
+"""Backends whose methods have no knobs."""
+
+
+def absent_knobs(backend: str | None, asked: Mapping[str, Any]) -> set[str]:
+    """Of the knobs that are given to every point unasked, num_sm and that nothing is aggregated, those that the backend
+    does not have: a point is the same whatever they are, and has the same name."""
+    if backend not in WITHOUT_KNOBS:
+        return set()
+    return {"num_sm"} if asked.get("aggregate") else {"num_sm", "aggregate"}
+
+
 def without_idle_knobs(setting: Setting) -> Setting:
     """The setting with every knob that changes nothing at its usual value, so that equal settings are equal."""
     by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
@@ -339,12 +351,14 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
     else:
         named = _NAMED | _NAMED_OF_OPERATOR
         parts += [point["operator"]]
+        absent = absent_knobs(point.get("backend"), point)
+        setting = {name: value for name, value in setting.items() if name not in absent}
         if point.get("phases"):
             parts += ["+".join(f"{phase}.{brief_name(asked)}" for phase, asked in point["phases"].items())]
         else:
             parts += [point["phase"]] if point["phase"] != "all" else []
             parts += ["none" if point["method"] == "none" else setting_name(setting)]
-            if point["method"] == "none":
+            if point["method"] == "none" and "num_sm" not in absent:
                 parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
     others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in named)
     parts += [o for o in others if not o.startswith(_NOT_NAMED)]

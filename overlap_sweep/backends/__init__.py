@@ -73,7 +73,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
@@ -88,10 +88,12 @@ BACKENDS = {
     "torch": "overlap_sweep.backends.torch",
     "transformer_engine": "overlap_sweep.backends.transformer_engine",
     "megatron": "overlap_sweep.backends.megatron",
+    "symm_mem": "overlap_sweep.backends.symm_mem",
 }
 LAYERS = {
     "torch": "overlap_sweep.backends.torch.layers",
     "transformer_engine": "overlap_sweep.backends.transformer_engine.layers",
+    "symm_mem": "overlap_sweep.backends.symm_mem.layers",
 }
 
 KERNELS = {
@@ -102,6 +104,7 @@ KERNELS = {
 }
 KERNELS_GROUP = "overlap_sweep.kernels"
 """Of entry points."""
+_KERNEL_FUNCTIONS = ("refusal", "implementations", "named", "build", "close")
 
 Purpose = Literal["point", "default", "none", "floor", "tp1"]
 """`point`: overlapped as the point's settings say, its other slots not at all; `default`: every slot as the library
@@ -191,20 +194,31 @@ def load_layers(name: str) -> Any:
     return import_module(LAYERS[name])
 
 
+def registered_kernels() -> dict[str, EntryPoint]:
+    """By name the backends whose kernels other packages bring."""
+    return {entry.name: entry for entry in entry_points(group=KERNELS_GROUP)}
+
+
 def load_kernels(name: str) -> Any:
-    """The module of a backend's kernels. UserError for an unknown name, or one whose package cannot be imported."""
+    """The module of a backend's kernels. UserError for an unknown name, or one whose package cannot be used."""
     if name in KERNELS:
         return import_module(KERNELS[name])
-    registered = {entry.name: entry for entry in entry_points(group=KERNELS_GROUP)}
+    registered = registered_kernels()
     if name not in registered:
         raise UserError(
             f"backend={name} has no kernels; choose one of auto, {', '.join([*KERNELS, *sorted(registered)])}."
         )
+    value = registered[name].value
     try:
-        return registered[name].load()
-    except (ImportError, AttributeError) as error:
-        value = registered[name].value
-        raise UserError(f"backend={name} cannot be loaded from {value} ({error}); mend or uninstall it.") from error
+        module = registered[name].load()
+    except Exception as error:
+        # Of somebody else's code, whatever it fails with when it is run for the first time.
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(f"backend={name} cannot be loaded from {value} ({reason}); mend or uninstall it.") from error
+    lacking = [function for function in _KERNEL_FUNCTIONS if not callable(getattr(module, function, None))]
+    if lacking:
+        raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md says what it needs.")
+    return module
 
 
 def close_all() -> None:

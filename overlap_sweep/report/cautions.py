@@ -6,6 +6,7 @@ import statistics
 
 from overlap_sweep.analysis.drift import NOTABLE
 from overlap_sweep.analysis.sweep import CaseAnalysis
+from overlap_sweep.report import async_tp
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.overlap_yaml import USERBUFFER_BACKENDS, transfer_warning
 from overlap_sweep.report.provenance import environments
@@ -16,6 +17,8 @@ def cautions(case: CaseAnalysis) -> list[str]:
     lines = []
     if case.plans and case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case.case.backend))
+    if case.case.backend == async_tp.BACKEND:
+        lines += async_tp.advice(case)
     for tp_size, plan in case.plans.items():
         for choice in plan.choices:
             if not choice.chosen.measured:

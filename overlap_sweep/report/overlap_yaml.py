@@ -11,6 +11,7 @@ from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.analysis.sweep import CaseAnalysis, SlotAnswer
 from overlap_sweep.overlap_cfg import no_switches
+from overlap_sweep.report import async_tp
 from overlap_sweep.report.numbers import as_sentence, comments
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
@@ -53,6 +54,8 @@ def origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str
     ]
     if case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case.case.backend))
+    if case.case.backend == async_tp.BACKEND:
+        lines += [*async_tp.advice_at(case, tp_size), async_tp.HOW_TO]
     if tp_size in case.unproven:
         lines.append(as_sentence(case.unproven[tp_size].verdict))
     return lines
@@ -72,6 +75,8 @@ def beside_default(case: CaseAnalysis, tp_size: int) -> list[str]:
 
 
 def transfer_warning(backend: str) -> str:
+    if backend == async_tp.BACKEND:
+        return async_tp.NOT_FOR_MEGATRON
     return (
         f"Measured with backend={backend}, not with Transformer Engine's userbuffers: a hint where to look, "
         "not a measurement of what Megatron-LM will do."

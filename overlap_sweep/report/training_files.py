@@ -1,21 +1,30 @@
-"""The files of one TP size that libraries train with, all of one configuration."""
+"""The files of one TP size that libraries train with, all of one configuration.
+
+Async TP is a switch and has no such file. What was measured of it is in one that only layers here overlap by.
+"""
 
 from __future__ import annotations
 
+from overlap_sweep import overlap_cfg
 from overlap_sweep.analysis.sweep import CaseAnalysis
-from overlap_sweep.report import exports, overlap_yaml
+from overlap_sweep.overlap_cfg import no_switches
+from overlap_sweep.report import async_tp, exports, overlap_yaml
+from overlap_sweep.report.numbers import comments
 from overlap_sweep.report.overlap_yaml import Provenance, origin
 from overlap_sweep.report.proven_head import proven_head
 
 
 def training_files(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> dict[str, str]:
-    """By name the text of each; first the YAML for Megatron-LM."""
+    """By name the text of each; first the YAML for Megatron-LM, or what has its place."""
     config, proof = case.config(tp_size), case.proofs.get(tp_size)
     proven = ["", *proven_head(case, proof)] if proof else []
 
     def head(what: str) -> list[str]:
         return [f"Communication overlap for TP={tp_size}: {what}.", *origin(case, tp_size, provenance), *proven]
 
+    if case.case.backend == async_tp.BACKEND:
+        lines = no_switches([*head(async_tp.WHAT), ""])
+        return {overlap_yaml.file_name(tp_size): comments(lines) + overlap_cfg.text(config)}
     for_megatron = (
         exports.megatron_yaml(config, head(overlap_yaml.WHAT))
         if case.decided(tp_size)

@@ -10,11 +10,15 @@ from typing import Any
 
 from overlap_sweep.analysis.choice import PassChoice
 from overlap_sweep.analysis.frame import config_id, hidden_fraction
+from overlap_sweep.analysis.kernel_frame import answer_rows, comparable_cells
+from overlap_sweep.analysis.kernel_warnings import warnings
+from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, answers_in_words
 from overlap_sweep.analysis.layer_frame import point_cells, variant_cells
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.scaling import Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.report import async_tp
 from overlap_sweep.report.layers import verdict
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.proof_report import outcome_entries, tuner_entries
@@ -31,7 +35,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
     layer point, with one in `variants` for each row of the tidy table of layers. `proof` has the entries of proof.json,
-    and `tuner` those of its tuners.
+    and `tuner` those of its tuners. `kernels` has one entry per kernel case, with an answer for each m in `answers` and
+    in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels.
     """
     cases = [_case(case) for case in analysis.cases]
     return {
@@ -71,6 +76,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         ],
         "configurations": [_row(row) for row in analysis.rows],
         "layers": _layers(analysis),
+        "kernels": [_kernel(kernel) for kernel in analysis.kernels],
+        "kernel_points": [{name: finite(value) for name, value in row.items()} for row in analysis.kernel_rows],
         "proof": outcome_entries(analysis),
         "tuner": tuner_entries(analysis),
     }
@@ -95,6 +102,7 @@ def recommendations(case: CaseAnalysis, overlap_threshold: float) -> list[dict[s
                     sentence += f", overlap ratio {ratio:.2f} ({'effective' if effective else 'not effective'})"
                 if not chosen.measured:
                     sentence += "; predicted from its slots alone, measure them together before you rely on it"
+            sentence += async_tp.beside_setting(choice) if case.case.backend == async_tp.BACKEND else ""
             found.append(
                 {
                     "case": case.case.name,
@@ -157,6 +165,34 @@ def _variants(analysis: LayerAnalysis, measured: Mapping[str, VariantTimes]) -> 
         }
         for row in analysis.rows
     ]
+
+
+def _kernel(kernel: KernelAnalysis) -> dict[str, Any]:
+    environment, *others = environments(kernel.points)
+    answers = answer_rows([kernel])
+    return {
+        **kernel.case._asdict(),
+        "subjects": kernel.subjects,
+        "measured": measured_when(kernel.points),
+        "environment": environment,
+        "other_environments": others,
+        "recommendation": f"{kernel.case.brief}: {answers_in_words(kernel)}",
+        "warnings": warnings(kernel),
+        "answers": [
+            {
+                **{name: finite(value) for name, value in answer.items()},
+                "setting": dict(shape.chosen.setting) if shape.chosen else None,
+                "implementations": [_comparable(row) for row in shape.rows],
+                "left_out": shape.left_out,
+            }
+            for shape, answer in zip(kernel.shapes, answers, strict=True)
+        ],
+    }
+
+
+def _comparable(row: ImplementationRow) -> dict[str, Any]:
+    cells = {name: finite(value) for name, value in comparable_cells(row).items()}
+    return {**cells, "setting": dict(row.setting), "points": list(row.points)}
 
 
 def _tp_scaling(scaling: Scaling) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -131,8 +132,13 @@ def perturb(layer: ParallelLayer, kind: str, seed: int, rank: int) -> None:
 
 
 def errors_of_case(ranks: Ranks, name: str, seed: int) -> dict[str, float]:
+    return errors_of_layer(ranks, layers, *CASES[name], seed)
+
+
+def errors_of_layer(
+    ranks: Ranks, layers: ModuleType, point: dict[str, Any], config: OverlapConfig, seed: int
+) -> dict[str, float]:
     """By tensor, the largest error of this rank's output and gradients over the reference's largest value."""
-    point, config = CASES[name]
     kind, rank, world = point["layer"]["kind"], ranks.rank, ranks.world_size
     layer = layers.build(point, "none" if config is NONE else "point", config, ranks, seed + rank)
     perturb(layer, kind, seed, rank)

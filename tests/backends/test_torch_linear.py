@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overlap_sweep.backends.torch.linear import parallel_linear
+from overlap_sweep.backends.torch.slot_overlap import by_collectives
 from overlap_sweep.models import LinearShape
 from overlap_sweep.ranks import Ranks
 from tests.processes import run_ranks
@@ -68,7 +69,7 @@ def sharded_against_unsharded(ranks: Ranks, seed: int, dtype: torch.dtype) -> di
         for name, settings in settings_by_name.items():
             if world == 1 and name != "none":
                 continue
-            linear = parallel_linear(operator, shape, settings, ranks)
+            linear = parallel_linear(operator, shape, settings, by_collectives(ranks))
             inputs = [t.to(dtype).contiguous().requires_grad_() for t in ours]
             result = linear(*inputs)
             got = (result, *torch.autograd.grad(result, inputs, our_grad.to(dtype)))

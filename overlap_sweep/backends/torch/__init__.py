@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import models, space
+from overlap_sweep import space
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.models import LinearShape
 
@@ -56,18 +56,11 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
-    from overlap_sweep.backends.torch.linear import parallel_linear
+    from overlap_sweep.backends.torch.linear import build_operator
+    from overlap_sweep.backends.torch.slot_overlap import by_collectives
 
-    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
-    shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
     settings = space.settings(point) if purpose == "point" else {}
-    linear = parallel_linear(point["operator"], shape, settings, ranks)
-    return ParallelLinear(
-        forward=lambda x: linear(x, parameters["weight"], parameters["bias"]),
-        parameters=parameters,
-        input_shape=shape.input_shape,
-        output_shape=shape.output_shape,
-    )
+    return build_operator(point, purpose, settings, parameters, by_collectives(ranks))
 
 
 def close() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import overlap_cfg, space
@@ -30,21 +30,28 @@ def refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collecti
     if reason := overlap_cfg.methods_refusal(config.slots):
         return reason
     allowed = overlap_cfg.methods_allowed(config.switches)
-    reasons = (_slot_refusal(slot, setting, allowed[slot], point) for slot, setting in settings.items())
+    reasons = (slot_refusal(slot, s, allowed[slot], point, operator_refusal) for slot, s in settings.items())
     return next(filter(None, reasons), None)
 
 
-def _slot_refusal(
-    slot: str, setting: Mapping[str, Any], allowed: Collection[str], point: Mapping[str, Any]
+def slot_refusal(
+    slot: str,
+    setting: Mapping[str, Any],
+    allowed: Collection[str],
+    point: Mapping[str, Any],
+    operator_refusal: Callable[[Mapping[str, Any]], str | None],
 ) -> str | None:
+    """Why a slot of a layer cannot overlap so, where the switches leave it the methods `allowed` and its backend's
+    `operator_refusal` says what a single operator is refused for."""
     operator, _, phase = slot.partition("_")
+    backend = f"backend={point['backend']}"
     if "method" not in setting:
-        return f"{slot} is given no method, and backend=torch has no default to take one from"
+        return f"{slot} is given no method, and {backend} has no default to take one from"
     if setting["method"] not in allowed:
         return f"the switches let {slot} overlap by {' or '.join(sorted(allowed))} alone, not by {setting['method']}"
     unknown = sorted(set(setting) - {"method", *space.KNOBS})
     if unknown:
-        return f"{slot}: backend=torch has no {', '.join(unknown)}"
+        return f"{slot}: {backend} has no {', '.join(unknown)}"
     alone = {**point, **dict.fromkeys(space.KNOBS), "phases": None, **setting, "operator": operator, "phase": phase}
     reason = operator_refusal(alone)
     return f"{slot}: {reason}" if reason else None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from overlap_sweep.backends.torch.communicator import Communicator, MakeCommunicator, communicator
-from overlap_sweep.backends.torch.overlap import Multiply, gather_multiply, multiply_scatter
+from overlap_sweep import models
+from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.backends.torch.slot_overlap import MakeOverlap, Overlap
 from overlap_sweep.models import LinearShape
-from overlap_sweep.ranks import Ranks
 from overlap_sweep.space import PHASES, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -21,45 +20,52 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class _Plan:
-    """Per phase its setting ({} does not overlap) and the communicator that it may use."""
+    """Per phase its method (None does not overlap) and how it communicates and multiplies."""
 
-    ranks: Ranks
-    settings: dict[str, Setting]
-    comms: dict[str, Communicator]
-    plain: Communicator
+    methods: dict[str, str | None]
+    overlaps: dict[str, Overlap]
+    plain: Overlap
     """For what a slot's setting leaves alone."""
+
+
+def build_operator(
+    point: Mapping[str, Any],
+    purpose: Purpose,
+    settings: Mapping[str, Setting],
+    parameters: Mapping[str, Tensor],
+    plain: MakeOverlap,
+    overlapped: MakeOverlap | None = None,
+) -> ParallelLinear:
+    """The point's operator on this rank, its slots overlapped as `settings` say; see `parallel_linear`. Collective."""
+    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
+    linear = parallel_linear(point["operator"], shape, settings, plain, overlapped)
+    return ParallelLinear(
+        forward=lambda x: linear(x, parameters["weight"], parameters.get("bias")),
+        parameters=parameters,
+        input_shape=shape.input_shape,
+        output_shape=shape.output_shape,
+    )
 
 
 def parallel_linear(
     operator: str,
     shape: LinearShape,
     settings: Mapping[str, Setting],
-    ranks: Ranks,
-    make_communicator: MakeCommunicator | None = None,
+    plain: MakeOverlap,
+    overlapped: MakeOverlap | None = None,
 ) -> Linear:
     """`y = x W^T + b` of this rank, differentiable in x, W and b (see `models.LinearShape` for the shapes). b may be
-    None. `ranks` are the operator's, and communicate through what `make_communicator` makes: by default, all ranks of
-    the worker group."""
+    None. Slots without a setting communicate by `plain`, those that have one by `overlapped`, which is `plain` too
+    where it is not given."""
     if shape.tp_size == 1:
         return _Local.apply
-    make = make_communicator or partial(communicator, ranks)
     of_phase = {phase: settings.get(slot(operator, phase), {}) for phase in PHASES}
-    comms = {p: make(s.get("num_sm"), s.get("cga_size")) for p, s in of_phase.items()}
-    plan = _Plan(ranks, of_phase, comms, make(None, None))
+    methods = {phase: setting.get("method") for phase, setting in of_phase.items()}
+    overlaps = {phase: (overlapped or plain if s else plain)(s) for phase, s in of_phase.items()}
+    plan = _Plan(methods, overlaps, plain({}))
     function = _Column if shape.parallel == "column" else _Row
     return lambda x, weight, bias: function.apply(x, weight, bias, plan)
-
-
-def _by(matrix: Tensor) -> Multiply:
-    """Multiplication by `matrix` [k, n] from the right."""
-
-    def multiply(rows: Tensor, product: Tensor) -> None:
-        if rows.dim() == 2:
-            torch.mm(rows, matrix, out=product)
-        else:
-            torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
-
-    return multiply
 
 
 def _bias_grad(ctx: Any, dy: Tensor) -> Tensor | None:
@@ -88,36 +94,27 @@ class _Column(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
-
-        def multiply(rows: Tensor, product: Tensor) -> None:
-            if bias is None:
-                torch.mm(rows, weight.t(), out=product)
-            else:
-                torch.addmm(bias, rows, weight.t(), out=product)
-
-        y = x.new_empty(plan.ranks.world_size * x.shape[0], weight.shape[0])
-        gather_multiply(x, y, multiply, plan.comms["fprop"], plan.ranks, plan.settings["fprop"])
+        _, y = plan.overlaps["fprop"].gather_multiply(x, weight.t(), bias)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x_shard, weight = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        dgrad, wgrad = plan.settings["dgrad"].get("method"), plan.settings["wgrad"].get("method")
+        dgrad, wgrad = plan.overlaps["dgrad"], plan.overlaps["wgrad"]
+        beside_dgrad, beside_wgrad = (plan.methods[phase] == "bulk" for phase in ("dgrad", "wgrad"))
         dy = dy.contiguous()
-        gathering = (plan.comms["dgrad"] if dgrad == "bulk" else plan.plain).all_gather(x_shard)
-        if dgrad in ("ring_exchange", "pipeline"):
+        gathering = (dgrad if beside_dgrad else plan.plain).all_gather(x_shard)
+        if plan.methods["dgrad"] in ("ring_exchange", "pipeline"):
             x = gathering.wait()
-            setting = plan.settings["dgrad"]
-            dx = multiply_scatter(dy, weight.shape[1], _by(weight), plan.comms["dgrad"], plan.ranks, setting)
-            return dx, dy.t() @ x, _bias_grad(ctx, dy), None
+            return dgrad.multiply_scatter(dy, weight), dy.t() @ x, _bias_grad(ctx, dy), None
         # Waiting at once is what makes a collective not overlap.
-        if dgrad != "bulk":
+        if not beside_dgrad:
             gathering.wait()
         dx_full = dy @ weight
         x = gathering.wait()
-        scattering = plan.comms["wgrad"].reduce_scatter(dx_full)
-        if wgrad != "bulk":
+        scattering = wgrad.reduce_scatter(dx_full)
+        if not beside_wgrad:
             scattering.wait()
         dw = dy.t() @ x
         return scattering.wait(), dw, _bias_grad(ctx, dy), None
@@ -130,14 +127,12 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
-        setting = plan.settings["fprop"]
-        y = multiply_scatter(x, weight.shape[0], _by(weight.t()), plan.comms["fprop"], plan.ranks, setting)
+        y = plan.overlaps["fprop"].multiply_scatter(x, weight.t())
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, dy_shard: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        dx, setting = torch.empty_like(x), plan.settings["dgrad"]
-        dy = gather_multiply(dy_shard.contiguous(), dx, _by(weight), plan.comms["dgrad"], plan.ranks, setting)
+        dy, dx = plan.overlaps["dgrad"].gather_multiply(dy_shard.contiguous(), weight)
         return dx, dy.t() @ x, _bias_grad(ctx, dy), None

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.backends.torch.communicator import Communicator, SilentCommunicator, communicator
 from overlap_sweep.backends.torch.linear import Linear, parallel_linear
+from overlap_sweep.backends.torch.slot_overlap import MakeOverlap, by_collectives
 from overlap_sweep.errors import Refused
 from overlap_sweep.models import LinearShape, linear_shape
 from overlap_sweep.ranks import Ranks
@@ -33,9 +34,15 @@ _KERNELS = {
 
 
 def build_layer(
-    point: Mapping[str, Any], purpose: Purpose, settings: Mapping[str, Setting], ranks: Ranks, seed: int
+    point: Mapping[str, Any],
+    purpose: Purpose,
+    settings: Mapping[str, Setting],
+    ranks: Ranks,
+    seed: int,
+    overlapped: MakeOverlap | None = None,
 ) -> ParallelLayer:
-    """The layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say. Collective.
+    """The layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say: by `overlapped`, by default by
+    collectives as everything else. Collective.
 
     The floor is the same layer on a communicator that moves nothing, so that every tensor has the shape it would have:
     all that is missing is the communication.
@@ -48,10 +55,12 @@ def build_layer(
     def make_communicator(num_sm: int | None, cga_size: int | None) -> Communicator:
         return silent if purpose == "floor" else communicator(tp_ranks, num_sm, cga_size, replicas)
 
+    plain = by_collectives(tp_ranks, make_communicator)
+
     def make_operator(name: str) -> Operator:
         shape = _shape(point, name)
         _check_sm_count({slot: s for slot, s in settings.items() if slot.startswith(f"{name}_")}, ranks)
-        linear = parallel_linear(name, shape, settings, tp_ranks, make_communicator)
+        linear = parallel_linear(name, shape, settings, plain, overlapped)
         return Operator(point, shape, linear, ranks.device)
 
     torch.manual_seed(seed)

@@ -1,0 +1,102 @@
+"""PyTorch's symmetric-memory operators: what `torch.compile` makes of tensor parallelism under async TP.
+
+Its methods, none of which has a knob:
+
+- `ring_exchange` is the fused operators, `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`: each rank's chunk
+  is copied peer to peer while another is multiplied. It goes straight from rank to rank instead of around a ring.
+- `bulk` is the low-contention collectives, by copy engines, beside a GEMM that does not need them.
+
+The async-TP pass (`torch._inductor.config._micro_pipeline_tp`) puts the fused operators wherever an all-gather feeds a
+GEMM from the left or a reduce-scatter takes a GEMM's product, in all of the model. That is the default here. It leaves
+the all-gather of a saved input alone, whose GEMM, wgrad, has it on the right. What it makes of a training step differs
+from what runs here in three ways (read in torch 2.13, inductor's fx_passes/micro_pipeline_tp.py):
+
+- A GEMM with a bias is fused only where inductor has split the bias off, which it does before elementwise operators.
+- Unless activations are checkpointed, a gathered input is kept for backward. Here it is gathered again, as in
+  Megatron-LM, with overlap and without.
+- A gathered input of up to 2048 rows that nothing else needs may be gathered by NVLink multicast. Here it never is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep import space
+from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.models import LinearShape
+from overlap_sweep.space import Setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from overlap_sweep.ranks import Ranks
+
+METHODS = ("ring_exchange", "bulk")
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+ASYNC_TP: dict[str, Setting] = {
+    slot: {"method": "ring_exchange"} for slot, methods in space.SLOTS.items() if "ring_exchange" in methods
+}
+"""The slots that the async-TP pass overlaps; it overlaps all of them or none."""
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    settings = space.settings(point)
+    if point["runtime"]["device"] != "cuda":
+        return "backend=symm_mem copies from GPU to GPU, and runtime.device is cpu"
+    if point["precision"] not in PRECISIONS:
+        return f"backend=symm_mem has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
+    for slot, setting in settings.items():
+        if setting["method"] not in METHODS:
+            return f"backend=symm_mem has no {setting['method']}, which {slot} is given; it has {' and '.join(METHODS)}"
+    given = {
+        knob
+        for setting in settings.values()
+        for knob in setting.keys() - {"method"} - space.absent_knobs("symm_mem", setting)
+    }
+    if given:
+        return f"backend=symm_mem has no {', '.join(sorted(given))}; its methods have no knobs"
+    return None
+
+
+def knobs(point: Mapping[str, Any]) -> Collection[str]:
+    return ()
+
+
+def default_knobs(method: str) -> Mapping[str, Any]:
+    return {}
+
+
+def has_default(point: Mapping[str, Any]) -> bool:
+    return bool(point["tp_size"] > 1)
+
+
+def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+    """A bias only where the model has one: the fused operators take none, so that adding it costs a pass of its own."""
+    shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
+    return {**shapes, "bias": shape.weight_shape[:1]} if point["model"]["bias"] else shapes
+
+
+def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
+    """The operators make the memory that they share when they are first called, long before anything is timed."""
+
+
+def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+    from overlap_sweep.backends.symm_mem.operators import group_name
+    from overlap_sweep.backends.symm_mem.slot_overlap import SymmetricMemory
+    from overlap_sweep.backends.torch.linear import build_operator
+    from overlap_sweep.backends.torch.slot_overlap import by_collectives
+
+    settings = {"point": space.settings(point), "default": ASYNC_TP}.get(purpose, {})
+    return build_operator(
+        *(point, purpose, settings, parameters, by_collectives(ranks)),
+        overlapped=lambda _: SymmetricMemory(group_name()),
+    )
+
+
+def close() -> None:
+    operators = sys.modules.get(f"{__name__}.operators")
+    if operators:
+        operators.close()
