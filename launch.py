@@ -32,23 +32,29 @@ def main(config: DictConfig) -> float:
         sys.exit(f"error: {error}")
 
 
-def print_layers() -> None:
-    """The tables of the layers that were measured: few enough to be read at once, unlike the points of a sweep."""
-    measured = [o.directory for o in outcomes.all if o.workload == "layer" and o.status == "ok"]
+def print_measured() -> None:
+    """The tables of the layers and kernels that were measured: few enough to be read at once, unlike the points of a
+    sweep of operators. Kernels of several backends are compared with each other."""
+    measured = [o.directory for o in outcomes.all if o.workload in ("layer", "kernel") and o.status == "ok"]
     if measured:
         from overlap_sweep.analysis.points import read_points
         from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.kernels import print_kernels
         from overlap_sweep.report.layers import print_layer
 
-        for directory in measured:
-            print_layer(read_points(directory).points[0], console_for(sys.stdout))
+        points = [point for directory in measured for point in read_points(directory).points]
+        console = console_for(sys.stdout)
+        for point in points:
+            if point.is_layer:
+                print_layer(point, console)
+        print_kernels(points, console)
 
 
 if __name__ == "__main__":
     try:
         main()
         if not outcomes.searching:
-            print_layers()
+            print_measured()
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:

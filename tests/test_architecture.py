@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
 BASE = {
     *("config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"),
-    *("identity", "machine"),
+    *("identity", "machine", "kernel_shape"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

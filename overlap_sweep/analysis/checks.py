@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import msgspec
 import yaml
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.kernel_shape import BASELINES, KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.overlap_cfg import NO_YAML, SWITCH_DEFAULTS
 from overlap_sweep.run_directory import RESULT_FILE, Result, SearchRecord, Timing, TunerRecord
 from overlap_sweep.space import METHODS, OPERATORS, PASSES, PHASES, SLOTS
@@ -24,6 +26,8 @@ MOST_YAML_BYTES = 1 << 20
 """Reading it takes a second."""
 _MOST_US = 1e15
 """31 years, for one pass."""
+_LEAST_US = 1e-6
+"""Rates are quotients by times."""
 _MOST_VALUES = 100_000
 """Also in a file of a few lines whose aliases name each other."""
 _DEEPEST = 32
@@ -60,8 +64,11 @@ class _Model(msgspec.Struct):
 
 class _Workload(msgspec.Struct):
     name: str
-    tokens: _Count | None
     tolerance: float | None = None
+
+
+class _SizedWorkload(_Workload, kw_only=True):
+    tokens: _Count | None
 
 
 class _Runtime(msgspec.Struct):
@@ -92,6 +99,7 @@ class _Config(msgspec.Struct):
 
 
 class _OperatorConfig(_Config):
+    workload: _SizedWorkload
     operator: str
     phase: str
     method: str
@@ -107,7 +115,44 @@ class _OperatorConfig(_Config):
 
 
 class _LayerConfig(_Config):
+    workload: _SizedWorkload
     layer: _Layer
+
+
+class _KernelConfig(_Config):
+    """As it was asked for: null is what the model, the operator or the device decide."""
+
+    kernel: str | None
+    m: _Count | None
+    n: _Count | None
+    k: _Count | None
+    operator: str | None = None
+
+
+class _KernelSetting(msgspec.Struct):
+    """Of one implementation. Those from elsewhere may have other knobs than ours, and no method that we know."""
+
+    method: str | None = None
+    num_sm: _Count | None = None
+    num_splits: _Count | None = None
+    cga_size: _Count | None = None
+    aggregate: bool | None = None
+    set_sm_margin: bool | None = None
+    use_ce: bool | None = None
+    atomic_gemm: bool | None = None
+    fp8_buf: bool | None = None
+
+
+class _KernelPoint(msgspec.Struct):
+    """As it was run."""
+
+    kernel: str
+    m: _Count
+    n: _Count
+    k: _Count
+    precision: str
+    workload: _SizedWorkload
+    implementations: dict[str, dict[str, _Word]]
 
 
 class _Environment(msgspec.Struct):
@@ -131,7 +176,11 @@ class _Moment(msgspec.Struct):
     gpus: list[dict[str, float]] = []
 
 
-_CONFIG_OF_WORKLOAD: dict[str, type[_Config]] = {"operator": _OperatorConfig, "layer": _LayerConfig}
+_CONFIG_OF_WORKLOAD: dict[str, type[_Config]] = {
+    "operator": _OperatorConfig,
+    "layer": _LayerConfig,
+    "kernel": _KernelConfig,
+}
 
 
 def check_place(path: Path, root: Path, most_bytes: int | None = MOST_BYTES) -> None:
@@ -182,6 +231,8 @@ def check_config(config: Any, path: Path) -> None:
         choices_of += [(known.operator, OPERATORS), (known.phase, (*PHASES, "all")), (known.method, METHODS)]
         for phase, asked in (known.phases or {}).items():
             choices_of += [(phase, PHASES), (asked.method, METHODS)]
+    if isinstance(known, _KernelConfig) and known.kernel is not None:
+        choices_of.append((known.kernel, KERNELS))
     for value, choices in choices_of:
         if value not in choices:
             raise UserError(f"{path} says {str(value)[:200]}, which is none of {', '.join(choices)}; {_UPDATE}.")
@@ -196,10 +247,11 @@ _UPDATE = "update overlap_sweep"
 
 def check_result(result: Result, path: Path) -> None:
     """UserError where analysis could not rely on a part of it: edited by hand, or by another program."""
-    if reason := _excess([result.point, result.environment, result.conditions, result.settings]):
+    of_kernel = [one.setting for one in result.implementations.values()]
+    if reason := _excess([result.point, result.environment, result.conditions, result.settings, of_kernel]):
         raise UserError(f"{path} {reason}; {MEASURE_AGAIN}.")
     check_config(result.point, path)
-    is_layer = result.point["workload"]["name"] == "layer"
+    workload = result.point["workload"]["name"]
     try:
         settings = msgspec.convert(result.settings, dict[str, _Setting])
         of_variants = [msgspec.convert(one.settings, dict[str, _Setting]) for one in result.variants.values()]
@@ -207,7 +259,9 @@ def check_result(result: Result, path: Path) -> None:
         msgspec.convert(result.conditions, dict[str, _Moment])
     except msgspec.ValidationError as error:
         raise UserError(f"{path} is no result of a point ({error}); {MEASURE_AGAIN}.") from None
-    _check_slots(settings, path, None if is_layer else result.point["operator"])
+    if workload == "kernel":
+        _check_kernel(result, path)
+    _check_slots(settings, path, result.point["operator"] if workload == "operator" else None)
     for slots in of_variants:
         _check_slots(slots, path)
     for variant in result.variants.values():
@@ -215,7 +269,7 @@ def check_result(result: Result, path: Path) -> None:
     if result.status == "failed" and result.relative_error and "tolerance" not in result.point["workload"]:
         raise UserError(f"{path} says nothing of the workload's tolerance; {MEASURE_AGAIN}.")
     if result.status == "ok":
-        (_check_variants if is_layer else _check_times)(result, path)
+        {"operator": _check_times, "layer": _check_variants, "kernel": _check_implementations}[workload](result, path)
 
 
 def check_tuner(record: TunerRecord, path: Path) -> None:
@@ -284,6 +338,34 @@ def _check_variants(result: Result, path: Path) -> None:
     rounds = {len(timing.samples_us) for timing in timings}
     if len(rounds) != 1 or not (complete and positive and all(map(_is_whole, timings))):
         raise UserError(f"{path} is ok without whole times of its variants; {MEASURE_AGAIN}.")
+
+
+def _check_kernel(result: Result, path: Path) -> None:
+    """What became of it aside."""
+    try:
+        asked = msgspec.convert(result.point, _KernelPoint).implementations
+        for setting in (*asked.values(), *(one.setting for one in result.implementations.values())):
+            msgspec.convert(setting, _KernelSetting)
+            msgspec.convert(setting, dict[str, _Word])
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path} is no result of a kernel ({error}); {MEASURE_AGAIN}.") from None
+
+
+def _check_implementations(result: Result, path: Path) -> None:
+    precision, precisions = result.point["precision"], PRECISION_OF_DTYPE.values()
+    if precision not in precisions:
+        known = ", ".join(precisions)
+        raise UserError(f"{path} says {str(precision)[:200]}, which is none of {known}; {_UPDATE}.")
+    measured = result.implementations
+    timings = [one.time for one in measured.values()]
+    rounds = {len(timing.samples_us) for timing in timings}
+    positive = all(min((timing.median_us, timing.q1_us, *timing.samples_us)) >= _LEAST_US for timing in timings)
+    if not measured.keys() > set(BASELINES) or len(rounds) != 1 or not (positive and all(map(_is_whole, timings))):
+        raise UserError(f"{path} is ok without whole times of its implementations and baselines; {MEASURE_AGAIN}.")
+    for name, one in measured.items():
+        if one.relative_error is not None and not (isfinite(one.relative_error) and one.relative_error >= 0):
+            said = f"{name[:200]} a relative error of {one.relative_error}"
+            raise UserError(f"{path} gives {said}, which there cannot be; {MEASURE_AGAIN}.")
 
 
 def _is_whole(timing: Timing) -> bool:

@@ -65,7 +65,7 @@ def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Ro
     """One dictionary per point and phase, with exactly the keys of COLUMNS; what does not apply is None."""
     rows = []
     for point in reading.points:
-        if point.is_layer:
+        if not point.is_operator:
             continue
         common = {**common_cells(point, reading.root), "operator": point.config["operator"]}
         if point.result and point.status == "ok":

@@ -22,6 +22,7 @@ from overlap_sweep.analysis.frame import Row, column_types
 from overlap_sweep.analysis.trials import FLOOR, NONE
 from overlap_sweep.errors import UserError
 from overlap_sweep.identity import environment_identity, key_of, point_identity
+from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.run_directory import Result, Timing
 
 CHANGES_NOTHING = ("repetition", "profile")
@@ -91,7 +92,7 @@ class Series:
 
     point: Mapping[str, Any]
     setting: str
-    """What its slots are given, in a word; of a layer the variant."""
+    """What its slots are given, in a word; of a layer the variant, of a kernel the implementation."""
     times: tuple[Times, ...]
     """By environment, in the order in which they were first measured."""
 
@@ -146,7 +147,9 @@ def history(measurements: Iterable[Kept]) -> History:
     problems = []
     for kept in measurements:
         result = kept.result
-        if result.status != "ok" or result.launch_bound:
+        # Of a kernel, and of a layer, it is told of each.
+        launch_bound = result.launch_bound and not result.implementations
+        if result.status != "ok" or launch_bound:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
         try:
@@ -197,9 +200,17 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _samples(kept: Kept) -> dict[str, _Sample]:
-    """By setting; of a layer each of its variants but the floor, of an operator the one that it was given."""
+    """By setting; of a layer each of its variants but the floor, of a kernel each of its implementations beside the
+    parts that they are made of, of an operator the one that it was given."""
     result = kept.result
-    if _is_layer(result.point):
+    if _workload(result.point) == "kernel":
+        sequential_us = result.implementations[SEQUENTIAL].time.median_us
+        return {
+            name: _Sample(kept, (measured.time,), sequential_us)
+            for name, measured in result.implementations.items()
+            if name not in (GEMM_ONLY, COMM_ONLY) and not measured.launch_bound
+        }
+    if _workload(result.point) == "layer":
         none = result.variants.get(NONE)
         none_us = none.times["all"].median_us if none else None
         return {
@@ -212,8 +223,8 @@ def _samples(kept: Kept) -> dict[str, _Sample]:
     return {space.settings_name(result.settings): _Sample(kept, tuple(of_pass.point for of_pass in times), none_us)}
 
 
-def _is_layer(point: Mapping[str, Any]) -> bool:
-    return bool(point["workload"]["name"] == "layer")
+def _workload(point: Mapping[str, Any]) -> str:
+    return str(point["workload"]["name"])
 
 
 def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,10 +279,15 @@ def point_cells(series: Series) -> Row:
         "precision": point["precision"],
         "tokens": point["workload"]["tokens"],
         "tp_size": point["tp_size"],
-        "operator": point["layer"]["kind"] if _is_layer(point) else point["operator"],
-        "pass": "all" if _is_layer(point) else "+".join(space.passes(point)),
+        "operator": space.subject(point),
+        "pass": _passes(point),
         "setting": series.setting,
     }
+
+
+def _passes(point: Mapping[str, Any]) -> str:
+    of_workload = {"layer": "all", "kernel": "fwd"}
+    return of_workload.get(_workload(point)) or "+".join(space.passes(point))
 
 
 def environment_cells(times: Times) -> Row:

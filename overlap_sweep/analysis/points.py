@@ -70,9 +70,24 @@ class Point:
         return self.directory.name
 
     @property
+    def workload(self) -> str:
+        """What it runs: `operator`, `layer` or `kernel`."""
+        return str(self.config["workload"]["name"])
+
+    @property
+    def is_operator(self) -> bool:
+        """One parallel linear operator under one configuration."""
+        return self.workload == "operator"
+
+    @property
     def is_layer(self) -> bool:
-        """A whole layer under several configurations, not one operator under one."""
-        return self.config["workload"]["name"] == "layer"
+        """A whole layer under several configurations."""
+        return self.workload == "layer"
+
+    @property
+    def is_kernel(self) -> bool:
+        """One GEMM with one collective by several implementations."""
+        return self.workload == "kernel"
 
     @property
     def why_not_ok(self) -> str:
@@ -134,10 +149,11 @@ def read_points(root: Path) -> Reading:
 
 
 def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
-    """The `ok` points of operators by what must be equal for a comparison; a layer point holds its own."""
+    """The `ok` points of operators by what must be equal for a comparison. Layers hold their own, for kernels see
+    kernels.py."""
     cases = defaultdict(list)
     for point in points:
-        if point.status == "ok" and not point.is_layer:
+        if point.status == "ok" and point.is_operator:
             cases[point.case].append(point)
     return {case: cases[case] for case in sorted(cases, key=str)}
 
@@ -158,4 +174,12 @@ def _read_point(directory: Path, root: Path) -> Point:
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)
     check_config(config, path)
+    if config["workload"]["name"] == "kernel":
+        config = _asked_kernel(config)
     return Point(directory, "missing", config, None)
+
+
+def _asked_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
+    known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
+    return known if config["n"] is None else {**known, "model": {"name": "custom"}, "operator": None}

@@ -13,6 +13,8 @@ from overlap_sweep.analysis.conditions import GpuConditions, gpu_conditions
 from overlap_sweep.analysis.drift import Drift, baseline_drift
 from overlap_sweep.analysis.failures import failures
 from overlap_sweep.analysis.frame import Row, table_rows
+from overlap_sweep.analysis.kernel_frame import kernel_rows
+from overlap_sweep.analysis.kernels import KernelAnalysis, analyse_kernels
 from overlap_sweep.analysis.layer_frame import layer_rows
 from overlap_sweep.analysis.layers import LayerAnalysis, analyse_layer
 from overlap_sweep.analysis.points import Case, Point, Reading, group_cases, read_points
@@ -137,6 +139,9 @@ class Analysis:
     layer_rows: list[Row]
     """The tidy table of layers, see layer_frame.COLUMNS."""
     layers: list[LayerAnalysis]
+    kernel_rows: list[Row]
+    """The tidy table of kernels, see kernel_frame.COLUMNS."""
+    kernels: list[KernelAnalysis]
     records: Records
     """What the sweeps that searched say of themselves."""
     strays: list[Unproven]
@@ -172,6 +177,7 @@ class Analysis:
         found: Counter[str] = Counter(point.status for point in self.reading.points)
         launch_bound = sum(len(case.launch_bound) for case in self.cases)
         launch_bound += sum(layer.launch_bound for layer in self.layers)
+        launch_bound += sum(kernel.launch_bound_points for kernel in self.kernels)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
             "points": len(self.reading.points) + len(self.reading.problems),
@@ -184,7 +190,7 @@ class Analysis:
 def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     """Read and judge everything at or below `root`. UserError when there is nothing."""
     reading = read_points(root)
-    traces = read_traces(point for point in reading.points if not point.is_layer)
+    traces = read_traces(point for point in reading.points if point.is_operator)
     records = read_records(root)
     grouped = group_cases(reading.points)
     found = outcomes(records.tuners, reading.points, grouped)
@@ -210,6 +216,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
             )
         )
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
+    kernels = analyse_kernels(reading.points)
     return Analysis(
         reading=reading,
         config=config,
@@ -217,6 +224,8 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         cases=cases,
         layer_rows=layer_rows(reading.points, layers, root),
         layers=layers,
+        kernel_rows=kernel_rows(reading.points, kernels, root),
+        kernels=kernels,
         records=records,
         strays=[one for one in found if isinstance(one, Unproven) and one.case is None],
         problems=[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.analysis import layer_frame
+from overlap_sweep.analysis import kernel_frame, layer_frame
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
@@ -24,6 +24,7 @@ from overlap_sweep.trace.places import is_below
 
 TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
+KERNEL_TABLE_FILE = "kernels"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +60,8 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
         yield from _table(to_frame(analysis.rows), directory / TABLE_FILE)
     if analysis.layer_rows:
         yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
+    if analysis.kernel_rows:
+        yield from _table(to_frame(analysis.kernel_rows, kernel_frame.COLUMNS), directory / KERNEL_TABLE_FILE)
     for case in analysis.cases:
         folder = directory / analysis.folder(case)
         points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]

@@ -10,6 +10,7 @@ from overlap_sweep.analysis.proof import Proof
 from overlap_sweep.analysis.sweep import CaseAnalysis
 from overlap_sweep.analysis.trials import FLOOR
 from overlap_sweep.overlap_cfg import methods_allowed
+from overlap_sweep.report import async_tp
 from overlap_sweep.report.layers import cautions_of_table
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence
 from overlap_sweep.report.overlap_yaml import USERBUFFER_BACKENDS, beside_default, default_beside
@@ -51,8 +52,11 @@ def _open_slots(proof: Proof) -> list[str]:
     allowed = methods_allowed(config.switches)
     off = [slot for slot in allowed if space.SLOTS[slot] and not allowed[slot]]
     left = [slot for slot in allowed if allowed[slot] and slot not in config.slots]
-    told = proof.case.backend in USERBUFFER_BACKENDS
-    ran = "at Transformer Engine's default" if told else "without overlap where this was measured"
+    ran = "without overlap where this was measured"
+    if proof.case.backend in USERBUFFER_BACKENDS:
+        ran = "at Transformer Engine's default"
+    elif proof.case.backend == async_tp.BACKEND:
+        ran = "as under async TP"
     lines = [f"Not overlapped, by the switches: {', '.join(off)}."] if off else []
     return [*lines, *([f"Not in this file, {ran}: {', '.join(left)}."] if left else [])]
 
@@ -91,7 +95,7 @@ def _slots_on(choice: PassChoice, proof: Proof) -> list[str]:
     """The slots of the pass that overlapped where this was measured."""
     allowed = methods_allowed(proof.config.switches)
     of_pass = [space.slot(choice.operator, p) for p in space.PHASES if space.PASS_OF_PHASE[p] == choice.pass_name]
-    has_default = proof.case.backend in USERBUFFER_BACKENDS
+    has_default = proof.case.backend in (*USERBUFFER_BACKENDS, async_tp.BACKEND)
     return [slot for slot in of_pass if allowed.get(slot) and (has_default or slot in proof.config.slots)]
 
 

@@ -14,11 +14,12 @@ from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.sweep import SlotAnswer
+from overlap_sweep.report import async_tp
 from overlap_sweep.report.console import fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 
 
-def print_slots(answers: Sequence[SlotAnswer], console: Console) -> None:
+def print_slots(answers: Sequence[SlotAnswer], backend: str, console: Console) -> None:
     """One row for each; `answers` are at least one."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for header in ("TP", "slot", "setting"):
@@ -39,7 +40,8 @@ def print_slots(answers: Sequence[SlotAnswer], console: Console) -> None:
         console.print(table)
         together = any(len(list(same)) > 1 for _, same in groupby(answers, key=lambda answer: id(answer.choice)))
         notes = ['" as above: dgrad and wgrad can only be timed together'] if together else []
-        notes += ["default: as Transformer Engine overlaps by itself"] if _have_default(answers) else []
+        library = "async TP" if backend == async_tp.BACKEND else "Transformer Engine"
+        notes += [f"default: as {library} overlaps by itself"] if _have_default(answers) else []
         if notes:
             console.print("\n".join([*notes, ""]), style="dim")
     else:

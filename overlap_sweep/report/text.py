@@ -16,7 +16,7 @@ from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.switches import Plan
-from overlap_sweep.report import layers, proofs
+from overlap_sweep.report import async_tp, kernels, layers, proofs
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
@@ -38,6 +38,9 @@ def summary_text(analysis: Analysis) -> str:
     for layer in analysis.layers:
         _heading(console, f"Details of {layers.title(layer.point)}")
         print_lines([_measured([layer.point]), f"in {layer.point.directory}"], console)
+    for kernel in analysis.kernels:
+        _heading(console, f"Details of {kernels.title(kernel)}")
+        print_lines([_measured(kernel.points)], console)
     print_searches(analysis, console)
     commands = launch_commands(analysis.reading.points)
     if commands:
@@ -52,6 +55,8 @@ def print_answers(analysis: Analysis, console: Console) -> None:
         _print_case(case, analysis.folder(case), console)
     for layer in analysis.loose_layers:
         layers.print_analysis(layer, console)
+    for kernel in analysis.kernels:
+        kernels.print_analysis(kernel, console)
     proofs.print_tuners(analysis, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")
@@ -82,9 +87,9 @@ def _print_case(case: CaseAnalysis, folder: str, console: Console) -> None:
     if answers and case.outcomes:
         console.print("The operators one by one:")
     if answers:
-        print_slots(answers, console)
+        print_slots(answers, case.case.backend, console)
     for tp_size in case.tp_sizes:
-        if switches := case.switches(tp_size):
+        if (switches := case.switches(tp_size)) and case.case.backend != async_tp.BACKEND:
             console.print(f"Switches to set in Megatron-Core at TP={tp_size}:")
             print_lines([f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in switches], console)
         overruled = case.plans[tp_size].overruled if tp_size in case.plans else []

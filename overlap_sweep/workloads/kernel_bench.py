@@ -97,8 +97,8 @@ def check(call: Call, problem: Problem, ranks: Ranks) -> Check:
     for index in range(2):
         at = index % len(problem.inputs)
         if ranks.device.type == "cuda":
-            # As before each timed call, and as other collectives of a layer do: where nothing keeps the ranks together, one
-            # that is ahead may overwrite what another still reads (userbuffers' bulk all-gather, 2 of 60 times).
+            # As before each timed call, and as a layer's other collectives do: where nothing keeps the ranks together,
+            # one that is ahead may overwrite what another still reads (userbuffers' bulk all-gather, 2 of 60 times).
             meet(ranks)
         outputs = call(at)
         product, expected = _expected(problem, at, ranks)

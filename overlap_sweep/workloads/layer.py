@@ -49,7 +49,7 @@ def _configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 def refusal(point: Mapping[str, Any]) -> str | None:
     backend = backends.load(point["backend"])
     if point["backend"] not in backends.LAYERS:
-        return f"backend={point['backend']} has no whole layers; {' and '.join(backends.LAYERS)} have"
+        return f"backend={point['backend']} has no whole layers; {', '.join(backends.LAYERS)} have"
     layer, tokens = point["layer"], point["workload"]["tokens"]
     sequence, rest = divmod(tokens, layer["micro_batch_size"])
     if rest or sequence % point["tp_size"]:

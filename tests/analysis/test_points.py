@@ -142,7 +142,7 @@ def test_an_ok_layer_needs_whole_variants(tmp_path: Path, variants: dict[str, Va
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"workload": {"name": "kernel", "tokens": 1}}, "says kernel, which is none of operator, layer; update"),
+        ({"workload": {"name": "model", "tokens": 1}}, "says model, which is none of operator, layer, kernel; update"),
         ({"workload": {"tokens": 1}}, "describes no point"),
         ({"layer": {"kind": "linear"}}, "describes no point"),
     ],

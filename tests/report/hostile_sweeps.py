@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 
+from overlap_sweep.kernel_shape import BASELINES
 from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
+from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import config, layer_config, write_layer, write_point
 from tests.report.page.reports import analysis_of
 from tests.report.tuned_sweeps import rounds, write_tuned_sweep
@@ -33,13 +35,21 @@ TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
 def write_hostile_sweep(directory: Path) -> Path:
-    """Operator points of every status, whole layers, a proof, traces, and the tuner's records."""
+    """Operator points of every status, whole layers, kernels, a proof, traces, and the tuner's records."""
     inner = directory / FOLDER
     write_tuned_sweep(inner)
     for i, status in enumerate(("failed", "timeout", "skipped")):
         failed = config(4, "fc1", "all", "bulk", num_sm=16)
         write_point(inner, failed, status=status, error="", name=f"{status}_{i}")  # type: ignore[arg-type]
     write_layer(inner, {"none": rounds(1.0), "default": rounds(0.9)}, layer_config(tp_size=8), "loose")
+    for m in (1024, 2048):
+        kernel = {
+            "ring": implementation(150.0, setting={"method": PAYLOAD, PAYLOAD: PAYLOAD}),
+            "a": implementation(90.0),
+        }
+        write_kernel(inner, kernel, kernel_config(m), left_out={"refused": PAYLOAD, "wrong": PAYLOAD})
+    write_kernel(inner, {"ring": implementation(150.0)}, kernel_config(tp_size=8))
+    write_kernel(inner, {}, kernel_config(), status="skipped")
     (inner / "missing" / ".hydra").mkdir(parents=True)
     missing = _poisoned_point(config(4, "fc1", "all", "bulk", num_sm=2))
     (inner / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(missing))
@@ -91,6 +101,8 @@ def _name(name: str) -> str:
 
 def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
     poisoned = {**point, "model": {"name": PAYLOAD, "source": PAYLOAD}, "precision": PAYLOAD, "backend": PAYLOAD}
+    if "kernel" in point:
+        poisoned |= {"precision": point["precision"], "operator": PAYLOAD}
     if "layer" in point:
         poisoned["layer"] = {**point["layer"], "kind": PAYLOAD}
     return poisoned
@@ -105,9 +117,14 @@ def _poisoned_result(result: dict[str, Any]) -> dict[str, Any]:
         "point": _poisoned_point(result["point"]),
         "error": PAYLOAD,
         "variants": {_name(name): timed for name, timed in result["variants"].items()},
+        "implementations": {
+            name if name in BASELINES else f"{name}{PAYLOAD}": timed
+            for name, timed in result["implementations"].items()
+        },
+        "left_out": {f"{name}{PAYLOAD}": why for name, why in result["left_out"].items()},
         "attention_backend": PAYLOAD,
         "warnings": [PAYLOAD],
-        "relative_error": {},
+        "relative_error": {f"wrong{PAYLOAD}": None} if result["left_out"] else {},
         "environment": environment,
         "conditions": {PAYLOAD: {PAYLOAD: PAYLOAD}},
         "traces": [trace_file(0), trace_file(0, "none"), f"{PAYLOAD}.json"],

@@ -14,6 +14,7 @@ import yaml
 from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import RESULT_FILE
+from tests.analysis.kernel_points import RING, implementation, write_kernel
 from tests.analysis.run_directories import config, write_point
 from tests.report.hostile_sweeps import PAYLOAD, only_problem
 from tests.report.sweeps import write_sweep
@@ -87,6 +88,46 @@ BAD_RESULTS: dict[str, Change] = {
 def test_a_bad_result_is_one_sentence(tmp_path: Path, change: Change) -> None:
     write_sweep(tmp_path)
     path = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), name="bad") / RESULT_FILE
+    result = json.loads(path.read_text())
+    change(result)
+    path.write_text(json.dumps(result))
+    assert str(path) in only_problem(tmp_path)
+
+
+def change_implementation(**changes: Any) -> Change:
+    return lambda r: r["implementations"]["ring_exchange"].update(changes)
+
+
+BAD_KERNELS: dict[str, Change] = {
+    "no kernel": lambda r: r["point"].update(kernel=PAYLOAD),
+    "null kernel": lambda r: r["point"].update(kernel=None),
+    "m of 0": lambda r: r["point"].update(m=0),
+    "huge n": lambda r: r["point"].update(n=10**12),
+    "no k": lambda r: r["point"].pop("k"),
+    "tp_size": lambda r: r["point"].update(tp_size="2"),
+    "tokens": lambda r: r["point"]["workload"].update(tokens="${m}"),
+    "no precision": lambda r: r["point"].update(precision=PAYLOAD),
+    "listed implementations": lambda r: r["point"].update(implementations=["ring_exchange"]),
+    "no setting asked for": lambda r: r["point"].update(implementations={"ring_exchange": "x"}),
+    "deep setting": change_implementation(setting={"method": "x", "a": json.loads("[" * 100 + "]" * 100)}),
+    "nested setting": change_implementation(setting={"method": "x", "a": {"b": 1}}),
+    "no number": change_implementation(setting={"method": "x", "num_sm": "4"}),
+    "no flag": change_implementation(setting={"method": "x", "use_ce": 7}),
+    "negative error": change_implementation(relative_error=-1.0),
+    "no baseline": lambda r: r["implementations"].pop("comm_only"),
+    "only baselines": lambda r: r["implementations"].pop("ring_exchange"),
+    "unequal rounds": lambda r: r["implementations"]["sequential"]["time"]["samples_us"].append(1.0),
+    "one sample": lambda r: [one["time"].update(samples_us=[1.0]) for one in r["implementations"].values()],
+    "a sample of 0": lambda r: r["implementations"]["gemm_only"]["time"].update(samples_us=[0.0, 1.0, 1.0, 1.0, 1.0]),
+    "tiny": lambda r: r["implementations"]["gemm_only"]["time"].update(median_us=1e-300),
+    "infinite": lambda r: r["implementations"]["gemm_only"]["time"].update(q3_us=1e300),
+}
+
+
+@pytest.mark.parametrize("change", BAD_KERNELS.values(), ids=BAD_KERNELS)
+def test_a_bad_kernel_is_one_sentence(tmp_path: Path, change: Change) -> None:
+    write_sweep(tmp_path)
+    path = write_kernel(tmp_path, {"ring_exchange": implementation(150.0, setting=RING)}, name="bad") / RESULT_FILE
     result = json.loads(path.read_text())
     change(result)
     path.write_text(json.dumps(result))

@@ -155,6 +155,7 @@ def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None
     [
         ("query", "{}", "--columns", "all"),
         ("query", "{}", "--layers", "--format", "csv"),
+        ("query", "{}", "--kernels", "--format", "csv"),
         ("query", "{}", "--format", "json"),
         ("query", "{}", "speedup > 0", "--fail-if", "model != 'x'"),
         ("compare", "a={}", "b={}"),
@@ -233,7 +234,7 @@ def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str) -> None:
 
 
 def test_cells_are_no_formulas(hostile: Path) -> None:
-    for name in ("points.csv", "layers.csv"):
+    for name in ("points.csv", "layers.csv", "kernels.csv"):
         text = (hostile / name).read_text()
         assert_harmless(text)
         cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]

@@ -77,7 +77,7 @@ def test_every_kind_runs_in_fp8(kind: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"backend": "megatron"}, "backend=megatron has no whole layers; torch and transformer_engine have"),
+        ({"backend": "megatron"}, "backend=megatron has no whole layers; torch, transformer_engine, symm_mem have"),
         ({"backend": "torch", "precision": "fp8_current"}, "backend=torch has no precision=fp8_current; it has fp32, "),
         ({"runtime": {"device": "cpu"}}, "backend=transformer_engine needs GPUs; backend=torch runs on cpu"),
         (

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
+from overlap_sweep.analysis.comparison.kernels import measured_kernels
 from overlap_sweep.analysis.comparison.layers import measured_layers
 from overlap_sweep.analysis.comparison.measured import Key, Measured, key_of_pass
 from overlap_sweep.analysis.failures import failures, of_pass
@@ -52,7 +53,11 @@ def read_dataset(label: str, path: Path) -> Dataset:
     cases = group_cases(points)
     records = read_records(path)
     choices = _choices(points, cases)
-    measured = [*_measured_passes(choices), *measured_layers(points, records.tuners)]
+    measured = [
+        *_measured_passes(choices),
+        *measured_layers(points, records.tuners),
+        *measured_kernels(points),
+    ]
     if not measured:
         what = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in points).items()) or "none readable"
         raise UserError(f"{path} has no point with times to compare ({what}); measure it again with launch.py.")
@@ -125,7 +130,7 @@ def _not_ok(points: Iterable[Point]) -> dict[tuple[int, str, str, str], str]:
     found: dict[tuple[int, str, str, str], str] = {}
     for point in points:
         launch_bound = point.result is not None and point.result.launch_bound
-        if point.is_layer or (point.status == "ok" and not launch_bound):
+        if not point.is_operator or (point.status == "ok" and not launch_bound):
             continue
         status = "launch-bound" if point.status == "ok" else point.status
         asked = {slot: plain_setting(slot, setting) for slot, setting in space.settings(point.config).items()}

@@ -12,11 +12,12 @@ from overlap_sweep.analysis.comparison.datasets import Dataset
 _MATCHED = {
     *("tp_size", "operator", "phase", "phases", "method", "repetition", "precision", "backend"),
     *("model.name", "workload.name", "workload.tokens", "layer.kind", "layer.num_replicas", "layer.training"),
+    *("kernel", "m", "n", "k"),
     *space.KNOBS,
 }
 """With what is never the same."""
 
-_MATCHED_BY_NAME = ("phases.", "layer.configurations.", "layer.variants")
+_MATCHED_BY_NAME = ("phases.", "layer.configurations.", "layer.variants", "implementations.")
 """What begins so: settings, and the files of variants."""
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from overlap_sweep import space
+from overlap_sweep import kernel_shape, space
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Case
 from overlap_sweep.analysis.trials import DEFAULT, FLOOR, NONE
 
-BASELINES = {NONE, DEFAULT, FLOOR}
+BASELINES = {NONE, DEFAULT, FLOOR, *kernel_shape.BASELINES}
 """Settings that are the same thing in every dataset."""
 
 
@@ -21,25 +21,27 @@ class Key(NamedTuple):
     """What was measured. A field that is compared and not matched is None while keys are matched."""
 
     model: Any
+    """None of kernels, which are the same where their sizes are."""
     tokens: Any
     precision: Any
     backend: Any
     device: Any
     tp_size: Any
     operator: str
-    """Of a layer its kind, with what else makes layers different."""
+    """Of a layer its kind, with what else makes layers different; of a kernel its name, n and k."""
     pass_name: str
     setting: Any
-    """What its slots are given, in a word; of a layer the variant; empty for the pass, whatever its setting."""
+    """What its slots are given, in a word; of a layer the variant, of a kernel the implementation; empty for the pass,
+    whatever its setting."""
 
     def case(self, telling: Sequence[str]) -> str:
         """What tells it from the other cases, where there are several: the values of these fields."""
-        values = {name: str(getattr(self, name)) for name in telling}
+        values = {name: str(getattr(self, name)) for name in telling if getattr(self, name) is not None}
         return " ".join(f"{value} tokens" if name == "tokens" else value for name, value in values.items())
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """By case and TP size, operators in the order of the layer, whole layers last; settings stay as they are."""
+        """By case and TP size, operators in the order of the layer, the others last; settings stay as they are."""
         operators = list(space.OPERATORS)
         place = operators.index(self.operator) if self.operator in operators else len(operators)
         case = (str(self.model), self.tokens or 0, str(self.precision), str(self.backend), str(self.device))
@@ -59,8 +61,8 @@ class Measured:
 
     @property
     def hidden_fraction(self) -> float:
-        """NaN where it is undefined."""
-        if self.none_us is None or self.floor_us is None:
+        """NaN where it is undefined, as of a communication without its GEMM."""
+        if self.none_us is None or self.floor_us is None or self.key.setting == kernel_shape.COMM_ONLY:
             return math.nan
         return hidden_fraction(self.time.time_us, self.none_us, self.floor_us)
 

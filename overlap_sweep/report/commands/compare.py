@@ -68,7 +68,8 @@ def compare(
     Ratios are time over the reference's: below 1 is faster. Results match where model, tokens, precision, TP size,
     operator, pass and setting are the same; backend and device are compared, and so is what else differs throughout,
     such as the precision, if nothing matches otherwise. Repetitions are pooled, and what is inside the noise of both is
-    the same. Layers match by the names of their variants. Traces match by rank, medians over the iterations.
+    the same. Layers match by the names of their variants, kernels by their sizes (m is in tokens) and implementations.
+    Traces match by rank, medians over the iterations.
 
     \b
     Columns of points and of slots (--by slot, the best of each):

@@ -188,7 +188,7 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = 
 
 NAMING = (
     *("dataset", "model", "run", "file", "point", "variant", "rank", "iteration", "slot", "operator", "phase", "pass"),
-    *("setting", "name", "quantity"),
+    *("setting", "name", "quantity", "kernel", "m", "n", "k", "implementation"),
 )
 """The columns that tell rows apart, and are told of a row that failed, beside tp_size."""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,19 @@ SHOWN_OF_LAYERS = (
     *("hidden_fraction", "launch_bound", "status"),
 )
 
+SHOWN_OF_KERNELS = (
+    *("kernel", "m", "n", "k", "tp_size", "backend", "implementation", "time_us", "tflops", "link_gb_per_s"),
+    *("hidden_fraction", "speedup", "over_bound", "independent", "chosen", "launch_bound", "status"),
+)
+
+
+class Rows(StrEnum):
+    """What a table is of."""
+
+    operators = "operators"
+    layers = "layers"
+    kernels = "kernels"
+
 
 def query(
     directory: Annotated[
@@ -46,6 +60,9 @@ def query(
         str | None, typer.Argument(metavar="EXPRESSION", help="Which rows; all of them without it.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="The rows of whole layers instead of operators.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="The rows of kernels; also without it where there is nothing else.")
+    ] = False,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -74,6 +91,7 @@ def query(
       python analyze.py query multirun/2026-11-20 'speedup > 1' --sort slot,-speedup --limit 10
       python analyze.py query multirun/2026-11-20 "slot == 'fc1_dgrad'" --format csv > fc1_dgrad.csv
       python analyze.py query multirun/2026-11-20 --layers 'ratio < 1' --fail-if 'ratio_high >= 1'
+      python analyze.py query multirun/2026-11-20 --kernels 'm == 8192 and not independent' --sort kernel,time_us
 
     \b
     Columns:
@@ -98,10 +116,20 @@ def query(
       true, false    training differs launch_bound
       microseconds   fwd_us bwd_us step_us all_us
       plain numbers  ratio ratio_low ratio_high coverage hidden_fraction relative_error
+    \b
+    Columns with --kernels, one row per implementation, those left out too:
+      text           point directory model operator kernel precision device backend
+                     implementation method other_knobs status error
+      whole numbers  m n k tp_size num_sm num_splits cga_size repeats
+      true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf independent launch_bound chosen
+      microseconds   time_us q1_us q3_us sequential_us gemm_only_us comm_only_us bound_us
+      plain numbers  tflops link_gb_per_s hidden_fraction speedup over_bound relative_error
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    table, problems = _table(directory, layers)
+    if layers and kernels:
+        raise typer.BadParameter("--layers and --kernels: give only one.")
+    table, rows, problems = _table(directory, Rows.layers if layers else Rows.kernels if kernels else None)
     wanted = condition(table, expression) if expression is not None else None
     matching = table[wanted.mask] if wanted else table
     check_fail_if(fail_expressions, matching)
@@ -111,7 +139,7 @@ def query(
     asked = [] if columns is None or columns == ALL else _names(columns)
     _check_columns(asked, table)
     if format is TableFormat.table and columns is None:
-        asked = _telling(shown, SHOWN_OF_LAYERS if layers else SHOWN, wanted.columns if wanted else [])
+        asked = _telling(shown, rows, wanted.columns if wanted else [])
     if matching.empty and format is TableFormat.table:
         print(f"No row matches, of {len(table)}.", file=sys.stderr)
     else:
@@ -119,40 +147,53 @@ def query(
 
         def print_table(console: Console) -> None:
             print_table_of(_without_folders(chosen), console)
-            rows = f"{len(matching)} row{'s' if len(matching) > 1 else ''}"
-            console.print(f"{len(shown)} of {rows}" if len(shown) < len(matching) else rows, style="dim")
+            found = f"{len(matching)} row{'s' if len(matching) > 1 else ''}"
+            console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
 
         print_rows(chosen, format, print_table=print_table)
     fail_for(problems)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
 
 
-def _table(directory: Path, layers: bool) -> tuple[pd.DataFrame, list[str]]:
-    """All rows, and a sentence for each file that cannot be read."""
-    from overlap_sweep.analysis import layer_frame
+def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list[str]]:
+    """All rows, what they are of, and a sentence for each file that cannot be read. Where nothing was asked for, of
+    operators, unless there are only kernels."""
+    from overlap_sweep.analysis import kernel_frame, layer_frame
     from overlap_sweep.analysis.frame import COLUMNS, table_rows, to_frame
+    from overlap_sweep.analysis.kernels import analyse_kernels
     from overlap_sweep.analysis.layers import analyse_layer
     from overlap_sweep.analysis.points import read_points
     from overlap_sweep.analysis.traces import read_traces
-    from overlap_sweep.report.files import LAYER_TABLE_FILE, TABLE_FILE
+    from overlap_sweep.report.files import KERNEL_TABLE_FILE, LAYER_TABLE_FILE, TABLE_FILE
 
-    written = directory / f"{LAYER_TABLE_FILE if layers else TABLE_FILE}.parquet"
-    types = layer_frame.COLUMNS if layers else COLUMNS
+    written = {
+        Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
+        Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
+        Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
+    }
     try:
         reading = read_points(directory)
     except UserError:
-        if not written.is_file():
+        there = [one for one, (path, _) in written.items() if path.is_file()]
+        rows = rows or (Rows.kernels if there == [Rows.kernels] else Rows.operators)
+        if rows not in there:
             raise
-        return _written(written, types), []
-    if layers:
-        analyses = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
-        return to_frame(layer_frame.layer_rows(reading.points, analyses, directory), types), list(reading.problems)
-    traces = read_traces(point for point in reading.points if not point.is_layer)
+        return _written(*written[rows]), rows, []
+    points = reading.points
+    rows = rows or (Rows.kernels if points and all(point.is_kernel for point in points) else Rows.operators)
+    if rows is Rows.kernels:
+        of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
+        return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
+    if rows is Rows.layers:
+        analyses = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
+        of_layers = layer_frame.layer_rows(points, analyses, directory)
+        return to_frame(of_layers, layer_frame.COLUMNS), rows, list(reading.problems)
+    traces = read_traces(point for point in points if point.is_operator)
     problems = [*reading.problems, *reading.trace_problems]
     problems += (problem for of_point in traces.values() for problem in of_point.problems)
     for warning in (warning for of_point in traces.values() for warning in of_point.warnings):
         print_warning(warning)
-    return to_frame(table_rows(reading, traces)), problems
+    return to_frame(table_rows(reading, traces)), rows, problems
 
 
 def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
@@ -189,14 +230,16 @@ def _sorted(frame: pd.DataFrame, sort: str) -> pd.DataFrame:
     return frame.sort_values(names, ascending=[not key.startswith("-") for key in keys], kind="stable")
 
 
-def _telling(rows: pd.DataFrame, usual: Sequence[str], mentioned: Sequence[str]) -> list[str]:
+def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str]:
     """Columns that people look for: the case where there are several, what has a value in any row, and what was asked
     about; why the rows are not ok where none is."""
     is_ok = rows["status"] == "ok"
     why = ["error"] if len(rows) and not is_ok.any() else []
     # A point that was not measured doesn't know its GPU, only that there was to be one.
     known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
-    cases = [name for name in CASE if known.get(name, rows[name]).nunique() > 1]
+    usual = {Rows.operators: SHOWN, Rows.layers: SHOWN_OF_LAYERS, Rows.kernels: SHOWN_OF_KERNELS}[of]
+    in_question = [name for name in CASE if name in rows and name not in usual]
+    cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]
     if not rows["launch_bound"].fillna(False).any():
         named = [name for name in named if name != "launch_bound"]

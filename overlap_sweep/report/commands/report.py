@@ -3,12 +3,12 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.commands.failing import fail_for, print_warning
+from overlap_sweep.report.commands.failing import fail_for, print_aside, print_warning
 from overlap_sweep.report.commands.output import (
     FormatOption,
     TableFormat,
@@ -17,6 +17,11 @@ from overlap_sweep.report.commands.output import (
     fail_if_option,
     print_rows,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overlap_sweep.analysis.sweep import Analysis
 
 
 def report(
@@ -37,13 +42,19 @@ def report(
     analysis.overlap_threshold=0.5       from this overlap ratio on an overlap is called effective
 
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
-    does. These rows are also what --fail-if looks at:
+    does. These rows are also what --fail-if looks at. Where there are only kernels, they are one per kernel and shape:
+    the implementation to use there.
 
     \b
       model backend device precision tokens tp_size slot operator phase pass
       setting method num_sm aggregate num_splits cga_size set_sm_margin use_ce atomic_gemm fp8_buf
       time_us noise_us none_us default_us floor_us hidden_fraction speedup overlap_ratio
       measured reason final_setting proven recommended layer_ratio layer_ratio_low layer_ratio_high
+    \b
+    of kernels:
+      kernel m n k tp_size precision device backend implementation method num_sm aggregate num_splits cga_size
+      set_sm_margin use_ce atomic_gemm fp8_buf other_knobs time_us noise_us sequential_us gemm_only_us comm_only_us
+      bound_us tflops link_gb_per_s hidden_fraction speedup over_bound relative_error reason
 
     \b
     Examples:
@@ -53,8 +64,6 @@ def report(
 
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.analysis.answers import COLUMNS, answer_rows
-    from overlap_sweep.analysis.frame import to_frame
     from overlap_sweep.analysis.options import analysis_config
     from overlap_sweep.analysis.sweep import analyse
     from overlap_sweep.report import text
@@ -66,7 +75,7 @@ def report(
     except UserError as error:
         raise typer.BadParameter(str(error)) from None
     analysis = analyse(directory, config)
-    answers = to_frame(answer_rows(analysis), COLUMNS)
+    answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)
     if analysis.reading.points:
         command = shlex.join(["python", "analyze.py", *sys.argv[1:]])
@@ -77,3 +86,16 @@ def report(
         print_warning(warning)
     fail_for(analysis.problems)
     fail_if(fail_expressions, answers, "answers")
+
+
+def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
+    """Of operators, or where there are none and kernels of these."""
+    from overlap_sweep.analysis import answers, kernel_frame
+    from overlap_sweep.analysis.frame import to_frame
+    from overlap_sweep.report.files import KERNEL_TABLE_FILE
+
+    if analysis.kernels and not analysis.cases:
+        return to_frame(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS)
+    if analysis.kernels and format is not TableFormat.table:
+        print_aside(f"These are the answers about operators; those about kernels are in {KERNEL_TABLE_FILE}.csv.")
+    return to_frame(answers.answer_rows(analysis), answers.COLUMNS)

@@ -112,7 +112,7 @@ class _Baseline:
 
 def _drift(dataset: Dataset) -> list[_Baseline]:
     """In the order of measuring."""
-    measured = [(p, p.result) for p in dataset.points if p.status == "ok" and not p.is_layer and p.result]
+    measured = [(p, p.result) for p in dataset.points if p.status == "ok" and p.is_operator and p.result]
     measured.sort(key=lambda pair: (pair[1].started or "", str(pair[0].directory)))
     cells: dict[tuple[Any, ...], list[tuple[int, float]]] = defaultdict(list)
     for number, (point, result) in enumerate(measured, start=1):

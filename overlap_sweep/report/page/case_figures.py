@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from overlap_sweep.analysis.kernels import KernelAnalysis
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.proof import Outcome, Proof
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.trials import NONE, TUNED
-from overlap_sweep.report.page import hidden_fraction, layer_chart, num_sm, timeline, tp_scaling
+from overlap_sweep.report.page import (
+    hidden_fraction,
+    kernel_chart,
+    kernel_dots,
+    layer_chart,
+    num_sm,
+    timeline,
+    tp_scaling,
+)
 from overlap_sweep.report.page.figures import Figure, figure
 
 
@@ -94,6 +103,15 @@ def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure
         figure(name, layer_chart.describe(panel), panel, layer_chart.chart),
         figure(f"{name}_timeline", timeline.describe(shown), shown, timeline.chart) if shown else None,
     )
+
+
+def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
+    """A picture over m, or of the only one."""
+    if len(kernel.shapes) == 1:
+        dots = kernel_dots.dots_panel(kernel)
+        return figure(name, kernel_dots.describe(dots), dots, kernel_dots.chart)
+    panel = kernel_chart.kernel_panel(kernel)
+    return figure(name, kernel_chart.describe(panel), panel, kernel_chart.chart)
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
-from overlap_sweep.report import layers
+from overlap_sweep.report import kernels, layers
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.page import libraries
 from overlap_sweep.report.page.answers import Answer, answers, scaling_sentence
-from overlap_sweep.report.page.case_figures import CaseFigures, case_figures, loose_layer_figures
+from overlap_sweep.report.page.case_figures import CaseFigures, case_figures, kernel_figure, loose_layer_figures
 from overlap_sweep.report.page.environment import machines
 from overlap_sweep.report.page.figures import Figure, script_safe
+from overlap_sweep.report.page.kernels_table import compared_table, kernels_table
 from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.page.pngs import column, png
-from overlap_sweep.report.page.points_table import layers_table, points_table
+from overlap_sweep.report.page.points_table import Table, layers_table, points_table
 from overlap_sweep.report.provenance import launch_commands, measured_when
 
 FILE_NAME = "report.html"
@@ -44,16 +46,32 @@ class LayerSection:
     timeline: Figure | None
 
 
+@dataclass(frozen=True)
+class KernelSection:
+    title: str
+    verdict: str
+    answers: list[str]
+    """One for each m."""
+    cautions: list[str]
+    chart: Figure
+    wide: bool
+    """Whether the chart needs the page's whole width."""
+    table: Table
+
+
 def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Paths below the report's directory; `beside` are the names of the other files there."""
     cases = [_case(case, analysis, i) for i, case in enumerate(analysis.cases)]
     loose = [_layer(i, analysis) for i in range(len(analysis.loose_layers))]
-    yield FILE_NAME, _page(analysis, cases, loose, command, beside).encode()
+    of_kernels = [_kernel(kernel, i) for i, kernel in enumerate(analysis.kernels, start=1)]
+    yield FILE_NAME, _page(analysis, cases, loose, of_kernels, command, beside).encode()
     for section in cases:
         for name, content in _plots(section.figures):
             yield (PurePosixPath(section.folder) / PLOTS / name).as_posix(), content
     for layer in loose:
         yield f"{PLOTS}/{layer.chart.name}.png", png([layer.chart])
+    for kernel in of_kernels:
+        yield f"{PLOTS}/{kernel.chart.name}.png", png([kernel.chart])
 
 
 def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
@@ -73,6 +91,19 @@ def _layer(number: int, analysis: Analysis) -> LayerSection:
     layer = analysis.loose_layers[number]
     chart, timeline = loose_layer_figures(layer, f"layer_{number + 1}")
     return LayerSection(layers.title(layer.point), layers.verdict(layer), layers.cautions(layer), chart, timeline)
+
+
+def _kernel(kernel: KernelAnalysis, number: int) -> KernelSection:
+    case = kernel.case
+    return KernelSection(
+        title=kernels.title(kernel),
+        verdict=answers_in_words(kernel),
+        answers=[kernels.answer(shape) for shape in kernel.shapes],
+        cautions=kernels.cautions(kernel),
+        chart=kernel_figure(kernel, f"kernel_{number}_{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}"),
+        wide=len(kernel.shapes) == 1,
+        table=compared_table(kernel),
+    )
 
 
 def _plots(figures: CaseFigures) -> Iterator[tuple[str, bytes]]:
@@ -97,6 +128,7 @@ def _page(
     analysis: Analysis,
     cases: Sequence[CaseSection],
     loose: Sequence[LayerSection],
+    of_kernels: Sequence[KernelSection],
     command: str,
     beside: Sequence[str],
 ) -> str:
@@ -107,15 +139,20 @@ def _page(
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     points = analysis.reading.points
-    models = list(dict.fromkeys(point.case.model for point in points))
+    models = list(
+        dict.fromkeys(point.case.model for point in points if not point.is_kernel or point.config["operator"])
+    )
+    sizes = list(dict.fromkeys(kernel.case.kernel for kernel in analysis.kernels)) if not models else []
     return environment.get_template("page.html.j2").render(
-        title=f"Communication overlap of {', '.join(models)}",
+        title=f"Communication overlap of {', '.join([*models, *sizes])}",
         measured=measured_when(points),
         cases=cases,
         loose=loose,
+        kernels=of_kernels,
         counts={name: count for name, count in analysis.counts().items() if count},
         points=points_table(analysis),
         layers=layers_table(analysis),
+        kernel_points=kernels_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),

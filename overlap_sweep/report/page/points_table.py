@@ -47,7 +47,7 @@ def points_table(analysis: Analysis) -> Table:
     """Of operators. The case is a column where there is more than one."""
     chosen = _chosen(analysis)
     ratios = {(row["directory"], row["pass"]): _ratio(row) for row in analysis.rows}
-    points = [point for point in analysis.reading.points if not point.is_layer]
+    points = [point for point in analysis.reading.points if point.is_operator]
     several = len(analysis.cases) > 1 or len({_known_case(point) for point in points}) > 1
     columns = ["TP", "operator", "pass", "setting", "status", *TOLD_FIRST, "note", *TOLD_LAST, "point"]
     rows = []
@@ -74,11 +74,11 @@ def layers_table(analysis: Analysis) -> Table:
                 Cell(str(row["kind"])),
                 Cell(without_folders(row["variant"] or ""), kind="setting"),
                 _layer_status(row),
-                *(_number(row[name], as_ms) for name in ("all_us", "fwd_us", "bwd_us")),
-                _number(row["ratio"], lambda value: f"{value:.3f}"),
+                *(number(row[name], as_ms) for name in ("all_us", "fwd_us", "bwd_us")),
+                number(row["ratio"], lambda value: f"{value:.3f}"),
                 Cell(interval),
-                _number(row["hidden_fraction"], as_percent, -BEYOND),
-                Cell(_first_line(row["error"]), kind="reason"),
+                number(row["hidden_fraction"], as_percent, -BEYOND),
+                Cell(first_line(row["error"]), kind="reason"),
                 Cell(row["directory"]),
             ]
         )
@@ -155,24 +155,24 @@ def _judged(launch_bound: bool, is_chosen: bool) -> tuple[Cell, Cell]:
 def _told_first(times: PassTimes, ratio: float | None) -> list[Cell]:
     time_us, none_us, floor_us = times.point.median_us, times.none.median_us, times.floor.median_us
     return [
-        _number(time_us, as_us),
-        _number(none_us, as_us),
-        _number(none_us / time_us, lambda value: f"{value:.3f}", -BEYOND),
-        _number(hidden_fraction(time_us, none_us, floor_us), as_percent, -BEYOND),
-        _number(ratio, lambda value: f"{value:.2f}", -BEYOND),
+        number(time_us, as_us),
+        number(none_us, as_us),
+        number(none_us / time_us, lambda value: f"{value:.3f}", -BEYOND),
+        number(hidden_fraction(time_us, none_us, floor_us), as_percent, -BEYOND),
+        number(ratio, lambda value: f"{value:.2f}", -BEYOND),
     ]
 
 
 def _told_last(times: PassTimes) -> list[Cell]:
     q1_us, q3_us = times.point.q1_us, times.point.q3_us
-    return [Cell(f"{as_us(q1_us)} to {as_us(q3_us)}", q3_us - q1_us, "number"), _number(times.floor.median_us, as_us)]
+    return [Cell(f"{as_us(q1_us)} to {as_us(q3_us)}", q3_us - q1_us, "number"), number(times.floor.median_us, as_us)]
 
 
 def _nothing(column: str) -> Cell:
     return Cell("", -BEYOND if column in HIGH_FIRST else BEYOND, "number")
 
 
-def _number(value: float | None, written: Callable[[float], str], place_of_nothing: float = BEYOND) -> Cell:
+def number(value: float | None, written: Callable[[float], str], place_of_nothing: float = BEYOND) -> Cell:
     if value is None or math.isnan(value):
         return Cell("", place_of_nothing, "number")
     return Cell(written(value), round(value, 6), "number")
@@ -190,5 +190,5 @@ def _asked(config: Mapping[str, Any]) -> str:
     return phase + space.setting_name({knob: config.get(knob) for knob in ("method", *space.KNOBS)})
 
 
-def _first_line(text: str | None) -> str:
+def first_line(text: str | None) -> str:
     return next(iter((text or "").strip().splitlines()), "")

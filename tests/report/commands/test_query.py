@@ -10,10 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlap_sweep.analysis import frame, layer_frame
+from overlap_sweep.analysis import frame, kernel_frame, layer_frame
+from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import config, pass_times, variant, write_layer, write_point
 from tests.report.sweeps import write_sweep
 from tests.report.test_command_line import ROOT, TRACE, analyze, assert_one_error, files_below, on_terminal
+from tests.report.test_kernels import write_family
 from tests.report.tuned_sweeps import write_tuned_sweep
 
 
@@ -224,3 +226,37 @@ def test_help_names_every_column() -> None:
     of_points, _, of_layers = shown.partition("Columns with --layers")
     assert frame.COLUMNS.keys() <= set(of_points.split())
     assert layer_frame.COLUMNS.keys() <= set(of_layers.split())
+
+
+def test_rows_of_kernels(tmp_path: Path) -> None:
+    write_family(tmp_path / "kernels")
+    found = rows(tmp_path, "m == 8192 and implementation == 'ring'")
+    assert [(row["backend"], row["time_us"], row["chosen"]) for row in found] == [("torch", 130.0, True)]
+    assert found[0].keys() == kernel_frame.COLUMNS.keys()
+    assert len(rows(tmp_path, "status == 'left_out'")) == 2
+    # Beside others they have to be asked for.
+    write_sweep(tmp_path / "operators")
+    assert len(rows(tmp_path)) == 13
+    assert rows(tmp_path, "--kernels", "m == 8192 and implementation == 'ring'") == [
+        {**found[0], "directory": "kernels/torch_8192"}
+    ]
+    shown = analyze("query", tmp_path, "--kernels", "chosen", "--sort", "m").stdout
+    header = next(line for line in shown.splitlines() if "implementation" in line).split()
+    assert header[:4] == ["kernel", "m", "n", "k"]
+    assert "2 rows" in shown
+    assert analyze("query", tmp_path, "--kernels", "--layers").returncode == 2
+
+
+def test_rows_of_kernels_that_were_analysed_elsewhere(tmp_path: Path) -> None:
+    raw = rows(write_family(tmp_path / "kernels"))
+    analyze(tmp_path / "kernels", "--output", tmp_path / "reports")
+    assert rows(tmp_path / "reports") == rows(tmp_path / "reports", "--kernels") == raw
+    assert_one_error(analyze("query", tmp_path / "reports", "--layers"), "holds no results")
+
+
+def test_of_kernels_that_all_failed_the_reasons_are_shown(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {}, kernel_config(backend="flux"), status="skipped", error="flux is not installed")
+    process = analyze("query", tmp_path)
+    assert "flux is not installed" in process.stdout
+    write_kernel(tmp_path, {"a": implementation(150.0)})
+    assert "flux is not installed" in analyze("query", tmp_path, "status != 'ok'").stdout

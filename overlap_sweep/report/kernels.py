@@ -1,0 +1,180 @@
+"""Kernels for people: which implementation to use at which m, and the table that this comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from overlap_sweep.analysis.kernel_warnings import warnings
+from overlap_sweep.analysis.kernels import (
+    DONT_OVERLAP,
+    ImplementationRow,
+    KernelAnalysis,
+    ShapeAnalysis,
+    analyse_kernels,
+    answers_in_words,
+)
+from overlap_sweep.analysis.points import Point
+from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
+from overlap_sweep.report.console import fits, print_lines
+from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.provenance import environments
+
+LEFT = ("implementation", "backend", "note")
+
+
+def print_kernels(points: Iterable[Point], console: Console) -> None:
+    """Heading, answer, table and warnings of those among them that are kernels, the points of a case together."""
+    for analysis in analyse_kernels(points):
+        print_analysis(analysis, console)
+
+
+def print_analysis(analysis: KernelAnalysis, console: Console) -> None:
+    """The answer first."""
+    console.print(f"\n{title(analysis)}", style="bold")
+    print_lines([answers_in_words(analysis)], console)
+    print_lines([answer(shape) for shape in analysis.shapes], console, indent=4)
+    print_table(analysis, console)
+    print_lines(cautions(analysis), console, indent=0)
+
+
+def title(analysis: KernelAnalysis) -> str:
+    """What was measured, and on what."""
+    subjects = f" ({', '.join(analysis.subjects)})" if analysis.subjects else ""
+    return f"{analysis.case}{subjects}: {KERNELS[analysis.case.kernel]}"
+
+
+def answer(shape: ShapeAnalysis) -> str:
+    """Of one m, with what it comes from."""
+    chosen = shape.chosen
+    if chosen is None:
+        return f"m={shape.m}: no answer, {shape.reason}"
+    if chosen.name == SEQUENTIAL:
+        return f"m={shape.m}: {DONT_OVERLAP}, {as_us(chosen.time_us)} us; {shape.reason}"
+    return (
+        f"m={shape.m}: {chosen.label}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x {SEQUENTIAL}, "
+        f"hidden {as_percent(chosen.hidden_fraction)}, {as_over(chosen.over_bound)} the bound; {shape.reason}"
+    )
+
+
+def cautions(analysis: KernelAnalysis) -> list[str]:
+    """What to know before believing the answers, and what was left out: a sentence each."""
+    lines = warnings(analysis)
+    if len(environments(analysis.points)) > 1:
+        # Flux's wheels exist for old versions of torch only.
+        lines.append(
+            "The points were measured in different environments, each beside a sequential of its own; see "
+            "tuning_report.json for what differs."
+        )
+    return [*lines, *_left_out(analysis)]
+
+
+def _left_out(analysis: KernelAnalysis) -> list[str]:
+    """What was not timed, but for wrong numbers: a sentence for each reason."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for shape in analysis.shapes:
+        for label, reason in shape.left_out.items():
+            if label not in shape.wrong:
+                first_line = next(iter(reason.splitlines()), "no reason given")
+                found.setdefault((label, first_line), []).append(shape.m)
+    return [
+        f"Left out: {label} at m={', '.join(map(str, ms))}: {reason.removesuffix('.')}."
+        for (label, reason), ms in found.items()
+    ]
+
+
+def note(row: ImplementationRow, shape: ShapeAnalysis) -> str:
+    """What tells a row from those that are simply slower."""
+    notes = [
+        *(["use this"] if row is shape.chosen else []),
+        *(["the bound"] if row is shape.binding else []),
+        *(["independent"] if row.independent else []),
+        *(["launch-bound"] if row.launch_bound else []),
+        *(["wrong numbers in another point"] if row.label in shape.wrong else []),
+    ]
+    return ", ".join(notes)
+
+
+def as_over(over_bound: float) -> str:
+    """`8% above`, `3% below`; of the rows without one `-`."""
+    if math.isnan(over_bound):
+        return "-"
+    return f"{abs(over_bound):.0%} {'above' if over_bound >= 0 else 'below'}"
+
+
+def print_table(analysis: KernelAnalysis, console: Console) -> None:
+    """A row for each implementation at each m, baselines first; stacked where the terminal is too narrow."""
+    rows = [(shape, row, cells(row, shape)) for shape in analysis.shapes for row in shape.rows]
+    shown = [header for header in rows[0][2] if any(of_row[header] for _, _, of_row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("m", justify="right", no_wrap=True)
+    for header in shown:
+        table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
+    for shape, row, of_row in rows:
+        is_first, is_last = row is shape.rows[0], row is shape.rows[-1]
+        style = "green" if row is shape.chosen else "dim" if row.backend is None else ""
+        first, *others = (of_row[header] for header in shown)
+        table.add_row(str(shape.m) if is_first else "", Text(first, style), *map(Text, others), end_section=is_last)
+    if fits(table, console):
+        console.print(table)
+    else:
+        _print_stacked(analysis.shapes, console)
+    print_lines([_legend(analysis)], console, indent=0)
+    console.print()
+
+
+def cells(row: ImplementationRow, shape: ShapeAnalysis) -> dict[str, str]:
+    """By header; an empty cell is not applicable."""
+    is_part = row.name in (GEMM_ONLY, COMM_ONLY) and row.backend is None
+    return {
+        "implementation": row.name,
+        "backend": row.backend or "",
+        "time us": as_us(row.time_us),
+        "noise us": as_us(row.estimate.noise_us),
+        "TFLOP/s": as_rate(row.tflops),
+        "GB/s": as_rate(row.link_gb_per_s),
+        "hidden": "" if is_part else as_percent(row.hidden_fraction),
+        "speedup": "" if is_part else f"{row.speedup:.2f}x",
+        "vs bound": "" if is_part else f"{row.over_bound:+.0%}",
+        "error": "" if row.relative_error is None else as_error(row.relative_error),
+        "note": note(row, shape),
+    }
+
+
+def as_rate(rate: float) -> str:
+    """Three digits; empty where there is none."""
+    if math.isnan(rate):
+        return ""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def as_error(relative_error: float) -> str:
+    return f"{relative_error:.0e}" if relative_error else "0"
+
+
+def _legend(analysis: KernelAnalysis) -> str:
+    told = (
+        "Times are relative to the sequential beside them; TFLOP/s and GB/s (received) are of one rank. The bound is "
+        "the longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM)."
+    )
+    if any(row.independent for shape in analysis.shapes for row in shape.rows):
+        told += " independent: its GEMM does not wait for its communication, so it is no way to compute this kernel."
+    return told
+
+
+def _print_stacked(shapes: Sequence[ShapeAnalysis], console: Console) -> None:
+    for shape in shapes:
+        console.print(f"\nm={shape.m}", style="bold")
+        for row in shape.rows:
+            of_row = cells(row, shape)
+            told = f" ({of_row['note']})" if of_row["note"] else ""
+            print_lines([f"{row.label}{told}: {of_row['time us']} us, noise {of_row['noise us']}"], console)
+            rates = [f"{of_row[unit]} {unit}" for unit in ("TFLOP/s", "GB/s") if of_row[unit]]
+            named = [f"{name} {of_row[name]}" for name in ("hidden", "speedup", "vs bound", "error") if of_row[name]]
+            print_lines([", ".join([*rates, *named])], console, indent=4)
+    console.print()

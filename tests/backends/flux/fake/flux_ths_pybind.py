@@ -1,0 +1,1 @@
+"""In place of Flux's extension module, which is looked for and imported by nobody but Flux."""

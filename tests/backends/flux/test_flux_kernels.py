@@ -1,0 +1,249 @@
+"""The Flux adapter against a module of Flux's names and signatures that computes through gloo; see fake/."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.backends.flux import kernels
+from overlap_sweep.errors import Refused
+from overlap_sweep.ranks import Ranks
+from tests.processes import run_ranks
+
+FAKE = Path(__file__).parent / "fake"
+HOPPER, ADA, AMPERE, BLACKWELL = (9, 0), (8, 9), (8, 0), (10, 0)
+
+
+def flux_point(kernel: str, precision: str = "fp16", **changes: Any) -> dict[str, Any]:
+    return {
+        **{"kernel": kernel, "m": 48, "n": 96, "k": 32, "tp_size": 2, "precision": precision, "repetition": 0},
+        "backend": "flux",
+        "workload": {"seed": 0},
+        "runtime": {"device": "cuda"},
+        **changes,
+    }
+
+
+def _become(capability: tuple[int, int]) -> Any:
+    """Have this process see the fake Flux and a GPU of that compute capability; the fake."""
+    import torch
+
+    sys.path.insert(0, str(FAKE))
+    torch.cuda.get_device_capability = lambda device=None: capability  # type: ignore[assignment]
+    import flux.cpp_mod
+
+    return flux.cpp_mod
+
+
+def computed(
+    ranks: Ranks, capability: tuple[int, int], precision: str, names: dict[str, list[str]]
+) -> tuple[dict[str, float | str], list[str], int, dict[str, str]]:
+    """By name the error, or why it was refused; what Flux was called with; what it holds after all points were closed;
+    its environment."""
+    import gc
+    import weakref
+
+    from overlap_sweep.workloads import kernel_bench
+
+    fake = _become(capability)
+    found: dict[str, float | str] = {}
+    held = []
+    for kernel, of_kernel in names.items():
+        point = flux_point(kernel, precision)
+        problem = kernel_bench.draw_problem(point, ranks)
+        built = {}
+        for name in of_kernel:
+            setting = kernels.named(point, name)
+            assert setting is not None, name
+            try:
+                built[name] = kernels.build(point, setting, problem, ranks)
+            except Refused as reason:
+                found[name] = str(reason)
+        found |= {name: kernel_bench.check(call, problem, ranks).error for name, call in built.items()}
+        held += [weakref.ref(one) for one in fake.ALLOCATED]
+        fake.ALLOCATED.clear()
+        kernels.close()
+        del problem
+    gc.collect()
+    return (
+        found,
+        fake.CALLS,
+        sum(one() is not None for one in held),
+        {n: os.environ.get(n, "") for n in kernels.NVSHMEM},
+    )
+
+
+def listed(precision: str, transposed: bool = True) -> dict[str, list[str]]:
+    names = {kernel: list(kernels.implementations(flux_point(kernel, precision))) for kernel in ("ag_gemm", "gemm_rs")}
+    if transposed:
+        names = {kernel: of + [name + kernels.TRANSPOSED for name in of] for kernel, of in names.items()}
+    return names
+
+
+@pytest.mark.parametrize("capability", [HOPPER, AMPERE], ids=["sm90", "sm80"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_all_implementations_compute_the_kernel(capability: tuple[int, int], precision: str) -> None:
+    names = listed(precision)
+    for found, _, held, _ in run_ranks(2, computed, capability, precision, names):
+        assert set(found) == {name for of_kernel in names.values() for name in of_kernel}
+        assert all(isinstance(error, float) and error < 1e-2 for error in found.values()), found
+        assert not held, "close frees what the ranks share, while what was built is still there"
+
+
+def test_settings_reach_flux_and_share_one_buffer() -> None:
+    names = {"ag_gemm": ["all_to_all_ce1", "ring_ce1", "ring_ce0_transposed"], "gemm_rs": ["scatter", "scatter_fused"]}
+    _, calls, _, environment = run_ranks(2, computed, HOPPER, "fp16", names)[0]
+    assert list(dict.fromkeys(calls)) == [
+        "All2All cuda_core=False transposed=False",
+        "Ring1D cuda_core=False transposed=False",
+        "Ring1D cuda_core=True transposed=True",
+        "fused=False transposed=False",
+        "fused=True transposed=False",
+    ]
+    assert environment["NVSHMEM_DISABLE_CUDA_VMM"] == "1"
+
+
+def test_fp8_is_scaled_where_flux_has_it() -> None:
+    for found, *_ in run_ranks(2, computed, ADA, "fp8", listed("fp8", transposed=False)):
+        assert all(isinstance(error, float) and error < 1e-2 for error in found.values()), found
+
+
+def test_fp8_is_refused_on_hopper_and_all_on_blackwell() -> None:
+    names = listed("fp8", transposed=False)
+    assert set(run_ranks(2, computed, HOPPER, "fp8", names)[1][0].values()) == {
+        "Flux has FP8 for compute capability 8.9 only, and this is 9.0"
+    }
+    assert set(run_ranks(2, computed, BLACKWELL, "fp16", {"gemm_rs": ["scatter"]})[0][0].values()) == {
+        "Flux runs on GPUs of compute capability 8.0, 8.9, 9.0, and this is 10.0"
+    }
+
+
+def refused_by_flux(ranks: Ranks, what: str) -> str:
+    """Why nothing can be built, with a Flux that lacks something."""
+    from overlap_sweep.workloads import kernel_bench
+
+    fake = _become(HOPPER)
+    import flux
+
+    point = flux_point("gemm_rs")
+    problem = kernel_bench.draw_problem(point, ranks)
+    if what == "not compiled":
+        flux.GemmRS = fake.NotCompiled()
+    elif what == "not importable":
+        del sys.modules["flux"]
+        sys.modules["flux.cpp_mod"] = None  # type: ignore[assignment]
+    elif what == "no kernel":
+        fake._check_compiled = lambda *_: fake._check(False, "No registered hparams found for meta:GemmMeta")
+    else:
+        fake._product = lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: an illegal memory access"))
+    try:
+        kernels.build(point, {"method": "scatter"}, problem, ranks)
+    except Refused as reason:
+        return str(reason)
+    except RuntimeError as error:
+        return f"raised {error}"
+    finally:
+        kernels.close()
+    return "built"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("not compiled", f"Flux 1.1.1 has no GemmRS; install 1.1.1: {kernels.INSTALL}"),
+        (
+            "no kernel",
+            "Flux: /flux/src/fake.cc:1 Check failed: condition. No registered hparams found for meta:GemmMeta",
+        ),
+        (
+            "not importable",
+            "Flux cannot be imported (import of flux.cpp_mod halted; None in sys.modules); was it built",
+        ),
+        ("a CUDA error", "raised CUDA error: an illegal memory access"),
+    ],
+)
+def test_what_flux_lacks_is_refused_and_what_fails_is_not(what: str, said: str) -> None:
+    for reason in run_ranks(2, refused_by_flux, what):
+        assert reason.startswith(said)
+        assert "\n" not in reason
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have this process find the packages of a folder, as if nothing had been looked for before."""
+
+    def find(folder: Path) -> None:
+        monkeypatch.syspath_prepend(str(folder))
+        kernels.missing.cache_clear()
+
+    yield find
+    kernels.missing.cache_clear()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flux") is not None, reason="a flux is installed")
+def test_without_flux_it_is_said_how_to_install_it(installed: Any, tmp_path: Path) -> None:
+    installed(tmp_path)
+    reason = kernels.refusal(flux_point("ag_gemm"))
+    assert reason is not None
+    assert "pip install --no-build-isolation byte-flux==1.1.1" in reason
+    assert "torch 2.4 to 2.6" in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("form", ["package", "module", "namespace"])
+def test_another_flux_is_told_from_bytedances_without_importing_it(installed: Any, tmp_path: Path, form: str) -> None:
+    path = tmp_path / ("flux.py" if form == "module" else "flux/__init__.py" if form == "package" else "flux/a/b.py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("raise SystemExit('imported')\n")
+    installed(tmp_path)
+    reason = kernels.refusal(flux_point("ag_gemm"))
+    assert reason is not None
+    assert "is another package than ByteDance's Flux; uninstall it, then pip install" in reason
+
+
+def test_a_checkout_that_was_not_built_is_recognised(installed: Any, tmp_path: Path) -> None:
+    shutil.copytree(FAKE / "flux", tmp_path / "flux")
+    installed(tmp_path)
+    assert "no compiled part, flux_ths_pybind" in str(kernels.refusal(flux_point("ag_gemm")))
+
+
+@pytest.mark.parametrize(
+    ("point", "reason"),
+    [
+        (flux_point("ag_gemm"), None),
+        (flux_point("gemm_rs", "bf16"), None),
+        (flux_point("ag_gemm", "fp8"), None),
+        (flux_point("gemm_ar"), "Flux has no GEMM with an all-reduce; it has ag_gemm and gemm_rs"),
+        (flux_point("gemm_rs", "fp32"), "backend=flux has no precision=fp32; it has fp16, bf16, fp8"),
+        (flux_point("ag_gemm", runtime={"device": "cpu"}), "backend=flux needs GPUs; backend=torch runs on cpu"),
+        (flux_point("gemm_rs", k=24), "Flux needs rows of a multiple of 16 bytes, and a rank's weight has 12 inputs"),
+        (flux_point("ag_gemm", n=40), "Flux needs rows of a multiple of 16 bytes, and a rank's weight has 20 outputs"),
+        (
+            flux_point("ag_gemm", "fp8", k=24),
+            "Flux needs rows of a multiple of 16 bytes, and a rank's weight has 24 inputs",
+        ),
+    ],
+)
+def test_refusals_where_it_is_installed(installed: Any, point: dict[str, Any], reason: str | None) -> None:
+    installed(FAKE)
+    assert kernels.refusal(point) == reason
+
+
+def test_names_are_those_of_the_list_and_transposed_ones() -> None:
+    point = flux_point("ag_gemm", "bf16")
+    assert list(kernels.implementations(point)) == ["all_to_all_ce1", "ring_ce1", "ring_ce0"]
+    assert kernels.named(point, "ring_ce0_transposed") == {
+        "method": "ring_exchange",
+        "use_ce": False,
+        "transpose_weight": True,
+    }
+    assert kernels.named(point, "scatter") is None
+    assert kernels.named(flux_point("ag_gemm", "fp8"), "ring_ce0_transposed") is None
+    assert "scatter_fused" not in kernels.implementations(flux_point("gemm_rs", "bf16"))
+    assert kernels.implementations(flux_point("gemm_ar")) == {}

@@ -1,0 +1,168 @@
+"""Kernels of another package, through launch.py: the example of docs/kernels.md, and packages that go wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.backends import KERNELS_GROUP
+from overlap_sweep.kernel_shape import BASELINES
+from overlap_sweep.run_directory import Result
+from tests.sweeps import ROOT, Launch
+
+SMALL = ("workload=kernel", "m=64", "n=96", "k=64", "tp_size=2", "iters=3", "runtime.device=cpu", "profile=none")
+OTHERS = {
+    "broken": "import a_library_that_nobody_has\n",
+    "misspelt": "def refusal(point:\n",
+    "raising": "raise RuntimeError('no licence\\nhere')\n",
+    "unfinished": "from mine.kernels import implementations, named, refusal\n",
+    "shy": """
+from mine.kernels import close, implementations, named, refusal
+from overlap_sweep.errors import Refused
+
+def build(point, setting, problem, ranks):
+    raise Refused("not today")
+""",
+    "wrong": """
+from mine.kernels import build as build_right, close, implementations, named, refusal
+
+def build(point, setting, problem, ranks):
+    call = build_right(point, setting, problem, ranks)
+    return lambda at: call(at)._replace(output=call(at).output * 1.01)
+""",
+    "half_wrong": """
+import wrong
+from mine.kernels import build as build_right, close, implementations, named, refusal
+
+def build(point, setting, problem, ranks):
+    return (wrong.build if setting["num_splits"] == 4 else build_right)(point, setting, problem, ranks)
+""",
+}
+
+
+def fenced(language: str) -> str:
+    """The only block in that language of the document's section."""
+    document = (ROOT / "docs" / "kernels.md").read_text()
+    section = document.partition("\n## Your own implementation\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    (block,) = [text for of_language, text in blocks if of_language == language]
+    return str(block)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as pip leaves it: the document's package as its pyproject.toml says, and one with all the others."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    project = tomllib.loads(fenced("toml"))["project"]
+    entries = project["entry-points"][KERNELS_GROUP]
+    (folder / "mine").mkdir()
+    (folder / "mine" / "__init__.py").touch()
+    (folder / "mine" / "kernels.py").write_text(fenced("python"))
+    for name, code in OTHERS.items():
+        (folder / f"{name}.py").write_text(code)
+    for name, version, points in (
+        (project["name"], project["version"], entries),
+        ("others", "1", {name: name for name in OTHERS}),
+    ):
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"[{KERNELS_GROUP}]", *(f"{left} = {right}" for left, right in points.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def launched(
+    packages: Path, directory: Path, *arguments: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Result]]:
+    path = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
+    launch = Launch(directory, {"PYTHONPATH": path})
+    return launch.run(*arguments), launch.results()
+
+
+def test_the_documents_example_is_measured_as_it_stands(packages: Path, tmp_path: Path) -> None:
+    install, command = fenced("").splitlines()
+    assert install.startswith("pip install")
+    assert command.startswith("python launch.py ")
+    process, results = launched(packages, tmp_path, *command.split()[2:], "iters=3", "profile=none")
+    assert process.returncode == 0, process.stderr
+    assert len(results) == 4
+    assert {result.status for result in results.values()} == {"ok"}
+    ours = [result for result in results.values() if result.point["backend"] == "mine"]
+    assert {result.point["kernel"] for result in ours} == {"ag_gemm", "gemm_rs"}
+    for result in ours:
+        assert set(result.implementations) == {*BASELINES, "pipeline_split2", "pipeline_split4"}
+        one = result.implementations["pipeline_split4"]
+        assert one.setting == {"method": "pipeline", "num_splits": 4}
+        assert one.relative_error is not None
+        assert one.relative_error < 1e-5
+        assert not one.independent
+        assert result.left_out == {}
+
+
+def test_a_name_of_the_users_is_asked_of_the_package(packages: Path, tmp_path: Path) -> None:
+    names = "implementations=[pipeline_split8,pipeline_split64]"
+    process, results = launched(packages, tmp_path, *SMALL, "backend=mine", "kernel=gemm_rs", names)
+    assert process.returncode == 0, process.stderr
+    (result,) = results.values()
+    assert set(result.implementations) == {*BASELINES, "pipeline_split8"}
+    assert result.left_out == {"pipeline_split64": "32 rows of a rank cannot be cut into 64 equal pieces"}
+
+
+def test_a_kernel_that_the_package_refuses_is_skipped(packages: Path, tmp_path: Path) -> None:
+    process, results = launched(packages, tmp_path, *SMALL, "backend=mine", "kernel=gemm_ar")
+    (result,) = results.values()
+    assert (result.status, result.error) == ("skipped", "backend=mine has no gemm_ar in fp32")
+    assert "Traceback" not in process.stdout + process.stderr
+
+
+@pytest.fixture(scope="module")
+def swept(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """By backend, of one sweep over packages whose functions run but do not do what they should."""
+    names = "backend=shy,wrong,half_wrong"
+    process, results = launched(packages, tmp_path_factory.mktemp("swept"), "-m", *SMALL, names, "kernel=ag_gemm")
+    assert process.returncode == 1
+    assert "Traceback" not in process.stdout + process.stderr
+    return {result.point["backend"]: result for result in results.values()}
+
+
+def test_a_point_whose_every_implementation_is_refused_is_skipped(swept: dict[str, Result]) -> None:
+    result = swept["shy"]
+    assert (result.status, result.error) == ("skipped", "pipeline_split2: not today; pipeline_split4: not today")
+
+
+def test_wrong_numbers_fail_the_point(swept: dict[str, Result]) -> None:
+    result = swept["wrong"]
+    assert result.status == "failed"
+    assert result.error is not None
+    assert "pipeline_split2: wrong numbers: relative error 0.0" in result.error
+    assert result.implementations == {}
+
+
+def test_what_is_wrong_is_left_out_beside_what_is_right(swept: dict[str, Result]) -> None:
+    result = swept["half_wrong"]
+    assert result.status == "ok"
+    assert set(result.implementations) == {*BASELINES, "pipeline_split2"}
+    assert result.left_out["pipeline_split4"].startswith("wrong numbers: relative error 0.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "backend=broken cannot be loaded from broken (ModuleNotFoundError: No module named 'a_library_that"),
+        ("misspelt", "backend=misspelt cannot be loaded from misspelt (SyntaxError: "),
+        ("raising", "backend=raising cannot be loaded from raising (RuntimeError: no licence); mend or uninstall it."),
+        ("unfinished", "backend=unfinished: unfinished has no build, close; docs/kernels.md says what it needs."),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_one_line(packages: Path, tmp_path: Path, name: str, said: str) -> None:
+    process, results = launched(packages, tmp_path, *SMALL, f"backend={name}", "kernel=ag_gemm")
+    assert process.returncode == 1
+    assert process.stderr.startswith(f"error: {said}")
+    assert process.stderr.count("\n") == 1
+    assert results == {}

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from overlap_sweep.analysis.kernels import analyse_kernels
+from overlap_sweep.analysis.points import read_points
+from overlap_sweep.report.console import console_for
+from overlap_sweep.report.kernels import answer, print_kernels, title
+from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
+from tests.analysis.run_directories import ENVIRONMENT
+from tests.report.sweeps import write_sweep
+from tests.report.test_command_line import analyze
+from tests.sweeps import Launch
+
+WRONG = "wrong numbers: relative error 0.5, tolerance 0.01"
+
+
+def write_family(directory: Path) -> Path:
+    """Two backends at m=1024 and 8192: symm_mem wins at the first, torch at the second; bulk is independent."""
+    for m, ring_us, fused_us in ((1024, 160.0, 120.0), (8192, 130.0, 150.0)):
+        torch = {"ring": implementation(ring_us, 1.0), "bulk": implementation(110.0, independent=True)}
+        write_kernel(directory, torch, kernel_config(m), f"torch_{m}")
+        left_out = {"refused": "too large\nfor it", "pipeline": WRONG} if m == 1024 else {}
+        write_kernel(
+            directory,
+            {"fused": implementation(fused_us, 1.0)},
+            kernel_config(m, "symm_mem"),
+            f"symm_mem_{m}",
+            left_out=left_out,
+            relative_error={"pipeline": 0.5} if left_out else {},
+        )
+    write_kernel(directory, {}, kernel_config(backend="flux"), "flux", status="skipped", error="flux is not installed")
+    return directory
+
+
+def shown(directory: Path, width: int | None = None) -> str:
+    stream = io.StringIO()
+    console = console_for(stream) if width is None else Console(file=stream, width=width, highlight=False, markup=False)
+    print_kernels(read_points(directory).points, console)
+    return stream.getvalue()
+
+
+def line_with(text: str, *words: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if all(word in line for word in words))
+
+
+def test_the_answer_stands_before_the_table(tmp_path: Path) -> None:
+    lines = [line for line in shown(write_family(tmp_path)).splitlines() if line.strip()]
+    assert lines[:4] == [
+        "ag_gemm n=57344 k=8192 TP=4 bf16 on NVIDIA H200 (llama3_70b fc1): all-gather of the input, then the GEMM",
+        "  m up to 1024: symm_mem fused; from 8192: torch ring",
+        "    m=1024: symm_mem fused, 120.0 us, 1.67x sequential, hidden 80%, 20% above the bound; fastest of 3, "
+        "sequential included",
+        "    m=8192: torch ring, 130.0 us, 1.54x sequential, hidden 70%, 30% above the bound; fastest of 3, "
+        "sequential included",
+    ]
+    assert lines[4].split()[:3] == ["m", "implementation", "backend"]
+
+
+def test_the_table_has_a_line_for_each_implementation(tmp_path: Path) -> None:
+    text = shown(write_family(tmp_path))
+    assert line_with(text, "8192", "sequential", "1.00x") == [
+        "8192", "sequential", "200.0", "0.0", "9,621", "503", "0%", "1.00x", "+100%", "1e-03",
+    ]  # fmt: skip
+    assert line_with(text, "comm_only", "1,258") == ["comm_only", "80.0", "0.0", "1,258"]
+    assert line_with(text, "gemm_only", "bound")[-2:] == ["the", "bound"]
+    assert line_with(text, "bulk", "torch")[-1] == "independent"
+    assert line_with(text, "130.0", "14,801")[-2:] == ["use", "this"]
+    assert "symm_mem pipeline computed wrong numbers at m=1024 (relative error 0.5, tolerance 0.01): don't" in text
+    assert "Left out: symm_mem refused at m=1024: too large." in text
+    assert "independent: its GEMM does not wait for its communication" in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_shows_all_of_it(tmp_path: Path, width: int) -> None:
+    text = shown(write_family(tmp_path), width)
+    assert max(map(len, text.splitlines())) <= width
+    joined = " ".join(text.split())
+    assert "symm_mem fused (use this): 120.0 us" in joined
+    assert "speedup 1.67x" in joined
+
+
+def test_an_answer_in_words(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {"ring": implementation(260.0)}, kernel_config(operator=None))
+    write_kernel(tmp_path, baselines(launch_bound=True) | {"ring": implementation(1.0)}, kernel_config(2048))
+    first, second = (shape for one in analyse_kernels(read_points(tmp_path).points) for shape in one.shapes)
+    assert answer(first) == "m=1024: don't overlap, 200.0 us; the best overlap, torch ring, is 30.0% slower"
+    assert answer(second).startswith("m=2048: no answer, sequential was launch-bound")
+
+
+def test_without_a_model_the_sizes_say_it_all(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(operator=None))
+    (analysis,) = analyse_kernels(read_points(tmp_path).points)
+    assert title(analysis).startswith("ag_gemm n=57344 k=8192 TP=4 bf16 on NVIDIA H200: all-gather")
+
+
+def test_analyze_writes_answers_and_tables(tmp_path: Path) -> None:
+    process = analyze(write_family(tmp_path))
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "m up to 1024: symm_mem fused; from 8192: torch ring" in process.stdout
+    assert "skipped: flux: flux is not installed" in process.stdout
+    assert "5 points: 4 ok, 1 skipped" in process.stdout
+    assert "m up to 1024: symm_mem fused" in (tmp_path / "summary.txt").read_text()
+    rows = list(csv.DictReader((tmp_path / "kernels.csv").open()))
+    # Four points with three baselines each, six implementations, two left out, and a skipped point.
+    assert len(rows) == 4 * 3 + 6 + 2 + 1
+    assert {(row["m"], row["backend"], row["implementation"]) for row in rows if row["chosen"] == "True"} == {
+        ("1024", "symm_mem", "fused"),
+        ("8192", "torch", "ring"),
+    }
+    assert (tmp_path / "kernels.parquet").exists()
+    assert not (tmp_path / "points.csv").exists()
+    report = json.loads((tmp_path / "tuning_report.json").read_text())
+    (kernel,) = report["kernels"]
+    assert kernel["recommendation"].endswith("m up to 1024: symm_mem fused; from 8192: torch ring")
+    assert [(answer["m"], answer["implementation"]) for answer in kernel["answers"]] == [
+        (1024, "fused"),
+        (8192, "ring"),
+    ]
+    assert [row["implementation"] for row in kernel["answers"][0]["implementations"]][-1] == "ring"
+    assert kernel["answers"][0]["left_out"] == {"symm_mem refused": "too large\nfor it", "symm_mem pipeline": WRONG}
+    assert len(report["kernel_points"]) == len(rows)
+
+
+def test_answers_as_rows(tmp_path: Path) -> None:
+    process = analyze(write_family(tmp_path), "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(process.stdout)))
+    assert [(row["m"], row["backend"], row["implementation"], row["speedup"]) for row in rows] == [
+        ("1024", "symm_mem", "fused", "1.6666666666666667"),
+        ("8192", "torch", "ring", "1.5384615384615385"),
+    ]
+    failing = analyze(tmp_path, "--format", "csv", "--fail-if", "m > 1024 and speedup < 1.6")
+    assert failing.returncode == 3
+    assert "holds for 1 of 2 answers, first m 8192 ring at TP=4 (m 8192, speedup 1.538)" in failing.stderr
+
+
+def test_beside_operators_their_answers_are_the_rows(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "operators")
+    write_family(tmp_path / "kernels")
+    process = analyze(tmp_path, "--format", "csv")
+    assert "those about kernels are in kernels.csv" in process.stderr
+    assert {row["slot"] for row in csv.DictReader(io.StringIO(process.stdout))} >= {"fc1_fprop", "fc2_fprop"}
+    process = analyze(tmp_path)
+    assert process.stderr == ""
+    assert "llama3_8b, 8192 tokens, bf16, backend transformer_engine on NVIDIA H200" in process.stdout
+    assert "m up to 1024: symm_mem fused" in process.stdout
+
+
+def test_points_of_different_environments_say_so(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {"ring": implementation(150.0)})
+    assert "different environments" not in shown(tmp_path)
+    older = {**ENVIRONMENT, "packages": {"torch": "2.6.0"}}
+    write_kernel(tmp_path, {"fused": implementation(140.0)}, kernel_config(backend="flux"), environment=older)
+    assert "The points were measured in different environments, each beside a sequential of its own" in shown(tmp_path)
+
+
+def test_of_two_machines_each_has_its_answer(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {"ring": implementation(150.0)})
+    write_kernel(tmp_path, {"ring": implementation(250.0)}, environment={**ENVIRONMENT, "gpu": "NVIDIA H100"})
+    text = shown(tmp_path)
+    assert text.index("on NVIDIA H100") < text.index("don't overlap") < text.index("on NVIDIA H200")
+    assert "m=1024: torch ring" in text
+
+
+def test_a_kernel_on_two_ranks_from_launch_to_report(tmp_path: Path) -> None:
+    """Real processes that communicate by gloo."""
+    launch = Launch(tmp_path / "sweep")
+    shape = ("workload=kernel", "kernel=ag_gemm", "tp_size=2", "m=32", "n=64", "k=64", "iters=3", "profile=none")
+    process = launch.run("-m", *shape, "backend=torch", "runtime.device=cpu")
+    assert process.returncode == 0, process.stderr
+    assert "ag_gemm n=64 k=64 TP=2 fp32 on cpu: all-gather of the input, then the GEMM" in process.stdout
+    assert "gemm_only" in process.stdout
+    analysed = analyze(tmp_path / "sweep")
+    assert (analysed.returncode, analysed.stderr) == (0, "")
+    (analysis,) = analyse_kernels(read_points(tmp_path / "sweep").points)
+    assert [shape.m for shape in analysis.shapes] == [32]
+    assert analysis.shapes[0].chosen
+    assert analysis.shapes[0].implementations
