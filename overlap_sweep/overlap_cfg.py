@@ -46,8 +46,8 @@ _HEAD_OF_OPERATOR = """# What the backend was given (Transformer Engine: initial
 _HEAD_OF_LAYER = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs), and what the layer was,
 # in the names of Megatron-Core's switches:
 """
-_TAIL_OF_LAYER = """# A slot that is not here ran, where its switch is on, at the library's default (Transformer Engine's, or with
-# backend=symm_mem async TP), and with backend=torch, which has none, without overlap.
+_TAIL_OF_LAYER = """# A slot that is not here ran, where its switch is on, at the library's default
+# (Transformer Engine's, or with backend=symm_mem async TP), and with backend=torch, which has none, without overlap.
 """
 
 _COUNTS = ("num_sm", "num_splits", "cga_size")

@@ -76,7 +76,7 @@ class VariantTimes(msgspec.Struct, kw_only=True):
 
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):
-    """One implementation of a kernel, or one of `kernel_shape.BASELINES`, on the tensors that all of the point shared."""
+    """One implementation of a kernel, or one of `kernel_shape.BASELINES`, on the tensors that all of a point share."""
 
     time: Timing
     """The i-th samples of all implementations were taken side by side, so they pair."""

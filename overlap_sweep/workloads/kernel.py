@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
 TOLERANCE = {"fp32": 1e-4}
 DEFAULT_TOLERANCE = 2e-2
-"""Of results in fp16 and bf16, which round each partial sum, and of FP8, accumulated fast. A wrong chunk is off by 1."""
+"""Of results in fp16 and bf16, which round each partial sum, and of FP8, added up fast. A wrong chunk is off by 1."""
 WARMUP = {"cuda": 3, "cpu": 1}
 CUSTOM = "custom"
 """In place of a model's name where the sizes were given."""

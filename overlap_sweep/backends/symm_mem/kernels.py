@@ -57,6 +57,9 @@ def _takes(point: Mapping[str, Any], name: str) -> bool:
     if name == "async_input":
         # Its kernel is made for bf16, and cuts each rank's rows by the number of ranks.
         return point["precision"] == "bf16" and point["m"] % point["tp_size"] ** 2 == 0
+    if name in ("one_shot", "two_shot"):
+        # They add in these alone.
+        return point["precision"] in ("fp32", "bf16")
     if name == "scatter_gather":
         return bool(point["m"] % point["tp_size"] == 0)
     return True

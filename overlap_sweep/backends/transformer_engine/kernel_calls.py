@@ -15,6 +15,7 @@ from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
 from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends.transformer_engine import userbuffers
 from overlap_sweep.errors import Refused
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.space import Setting
@@ -22,19 +23,26 @@ from overlap_sweep.space import Setting
 MAX_STREAMS = 3
 """That GEMMs of one ring exchange run on, as in initialize_ub."""
 
+Held = list[Any]
+"""The communicator, until it is closed."""
+_open: list[Held] = []
+
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
     gathers = problem.shape.gathers
     moved = problem.inputs[0].data if gathers else problem.whole[0].data
     columns = problem.shape.k if gathers else problem.shape.n
+    # All communicators of a process share what the first to be destroyed takes down.
+    userbuffers.destroy()
     try:
-        comm = _communicator(setting, [problem.shape.m, columns], moved.dtype, gathers, point, ranks)
+        held = [_communicator(setting, [problem.shape.m, columns], moved.dtype, gathers, point, ranks)]
     except (ValueError, AssertionError) as error:
         raise Refused(f"Transformer Engine: {error}") from error
+    _open.append(held)
     weight = _for_gemm(problem.weight)
     if setting["method"] == "bulk":
-        return _bulk_gather(comm, weight, problem) if gathers else _bulk_scatter(comm, weight, problem)
-    return _gather(comm, weight, problem) if gathers else _scatter(comm, weight, problem)
+        return _bulk_gather(held, weight, problem) if gathers else _bulk_scatter(held, weight, problem)
+    return _gather(held, weight, problem) if gathers else _scatter(held, weight, problem)
 
 
 def _communicator(
@@ -80,10 +88,11 @@ def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
     )
 
 
-def _gather(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
+def _gather(held: Held, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
     size = [problem.shape.m, problem.shape.k]
 
     def call(at: int) -> Outputs:
+        (comm,) = held
         x = problem.inputs[at]
         comm.copy_into_buffer(_as_bytes(x.data), local_chunk=True)
         rows = _for_gemm(x, comm.get_buffer(shape=size))
@@ -93,8 +102,9 @@ def _gather(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Outputs
     return call
 
 
-def _scatter(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
+def _scatter(held: Held, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
     def call(at: int) -> Outputs:
+        (comm,) = held
         x = problem.inputs[at]
         output = torch.empty(problem.shape.output_shape, dtype=problem.out_dtype, device=x.data.device)
         general_gemm(
@@ -110,10 +120,11 @@ def _scatter(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Output
     return call
 
 
-def _bulk_gather(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
+def _bulk_gather(held: Held, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
     size = [problem.shape.m, problem.shape.k]
 
     def call(at: int) -> Outputs:
+        (comm,) = held
         whole = problem.whole[at]
         comm.copy_into_buffer(_as_bytes(problem.inputs[at].data), local_chunk=True)
         output, *_ = general_gemm(
@@ -129,10 +140,11 @@ def _bulk_gather(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Ou
     return call
 
 
-def _bulk_scatter(comm: Any, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
+def _bulk_scatter(held: Held, weight: Any, problem: Problem) -> Callable[[int], Outputs]:
     """The product is copied into the buffer first. In a layer the GEMM before has written it there."""
 
     def call(at: int) -> Outputs:
+        (comm,) = held
         comm.copy_into_buffer(problem.whole[at].data, local_chunk=False)
         product, *_ = general_gemm(
             weight,
@@ -152,6 +164,9 @@ def _as_bytes(data: Tensor) -> Tensor:
 
 
 def close() -> None:
-    """No rank may free its buffers while another still reads them."""
+    """Free all communicators, before others are made. Collective: no rank may while another still reads its buffers."""
     torch.cuda.synchronize()
     dist.barrier()
+    for held in _open:
+        held.clear()
+    _open.clear()
