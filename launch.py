@@ -33,7 +33,7 @@ def main(config: DictConfig) -> float:
 
 
 def print_measured() -> None:
-    """The tables of the layers and kernels that were measured: few enough to be read at once, unlike the points of a
+    """What the layers and kernels that were measured say: little enough to be read at once, unlike the points of a
     sweep of operators. Kernels of several backends are compared with each other."""
     measured = [o.directory for o in outcomes.all if o.workload in ("layer", "kernel") and o.status == "ok"]
     if measured:

@@ -73,6 +73,7 @@ class _SizedWorkload(_Workload, kw_only=True):
 
 class _Runtime(msgspec.Struct):
     device: str
+    max_connections: _Count | None = None
 
 
 class _Configuration(msgspec.Struct):

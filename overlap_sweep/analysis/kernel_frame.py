@@ -14,6 +14,7 @@ from overlap_sweep.analysis.kernels import (
     KernelAnalysis,
     ShapeAnalysis,
     link_gb_per_s,
+    name_in_tables,
     tflops,
 )
 from overlap_sweep.analysis.points import Point
@@ -141,9 +142,9 @@ def _of_point(point: Point, chosen: ImplementationRow | None) -> list[Row]:
         for name, times in measured.items()
     ]
     asked = point.config.get("implementations") or {}
-    return rows + [
+    return [{**row, "implementation": name_in_tables(row["implementation"], point)} for row in rows] + [
         {
-            "implementation": name,
+            "implementation": name_in_tables(name, point),
             **(knob_cells(asked[name]) if name in asked else {}),
             "status": LEFT_OUT,
             "error": reason,
@@ -155,7 +156,9 @@ def _of_point(point: Point, chosen: ImplementationRow | None) -> list[Row]:
 
 
 def _is_chosen(name: str, point: Point, chosen: ImplementationRow | None) -> bool:
-    return chosen is not None and chosen.name == name and chosen.backend in (None, point.config["backend"])
+    if chosen is None or chosen.backend not in (None, point.config["backend"]):
+        return False
+    return chosen.name == name_in_tables(name, point)
 
 
 def _wrong(name: str, point: Point) -> float | None:

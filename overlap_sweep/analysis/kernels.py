@@ -84,7 +84,7 @@ class ImplementationRow:
 
     @property
     def label(self) -> str:
-        """`symm_mem ring_exchange`, or a baseline's name."""
+        """`symm_mem ring`, or a baseline's name."""
         return f"{self.backend} {self.name}" if self.backend else self.name
 
     @property
@@ -196,7 +196,7 @@ def kernel_case(point: Point) -> KernelCase:
 
 
 def answers_in_words(analysis: KernelAnalysis) -> str:
-    """`m up to 2048: symm_mem ring_exchange; from 4096: transformer_engine ring_exchange_agg1`."""
+    """`m up to 2048: symm_mem ring; from 4096: transformer_engine ring_agg1`."""
     runs = [
         (advice, [shape.m for shape in same])
         for advice, same in groupby(
@@ -277,9 +277,16 @@ def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Bes
         assert point.result
         implementations = point.result.implementations
         for name, times in implementations.items():
-            backend = None if name in BASELINES else point.config["backend"]
-            found[backend, name].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
+            key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point))
+            found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
     return found
+
+
+def name_in_tables(name: str, point: Point) -> str:
+    """An implementation's, with the CUDA connections where they were given: `ring_conn8`. Its time may depend on them
+    more than on anything else."""
+    connections = point.config["runtime"].get("max_connections")
+    return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
 
 def _simplicity(point: Point) -> tuple[int, str]:
@@ -345,7 +352,8 @@ def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, st
     for point in points:
         assert point.result
         for name, reason in point.result.left_out.items():
-            label, is_wrong = f"{point.config['backend']} {name}", name in point.result.relative_error
+            label = f"{point.config['backend']} {name_in_tables(name, point)}"
+            is_wrong = name in point.result.relative_error
             if is_wrong or label not in measured:
                 left_out[label] = reason
             wrong |= {label} if is_wrong else set()

@@ -29,16 +29,25 @@ LEFT = ("implementation", "backend", "note")
 
 
 def print_kernels(points: Iterable[Point], console: Console) -> None:
-    """Heading, answer, table and warnings of those among them that are kernels, the points of a case together."""
-    for analysis in analyse_kernels(points):
-        print_analysis(analysis, console)
+    """Those among them that are kernels, the points of a case together: of a single case heading, answer, table and
+    warnings, of several no tables, which would not be read at once."""
+    analyses = analyse_kernels(points)
+    for analysis in analyses:
+        if len(analyses) == 1:
+            print_analysis(analysis, console)
+        else:
+            _print_answers(analysis, console)
+
+
+def _print_answers(analysis: KernelAnalysis, console: Console) -> None:
+    console.print(f"\n{title(analysis)}", style="bold")
+    print_lines([answers_in_words(analysis)], console)
+    print_lines([answer(shape) for shape in analysis.shapes], console, indent=4)
 
 
 def print_analysis(analysis: KernelAnalysis, console: Console) -> None:
     """The answer first."""
-    console.print(f"\n{title(analysis)}", style="bold")
-    print_lines([answers_in_words(analysis)], console)
-    print_lines([answer(shape) for shape in analysis.shapes], console, indent=4)
+    _print_answers(analysis, console)
     print_table(analysis, console)
     print_lines(cautions(analysis), console, indent=0)
 
@@ -65,13 +74,23 @@ def answer(shape: ShapeAnalysis) -> str:
 def cautions(analysis: KernelAnalysis) -> list[str]:
     """What to know before believing the answers, and what was left out: a sentence each."""
     lines = warnings(analysis)
-    if len(environments(analysis.points)) > 1:
+    if _environments(analysis.points) > 1:
         # Flux's wheels exist for old versions of torch only.
         lines.append(
             "The points were measured in different environments, each beside a sequential of its own; see "
             "tuning_report.json for what differs."
         )
     return [*lines, *_left_out(analysis)]
+
+
+def _environments(points: Sequence[Point]) -> int:
+    """How many, not counting what backends set for themselves, each as it is trained with."""
+    found = []
+    for environment in environments(points):
+        variables = {**environment.get("variables", {}), "CUDA_DEVICE_MAX_CONNECTIONS": None}
+        if (alike := {**environment, "variables": variables}) not in found:
+            found.append(alike)
+    return len(found)
 
 
 def _left_out(analysis: KernelAnalysis) -> list[str]:

@@ -81,6 +81,26 @@ def test_repetitions_of_a_backend_are_put_together(tmp_path: Path) -> None:
     assert (row.time_us, row.estimate.repeats, len(row.points)) == (155.0, 10, 2)
 
 
+def test_connections_that_were_given_make_another_implementation(tmp_path: Path) -> None:
+    usual, wrong = kernel_config(), {"left_out": {"agg": "wrong numbers: x"}, "relative_error": {"agg": 0.5}}
+    write_kernel(tmp_path, {"ring": implementation(150.0)}, usual)
+    for connections, time_us in ((1, 160.0), (8, 110.0)):
+        given = {**usual, "runtime": {**usual["runtime"], "max_connections": connections}}
+        write_kernel(tmp_path, {"ring": implementation(time_us)}, given, **wrong)
+    shape = only_shape(tmp_path)
+    assert {row.name: row.time_us for row in shape.implementations} == {
+        "ring": 150,
+        "ring_conn1": 160,
+        "ring_conn8": 110,
+    }
+    assert shape.chosen is not None
+    assert shape.chosen.label == "torch ring_conn8"
+    assert sorted(shape.wrong) == ["torch agg_conn1", "torch agg_conn8"]
+    frame = frame_of(tmp_path)
+    assert list(frame[frame["chosen"].fillna(False)]["implementation"]) == ["ring_conn8"]
+    assert {"ring_conn1", "agg_conn8", SEQUENTIAL} <= set(frame["implementation"])
+
+
 @pytest.mark.parametrize(
     ("times", "expected", "reason"),
     [

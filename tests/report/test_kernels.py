@@ -86,6 +86,14 @@ def test_a_narrow_terminal_shows_all_of_it(tmp_path: Path, width: int) -> None:
     assert "speedup 1.67x" in joined
 
 
+def test_of_several_kernels_only_the_answers_are_printed(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {"ring": implementation(150.0)})
+    write_kernel(tmp_path, {"ring": implementation(140.0)}, kernel_config(n=8192))
+    text = shown(tmp_path)
+    assert text.count("torch ring, 1") == 2
+    assert "gemm_only" not in text
+
+
 def test_an_answer_in_words(tmp_path: Path) -> None:
     write_kernel(tmp_path, {"ring": implementation(260.0)}, kernel_config(operator=None))
     write_kernel(tmp_path, baselines(launch_bound=True) | {"ring": implementation(1.0)}, kernel_config(2048))
@@ -154,6 +162,9 @@ def test_beside_operators_their_answers_are_the_rows(tmp_path: Path) -> None:
 
 def test_points_of_different_environments_say_so(tmp_path: Path) -> None:
     write_kernel(tmp_path, {"ring": implementation(150.0)})
+    # Each backend's own, as it is trained with.
+    connections = {**ENVIRONMENT, "variables": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}}
+    write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(backend="symm_mem"), environment=connections)
     assert "different environments" not in shown(tmp_path)
     older = {**ENVIRONMENT, "packages": {"torch": "2.6.0"}}
     write_kernel(tmp_path, {"fused": implementation(140.0)}, kernel_config(backend="flux"), environment=older)
