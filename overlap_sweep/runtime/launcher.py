@@ -1,4 +1,5 @@
-"""`hydra/launcher=torchrun`: work off a sweep's points in this process, with one torchrun group per world size."""
+"""`hydra/launcher=torchrun`: work off a sweep's points in this process, with one torchrun group per world size
+and CUDA_DEVICE_MAX_CONNECTIONS."""
 
 from __future__ import annotations
 
