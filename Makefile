@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune test test-faults lint clean
+.PHONY: sweep tune kernels test test-faults lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -12,6 +12,11 @@ sweep: .venv/.installed
 ## The tuner on this machine, with few values of num_sm: search, proof on a whole layer, files for Megatron-LM.
 tune: .venv/.installed
 	$(BIN)/python launch.py -m +experiment=tp_overlap_tuner max_tp_size=2 num_sm=1,2,4 runtime.device=cpu hydra.sweep.dir=multirun/make_tune
+
+## One GEMM with one collective, every implementation that runs on this machine.
+kernels: .venv/.installed
+	$(BIN)/python launch.py -m workload=kernel kernel=ag_gemm,gemm_rs,gemm_ar backend=torch,transformer_engine,symm_mem,flux m=64,256 n=1024 k=512 runtime.device=cpu hydra.sweep.dir=multirun/make_kernels
+	$(BIN)/python analyze.py multirun/make_kernels
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -m "not slurm and not faults"
