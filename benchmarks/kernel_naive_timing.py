@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_sweep import backends
-from overlap_sweep.kernel_shape import BASELINES
+from overlap_sweep.backends.torch.kernels import baselines_of
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.runtime.group import MAX_CONNECTIONS, NO_MULTICAST
@@ -57,8 +57,7 @@ def measure(kernel: str, m: int, k: int, n: int, ranks: Ranks) -> None:
         **{"repetition": 0, "workload": {"seed": 0}},
     }
     problem = kernel_bench.draw_problem(point, ranks)
-    calls = kernel_bench.baselines(problem, ranks)
-    calls = {name: calls[name] for name in BASELINES}
+    calls = baselines_of(problem, ranks)
     calls["ring"] = module.build(point, module.implementations(point)["ring"], problem, ranks)
     naive_us = {name: naive(call, len(problem.inputs), ranks) for name, call in calls.items()}
     variants = {name: kernel_bench.variant(call, problem) for name, call in calls.items()}

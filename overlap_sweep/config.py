@@ -104,7 +104,7 @@ class KernelWorkload:
     repeats: int | None = ranged(None, 3, 1000)
     """`iters`; null: 21, on a CPU 7. The implementations and baselines take turns."""
     profiled: int = ranged(2, 1, 100)
-    """Iterations under the profiler, of the fastest implementation of the points that `profile` asks for."""
+    """Iterations under the profiler, of all implementations, or with `profile=best` of the fastest and the baseline."""
     seed: int = ranged(0, 0, 2**31 - 1)
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest difference from the result in float32, over its largest magnitude. null: 1e-4 for float32, else 2e-2."""

@@ -14,7 +14,7 @@ HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isol
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
 """Of an environment's `packages`: other versions give other times."""
 
-_SWITCHES = re.compile(r"(NVTE|UB|NCCL)_(?!.*DEBUG)")
+_SWITCHES = re.compile(r"(NVTE|UB|NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|CUDA_DEVICE_MAX)_(?!.*DEBUG)")
 """Environment variables that change what the libraries do."""
 
 

@@ -23,7 +23,7 @@ RECORDED_VARIABLES = (
     "OMP_NUM_THREADS",
     "CUDNN_HOME",
 )
-RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_")
+RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FLUX_")
 """The libraries' own variables change what they run."""
 
 

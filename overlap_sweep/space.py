@@ -207,6 +207,9 @@ _SHORT_KNOBS = {
 }
 
 
+_MOST = {"num_sm": 512, "num_splits": 1024, "cga_size": 16}
+
+
 def setting_name(setting: Mapping[str, Any] | None) -> str:
     """A slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
     if not setting or setting["method"] == "none":
@@ -217,18 +220,21 @@ def setting_name(setting: Mapping[str, Any] | None) -> str:
 
 
 def setting_of(name: str) -> Setting | None:
-    """The setting of that `setting_name`, its knobs in any order; None where there is none."""
+    """The setting of that `setting_name`, its knobs in any order; None if there is none, or a knob is out of range."""
     method = next((m for m in METHODS[1:] if re.match(rf"{m.removesuffix('_exchange')}(_|$)", name)), None)
     if method is None:
         return None
     setting: Setting = {"method": method}
     knob_of = {short: knob for knob, short in _SHORT_KNOBS.items()}
-    for part in filter(None, name.removeprefix(method.removesuffix("_exchange")).split("_")):
-        short, value = part.rstrip("0123456789"), part[len(part.rstrip("0123456789")) :]
-        knob = knob_of.get(short)
-        if knob is None or not value or knob in setting or (int(value) < 1 if knob in COUNTS else value not in "01"):
+    for part in name.removeprefix(method.removesuffix("_exchange")).split("_")[1:]:
+        found = re.fullmatch(r"([a-z0-9]*[a-z])(0|[1-9][0-9]{0,3})", part)
+        knob = knob_of.get(found[1]) if found else None
+        if found is None or knob is None or knob in setting:
             return None
-        setting[knob] = int(value) if knob in COUNTS else value == "1"
+        value, most = int(found[2]), _MOST.get(knob, 1)
+        if value > most or (knob in COUNTS and value < 1):
+            return None
+        setting[knob] = value if knob in COUNTS else value == 1
     return setting
 
 

@@ -82,5 +82,6 @@ def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def kernel_point(**changes: Any) -> dict[str, Any]:
     """What `complete` gets of an all-gather and a GEMM on two ranks of plain torch on a CPU."""
     asked = {"kernel": "ag_gemm", "n": 48, "k": 32, "dtype": None, "implementations": None, "repetition": 0}
+    asked |= dict.fromkeys(("m", "iters", "warmup_iters"))
     base = {**operator_point(), **asked, "workload": {"name": "kernel", **WORKLOAD, "tokens": 24}}
     return _changed(base, changes)

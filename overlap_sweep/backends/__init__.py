@@ -64,7 +64,8 @@ which another package names in its entry points of the group `overlap_sweep.kern
     it.
 
 `close() -> None`
-    Free what it holds. Called after every point, and before the process group ends. Collective.
+    Free what it holds. Called on all ranks after every point, but for one in which a rank raised something else than
+    Refused: then the process ends. Collective.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
@@ -182,8 +183,27 @@ class Outputs(NamedTuple):
     """Only of an independent implementation of the others: this rank's product [m, n]."""
 
 
+def kernels_provider(name: str) -> str | None:
+    """Whose kernels these are, with the version, where they come from another package than those that every result
+    records: what an update of it makes of a time is not known. None also where it is not installed."""
+    if name == "flux":
+        names = ("byte-flux", "flux")
+        return next((f"{p} {found}" for p in names if (found := _version(p))), None)
+    entry = registered_kernels().get(name) if name not in KERNELS else None
+    return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def load(name: str) -> Any:
     """The backend's module. UserError for an unknown name."""
+    if name not in BACKENDS and (name in KERNELS or name in registered_kernels()):
+        raise UserError(f"backend={name} has nothing but kernels; add workload=kernel, or choose another.")
     if name not in BACKENDS:
         raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
     return import_module(BACKENDS[name])

@@ -19,7 +19,7 @@ def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict
         ours, theirs = (_results(variant, repeat) for variant in (candidate, reference))
         for name, expected in theirs.items():
             difference = (ours[name].float() - expected.float()).abs().max()
-            error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf)
+            error = torch.nan_to_num(difference / expected.float().abs().max(), nan=torch.inf, posinf=torch.inf)
             # Zeros equal zeros.
             error = torch.where(difference == 0, difference, error)
             errors[name] = torch.maximum(error, errors[name]) if name in errors else error

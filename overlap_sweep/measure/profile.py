@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch._C._profiler import _ExperimentalConfig
@@ -14,6 +15,13 @@ from overlap_sweep.run_directory import keep, trace_file
 
 SPIN_US = 10_000.0
 """Enqueueing an operator takes the profiled host some milliseconds."""
+
+
+def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int, directory: Path) -> list[str]:
+    """`capture` every one of them under its name; the names of all ranks' traces. Collective."""
+    for name, variant in variants.items():
+        capture(variant, ranks, iterations, directory, name)
+    return [trace_file(rank, name) for name in variants for rank in range(ranks.world_size)]
 
 
 def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, name: str = "") -> None:

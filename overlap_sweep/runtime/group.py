@@ -85,6 +85,8 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
     if not config.multicast:
         environment |= NO_MULTICAST
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(config.max_connections)
+    # It makes one operator of torch's another for some sizes. What it would take has a name of its own: async_input.
+    environment.pop("TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP", None)
     environment["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     environment["PYTHONUNBUFFERED"] = "1"
     package = str(Path(overlap_sweep.__file__).parent.parent)
@@ -96,6 +98,12 @@ def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
     """The machine as a point's workers will find it: `machine.machine`."""
     config = GroupConfig.of(point)
     return machine(config.device, worker_environment(config), config.world_size)
+
+
+def shared_by(point: Mapping[str, Any]) -> tuple[int, int]:
+    """Equal for points of a sweep that one group can run."""
+    config = GroupConfig.of(point)
+    return config.world_size, config.max_connections
 
 
 class WorkerGroup:

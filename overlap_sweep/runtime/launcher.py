@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hydra.core.utils import JobReturn
 
-from overlap_sweep.runtime.group import GroupConfig
-from overlap_sweep.runtime.jobs import Job, Sweep, distinct, job_return, keep_results, work_off
+from overlap_sweep.runtime.group import shared_by
+from overlap_sweep.runtime.jobs import Sweep, distinct, job_return, keep_results, work_off
 from overlap_sweep.runtime.lock import hold
 from overlap_sweep.runtime.memory import check_store
 from overlap_sweep.runtime.outcome import outcomes
@@ -34,15 +34,9 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     points = distinct(jobs)
     outcomes.expect(job.directory for job in points)
     kept = keep_results(sweep, points)
-    left = sorted((job for job in points if job.directory not in kept), key=_group_of)
+    left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
     share_pool(sweep.directory / GROUP_LOG)
     with progress(len(left), outcomes):
         returned = work_off(sweep, left)
     returned |= {job.directory: job_return(job, kept[job.directory]) for job in points if job.directory in kept}
     return [returned[job.directory] for job in jobs]
-
-
-def _group_of(job: Job) -> tuple[int, int]:
-    """Equal for points that one group of workers can run."""
-    config = GroupConfig.of(job.point)
-    return config.world_size, config.max_connections

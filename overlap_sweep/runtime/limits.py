@@ -38,7 +38,8 @@ def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
     """What decides, roughly, how long a point takes."""
     workload = point["workload"]
     of_point = (point["model"]["name"], space.world_size(point), point["backend"], point["precision"])
-    of_workload = (space.subject(point), workload["name"], workload["tokens"], workload["repeats"])
+    what = (space.subject(point), *(point.get("implementations") or ()))
+    of_workload = (what, workload["name"], workload["tokens"], workload["repeats"])
     return (*of_point, point["runtime"]["device"], *of_workload)
 
 

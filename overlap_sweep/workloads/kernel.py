@@ -11,7 +11,7 @@ from overlap_sweep import backends, models, space
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.kernel_shape import BASELINES, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import ImplementationTimes, trace_file
+from overlap_sweep.run_directory import ImplementationTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.variant import Variant
@@ -33,11 +33,16 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     device, workload = point["runtime"]["device"], dict(point["workload"])
     if point["dtype"] and point["precision"]:
         raise UserError(f"dtype={point['dtype']} and precision={point['precision']}: give only one.")
+    for name, same in {"m": "tokens", "iters": "repeats", "warmup_iters": "warmup"}.items():
+        if point[name] is not None and point[name] != workload[same]:
+            raise UserError(f"{name}={point[name]} and workload.{same}={workload[same]}: give only {name}.")
+    backend = backends.choose(device) if point["backend"] == "auto" else point["backend"]
     if workload["warmup"] is None:
         workload["warmup"] = WARMUP[device]
     completed = {name: point[name] for name in _KEPT} | {
         "workload": workload,
-        "backend": backends.choose(device) if point["backend"] == "auto" else point["backend"],
+        "backend": backend,
+        "provider": backends.kernels_provider(backend),
         "precision": PRECISION_OF_DTYPE[point["dtype"]] if point["dtype"] else point["precision"],
         "m": workload["tokens"],
         **_shape(point),
@@ -72,9 +77,13 @@ def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[
     """By name. UserError for one that the backend does not know."""
     module = backends.load_kernels(point["backend"])
     listed: dict[str, space.Setting] = dict(module.implementations(point))
+    if taken := sorted(set(BASELINES) & set(listed)):
+        raise UserError(f"backend={point['backend']} calls an implementation {taken[0]}, like a baseline; rename it.")
     if names is None:
         return listed
-    chosen = {}
+    if not names:
+        raise UserError("implementations=[] names none; leave it out for all.")
+    chosen: dict[str, space.Setting] = {}
     for name in names:
         setting = listed.get(name) or module.named(point, name)
         if setting is None:
@@ -82,7 +91,9 @@ def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[
                 f"implementations: backend={point['backend']} has no {name} of {point['kernel']}; "
                 f"it has {', '.join(listed) or 'none'}."
             )
-        chosen[name] = setting
+        # Two names of the same are measured once.
+        if setting not in chosen.values():
+            chosen[name] = setting
     return chosen
 
 
@@ -92,6 +103,9 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         return "tp_size=1 communicates nothing that a GEMM could overlap"
     if point["precision"] not in PRECISIONS:
         return f"a kernel knows no recipe such as precision={point['precision']}; for FP8 give dtype=float8_e4m3fn"
+    if point["precision"] == "fp8" and point["runtime"]["device"] == "cuda" and any(n % 16 for n in shape.gemm_shape):
+        sizes = " x ".join(map(str, shape.gemm_shape))
+        return f"FP8 GEMMs need dimensions that divide by 16, and a rank's are {sizes}"
     module = backends.load_kernels(point["backend"])
     reason: str | None = shape.refusal() or module.refusal(point)
     if not reason and not point["implementations"]:
@@ -106,41 +120,50 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile every implementation; the fields of `Result` that were measured."""
+    module = backends.load_kernels(point["backend"])
+    try:
+        measured = _measure(point, directory, ranks)
+    except (Refused, WrongNumbers):
+        module.close()
+        raise
+    # Whatever else one rank raises, the others may still wait for it, and it must not wait for them in a close.
+    module.close()
+    return measured
+
+
+def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    from overlap_sweep.backends.torch.kernels import baselines_of
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads import kernel_bench
 
-    workload, module = point["workload"], backends.load_kernels(point["backend"])
-    try:
-        problem = kernel_bench.draw_problem(point, ranks)
-        baselines = kernel_bench.baselines(problem, ranks)
-        calls, left_out = kernel_bench.build_all(point, problem, ranks)
-        checks = {
-            name: kernel_bench.check(call, problem, ranks)
-            for name, call in {SEQUENTIAL: baselines[SEQUENTIAL], **calls}.items()
-        }
-        wrong = {name: found.error for name, found in checks.items() if found.error > tolerance(point)}
-        left_out |= {
-            name: f"wrong numbers: relative error {error:.2g} against float32, tolerance {tolerance(point):g}"
-            for name, error in wrong.items()
-        }
-        if SEQUENTIAL in wrong or not set(calls) - set(wrong):
-            said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            raise WrongNumbers(said, wrong) if wrong else Refused(said)
-        right = baselines | {name: call for name, call in calls.items() if name not in wrong}
-        variants = {name: kernel_bench.variant(call, problem) for name, call in right.items()}
-        samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
-        found = {}
-        for name, taken in samples.items():
-            found[name] = ImplementationTimes(
-                time=summarise(taken.us["all"]),
-                setting=point["implementations"].get(name, {}),
-                relative_error=checks[name].error if name in checks else None,
-                independent=name in checks and checks[name].independent,
-                launch_bound=taken.launch_bound,
-            )
-        traces = _profile(point, found, variants, directory, ranks)
-    finally:
-        module.close()
+    problem = kernel_bench.draw_problem(point, ranks)
+    baselines = baselines_of(problem, ranks)
+    calls, left_out = kernel_bench.build_all(point, problem, ranks)
+    checks = {
+        name: kernel_bench.check(call, problem, ranks)
+        for name, call in {SEQUENTIAL: baselines[SEQUENTIAL], **calls}.items()
+    }
+    wrong = {name: found.error for name, found in checks.items() if found.error > tolerance(point)}
+    left_out |= {
+        name: f"wrong numbers: relative error {error:.2g} against float32, tolerance {tolerance(point):g}"
+        for name, error in wrong.items()
+    }
+    if SEQUENTIAL in wrong or not set(calls) - set(wrong):
+        said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise WrongNumbers(said, wrong) if wrong else Refused(said)
+    right = baselines | {name: call for name, call in calls.items() if name not in wrong}
+    variants = {name: kernel_bench.variant(call, problem) for name, call in right.items()}
+    samples = time_variants(variants, ranks, point["workload"]["warmup"], point["workload"]["repeats"])
+    found = {}
+    for name, taken in samples.items():
+        found[name] = ImplementationTimes(
+            time=summarise(taken.us["all"]),
+            setting=point["implementations"].get(name, {}),
+            relative_error=checks[name].error if name in checks else None,
+            independent=name in checks and checks[name].independent,
+            launch_bound=taken.launch_bound,
+        )
+    traces = _profile(point, found, variants, directory, ranks)
     return {
         "implementations": found,
         "left_out": left_out,
@@ -165,14 +188,10 @@ def _profile(
     ranks: Ranks,
 ) -> list[str]:
     """Capture what `profile` asks for; the names of the traces. `best` is the fastest, and the same in sequence."""
-    from overlap_sweep.measure.profile import capture
+    from overlap_sweep.measure.profile import capture_each
 
     wanted = {"all": [*variants], "best": [SEQUENTIAL, _fastest(found)], "none": []}[point["profile"]]
-    traces = []
-    for name in wanted:
-        capture(variants[name], ranks, point["workload"]["profiled"], directory, name)
-        traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
-    return traces
+    return capture_each({name: variants[name] for name in wanted}, ranks, point["workload"]["profiled"], directory)
 
 
 def tolerance(point: Mapping[str, Any]) -> float:

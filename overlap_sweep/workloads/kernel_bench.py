@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,12 +19,13 @@ from overlap_sweep.kernel_shape import KernelShape
 from overlap_sweep.measure.clock import meet
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.workloads.bench import L2_BYTES
+from overlap_sweep.workloads.bench import L2_BYTES, MOST_INPUTS
 from overlap_sweep.workloads.seeding import stream
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 """Of what is drawn, and of the output."""
-MOST_INPUTS = 16
+MOST_BYTES = 8 * 2**30
+"""Of all inputs, with what is multiplied or communicated of each alone."""
 LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 Call = Callable[[int], Outputs]
@@ -46,8 +48,9 @@ def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
         return _to_fp8(values, ranks) if precision == "fp8" else Operand(values)
 
     weight = draw(shape.weight_shape, shape.k**-0.5)
-    input_bytes = shape.input_shape[0] * shape.input_shape[1] * weight.data.element_size()
-    count = min(MOST_INPUTS, 1 + -(-L2_BYTES // input_bytes)) if ranks.device.type == "cuda" else 2
+    inputs_of_l2 = 1 + -(-L2_BYTES // (math.prod(shape.input_shape) * weight.data.element_size()))
+    affordable = max(2, MOST_BYTES // (shape.m * max(shape.n, shape.k) * 4))
+    count = min(MOST_INPUTS, inputs_of_l2, affordable) if ranks.device.type == "cuda" else 2
     inputs = [draw(shape.input_shape) for _ in range(count)]
     whole = [_whole(x, weight, shape, precision, ranks) for x in inputs]
     return Problem(shape, precision, inputs, whole, weight)
@@ -69,21 +72,28 @@ def _whole(x: Operand, weight: Operand, shape: KernelShape, precision: str, rank
     return Operand(product)
 
 
-def baselines(problem: Problem, ranks: Ranks) -> dict[str, Call]:
-    """By name, in the order of `kernel_shape.BASELINES`."""
-    return plain.baselines(problem, ranks)
-
-
 def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
-    """By name the implementations, and why others cannot be had. Collective."""
-    module = backends.load_kernels(point["backend"])
+    """By name the implementations, and why others cannot be had, the same ones on all ranks. Collective."""
+    module, most_sms = backends.load_kernels(point["backend"]), _sm_count(ranks)
     built, left_out = {}, {}
     for name, setting in point["implementations"].items():
+        if setting.get("num_sm", 1) > most_sms:
+            left_out[name] = f"num_sm={setting['num_sm']} is more than the GPU's {most_sms}"
+            continue
         try:
             built[name] = module.build(point, setting, problem, ranks)
         except Refused as reason:
             left_out[name] = str(reason)
+        (refused,) = ranks.slowest([float(name in left_out)])
+        if refused and built.pop(name, None):
+            left_out[name] = "another rank was refused it"
     return built, left_out
+
+
+def _sm_count(ranks: Ranks) -> float:
+    if ranks.device.type != "cuda":
+        return math.inf
+    return torch.cuda.get_device_properties(ranks.device).multi_processor_count
 
 
 def variant(call: Call, problem: Problem) -> Variant:
@@ -132,4 +142,4 @@ def _values(operand: Operand) -> Tensor:
 def _error(ours: Tensor, expected: Tensor) -> Tensor:
     assert ours.shape == expected.shape, (ours.shape, expected.shape)
     error = (ours.float() - expected).abs().max() / expected.abs().max()
-    return torch.nan_to_num(error, nan=torch.inf)
+    return torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)

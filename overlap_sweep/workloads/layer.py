@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep import backends, models, overlap_cfg, space
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import VariantTimes, trace_file
+from overlap_sweep.run_directory import VariantTimes
 from overlap_sweep.workloads import layer_variants
 
 if TYPE_CHECKING:
@@ -182,14 +182,11 @@ def _profile(
     ranks: Ranks,
 ) -> list[str]:
     """Capture the variants that `profile` asks for; the names of the traces. `best` is the fastest and `none`."""
-    from overlap_sweep.measure.profile import capture
+    from overlap_sweep.measure.profile import capture_each
 
     wanted = {"all": set(found), "best": {"none", _fastest(found)}, "none": set[str]()}[point["profile"]]
-    traces = []
-    for name in (name for name in variants if name in wanted):
-        capture(variants[name], ranks, point["workload"]["profiled"], directory, name)
-        traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
-    return traces
+    profiled = {name: variant for name, variant in variants.items() if name in wanted}
+    return capture_each(profiled, ranks, point["workload"]["profiled"], directory)
 
 
 def tolerance(point: Mapping[str, Any]) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep import backends, models, space
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import DefaultTiming, PassTimes, trace_file
+from overlap_sweep.run_directory import DefaultTiming, PassTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.ranks import Ranks
@@ -56,7 +56,7 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile the point; the fields of `Result` that were measured."""
     from overlap_sweep.measure.agreement import relative_error
-    from overlap_sweep.measure.profile import capture
+    from overlap_sweep.measure.profile import capture_each
     from overlap_sweep.measure.timing import summarise, time_variants
     from overlap_sweep.workloads.bench import bench_for, tp1_times
 
@@ -83,9 +83,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     if point["profile"] == "all" or (point["profile"] == "best" and among_best):
         # To be looked at beside the overlap; it hardly changes from point to point.
         profiled = {"": variants["point"], **({} if bench.none_profiled else {"none": variants["none"]})}
-        for name, variant in profiled.items():
-            capture(variant, ranks, workload["profiled"], directory, name)
-            traces += [trace_file(rank, name) for rank in range(ranks.world_size)]
+        traces = capture_each(profiled, ranks, workload["profiled"], directory)
         bench.none_profiled = True
     return {
         "times": times,

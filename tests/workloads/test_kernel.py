@@ -13,6 +13,7 @@ from overlap_sweep.backends.torch import kernels as torch_kernels
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.kernel_shape import BASELINES, KERNELS, KernelShape
 from overlap_sweep.ranks import Ranks
+from overlap_sweep.run_directory import trace_file
 from overlap_sweep.workloads import kernel, kernel_bench
 from tests.points import kernel_point
 from tests.processes import run_ranks
@@ -69,6 +70,10 @@ def test_given_sizes_need_no_model() -> None:
         ({"n": None}, "k=32 is given without n; give both, or neither for the model's sizes."),
         ({"kernel": None}, "n and k are given without a kernel; give kernel=ag_gemm or gemm_rs or gemm_ar."),
         ({"dtype": "float16"}, "dtype=float16 and precision=fp32: give only one."),
+        ({"m": 48}, "m=48 and workload.tokens=24: give only m."),
+        ({"iters": 5}, "iters=5 and workload.repeats=3: give only iters."),
+        ({"implementations": []}, "implementations=[] names none; leave it out for all."),
+        ({"implementations": ["ring_sm513"]}, "implementations: backend=torch has no ring_sm513 of ag_gemm"),
         (
             {"implementations": ["warp"]},
             "implementations: backend=torch has no warp of ag_gemm; it has ring, pipeline_",
@@ -103,7 +108,6 @@ def test_torchs_names_of_types_are_known(dtype: str, precision: str) -> None:
         ({"n": 47}, "ag_gemm: n=47 does not divide by tp_size=2"),
         ({"kernel": "gemm_rs", "k": 33}, "gemm_rs: k=33 does not divide by tp_size=2"),
         ({"kernel": "gemm_rs", "workload": {"tokens": 23}}, "gemm_rs: m=23 does not divide by tp_size=2"),
-        ({"implementations": []}, "backend=torch has no ag_gemm in fp32"),
         ({"backend": "symm_mem"}, "backend=symm_mem needs GPUs; backend=torch runs on cpu"),
     ],
 )
@@ -121,7 +125,6 @@ def test_an_all_reduce_needs_no_rows_that_divide() -> None:
         ({"kernel": "gemm_ar"}, "Transformer Engine's userbuffers have no all-reduce"),
         ({"kernel": "gemm_rs", "precision": "fp16"}, "Transformer Engine's userbuffers add in bf16, not in fp16"),
         ({"precision": "fp32"}, "Transformer Engine's kernels have no precision=fp32; they have fp16, bf16, fp8"),
-        ({"precision": None, "dtype": "float8_e4m3fn", "n": 8200}, "need dimensions that divide by 16, and a rank's"),
     ],
 )
 def test_transformer_engine_says_what_it_has_not(
@@ -132,6 +135,12 @@ def test_transformer_engine_says_what_it_has_not(
     assert kernel.refusal(on_gpus(backend="transformer_engine")) is None
 
 
+@pytest.mark.parametrize("backend", ["torch", "symm_mem", "flux", "transformer_engine"])
+def test_fp8_on_a_gpu_needs_sizes_that_divide(backend: str) -> None:
+    reason = kernel.refusal(on_gpus(backend=backend, precision=None, dtype="float8_e4m3fn", n=8200))
+    assert reason == "FP8 GEMMs need dimensions that divide by 16, and a rank's are 2048 x 2050 x 4096"
+
+
 def test_without_transformer_engine_its_points_say_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     transformer_engine.missing.cache_clear()
     assert "pip install" in str(kernel.refusal(on_gpus(backend="transformer_engine")))
@@ -139,7 +148,7 @@ def test_without_transformer_engine_its_points_say_how_to_install_it(monkeypatch
 
 def test_every_knob_of_transformer_engine_is_given() -> None:
     gathers = on_gpus(backend="transformer_engine")["implementations"]
-    assert list(gathers) == ["ring", "ring_agg1", "ring_ce0", "bulk_sm4", "bulk_sm8", "bulk_sm16"]
+    assert list(gathers) == ["ring", "ring_agg1", "ring_sm1_ce0", "bulk_sm4", "bulk_sm8", "bulk_sm16"]
     assert gathers["ring_agg1"] == {
         **{"method": "ring_exchange", "aggregate": True, "use_ce": True},
         **{"num_sm": 1, "cga_size": 1, "set_sm_margin": False},
@@ -148,6 +157,12 @@ def test_every_knob_of_transformer_engine_is_given() -> None:
     assert scatters["implementations"]["pipeline_sm12_split8_margin0"] == {
         **{"method": "pipeline", "num_splits": 8, "num_sm": 12, "cga_size": 2, "set_sm_margin": False},
     }
+    # Its kernels count their blocks up to 32; of a ring by copy engines SMs make nothing.
+    with pytest.raises(UserError, match="has no bulk_sm33"):
+        on_gpus(backend="transformer_engine", implementations=["bulk_sm33"])
+    assert list(on_gpus(backend="transformer_engine", implementations=["ring", "ring_sm4"])["implementations"]) == [
+        "ring"
+    ]
     # A pipeline of three splits would need columns that divide by them; two ranks have one pair.
     with pytest.raises(UserError, match="has no pipeline_split3"):
         on_gpus(backend="transformer_engine", kernel="gemm_rs", implementations=["pipeline_split3"])
@@ -161,14 +176,18 @@ def test_settings_are_found_by_their_names(name: str) -> None:
     setting = space.setting_of(name)
     assert setting
     assert sorted(space.setting_name(setting).split("_")) == sorted(name.split("_"))
+    assert space.setting_of("pipeline_fp8buf1_sm4") == {"method": "pipeline", "fp8_buf": True, "num_sm": 4}
 
 
 @pytest.mark.parametrize(
-    "name", ["", "none", "ringing", "ring_", "bulk_sm", "bulk_sm0", "ring_agg2", "bulk_sm4_sm8", "x_sm4"]
+    "name",
+    [
+        *("", "none", "ringing", "ring_", "ring__sm4", "bulk_sm", "bulk_sm0", "bulk_sm04", "bulk_sm513", "bulk_cga17"),
+        *("ring_agg2", "bulk_sm4_sm8", "x_sm4", "pipeline_split99999", "ring_sm4_"),
+    ],
 )
 def test_other_names_are_no_settings(name: str) -> None:
-    found = space.setting_of(name)
-    assert found is None or name == "ring_"
+    assert space.setting_of(name) is None
 
 
 def test_bytes_and_operations_of_a_rank() -> None:
@@ -190,7 +209,9 @@ def _errors_on(ranks: Ranks, points: list[dict[str, Any]]) -> dict[str, tuple[fl
         problem = kernel_bench.draw_problem(point, ranks)
         calls, left_out = kernel_bench.build_all(point, problem, ranks)
         assert not left_out
-        calls |= {name: call for name, call in kernel_bench.baselines(problem, ranks).items() if name == "sequential"}
+        calls |= {
+            name: call for name, call in torch_kernels.baselines_of(problem, ranks).items() if name == "sequential"
+        }
         for name, call in calls.items():
             found[f"{point['kernel']} {point['precision']} {name}"] = tuple(kernel_bench.check(call, problem, ranks))
     return found
@@ -212,6 +233,12 @@ def test_torchs_implementations_compute_what_float32_does(tp_size: int) -> None:
         assert error < (1e-5 if "fp32" in name else 1e-2), name
         assert independent == ("bulk" in name), name
     assert ("ag_gemm fp32 ring_agg1" in found) == (tp_size == 4)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_all_reduce_of_fewer_rows_than_splits(rows: int) -> None:
+    found = run_ranks(2, _errors_on, [completed(kernel="gemm_ar", workload={"tokens": rows})])[0]
+    assert max(error for error, _ in found.values()) < 1e-5
 
 
 def _fp8_errors(ranks: Ranks) -> dict[str, tuple[float, bool]]:
@@ -269,9 +296,7 @@ def test_a_run_times_all_in_turns_and_says_what_is_fastest(tmp_path: Path) -> No
     assert found["implementations"]["gemm_only"].relative_error is None
     assert found["implementations"]["sequential"].relative_error < 1e-5
     fastest = min(("ring", "pipeline_split2"), key=lambda name: times[name].median_us)
-    assert sorted(found["traces"]) == sorted(
-        f"trace_{n}_rank{r}.json.gz" for n in ("sequential", fastest) for r in (0, 1)
-    )
+    assert sorted(found["traces"]) == sorted(trace_file(r, n) for n in ("sequential", fastest) for r in (0, 1))
     assert all((tmp_path / name).stat().st_size > 500 for name in found["traces"])
 
 
@@ -287,6 +312,39 @@ def test_a_point_of_nothing_but_wrong_numbers_fails(tmp_path: Path) -> None:
     for kind, said in run_ranks(2, _run, tmp_path, "ring", ["ring"]):
         assert kind == "WrongNumbers"
         assert said.startswith("ring: wrong numbers: relative error ")
+
+
+def _refusing(ranks: Ranks) -> tuple[list[str], dict[str, str]]:
+    """What is left where one rank alone is refused one of two implementations."""
+    point = completed(implementations=["ring", "pipeline_split2"])
+    build = torch_kernels.build
+
+    def refusing(asked: Any, setting: Any, problem: Any, of_ranks: Any) -> Any:
+        if ranks.rank == 1 and setting["method"] == "ring_exchange":
+            raise Refused("no room")
+        return build(asked, setting, problem, of_ranks)
+
+    torch_kernels.build = refusing
+    calls, left_out = kernel_bench.build_all(point, kernel_bench.draw_problem(point, ranks), ranks)
+    return list(calls), left_out
+
+
+def test_what_one_rank_is_refused_all_leave_out() -> None:
+    first, second = run_ranks(2, _refusing)
+    assert first == (["pipeline_split2"], {"ring": "another rank was refused it"})
+    assert second == (["pipeline_split2"], {"ring": "no room"})
+
+
+def test_an_implementation_must_not_be_called_like_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_kernels, "implementations", lambda point: {"sequential": {"method": "x"}})
+    with pytest.raises(UserError, match="calls an implementation sequential, like a baseline; rename it"):
+        completed()
+
+
+def test_who_provides_the_kernels_is_part_of_the_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "version", lambda package: {"byte-flux": "1.1.1"}[package])
+    assert completed(backend="flux")["provider"] == "byte-flux 1.1.1"
+    assert completed()["provider"] is None
 
 
 def test_auto_is_the_same_backend_as_for_operators(monkeypatch: pytest.MonkeyPatch) -> None:

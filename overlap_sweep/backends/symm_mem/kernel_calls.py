@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
-from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.backends.symm_mem import operators
-from overlap_sweep.backends.torch.gemm import multiply_by
+from overlap_sweep.backends.torch.gemm import as_bytes, multiplied
 from overlap_sweep.errors import Refused
 from overlap_sweep.space import Setting
 
@@ -23,7 +23,10 @@ def build(setting: Setting, problem: Problem) -> Call:
         raise Refused(reason)
     group, method = operators.group_name(), setting["method"]
     if problem.shape.kernel == "gemm_ar":
-        return {"one_shot": _one_shot, "two_shot": _two_shot, "scatter_gather": _scatter_gather}[method](problem, group)
+        if method == "scatter_gather":
+            return _scatter_gather(problem, group)
+        reduces = {"one_shot": "one_shot_all_reduce", "two_shot": "two_shot_all_reduce_"}
+        return _all_reduce(problem, group, getattr(torch.ops.symm_mem, reduces[method]))
     if problem.shape.gathers:
         makers = {"ring_exchange": _gather, "async_input_mm": _async_input, "bulk": _bulk_gather}
         return makers[method](problem, group)
@@ -73,8 +76,8 @@ def _async_input(problem: Problem, group: str) -> Call:
 
 def _bulk_gather(problem: Problem, group: str) -> Call:
     def call(at: int) -> Outputs:
-        moving = operators.all_gather(_as_bytes(problem.inputs[at].data), group)
-        output = _multiplied(problem, at, problem.whole[at])
+        moving = operators.all_gather(as_bytes(problem.inputs[at].data), group)
+        output = multiplied(problem, at, problem.whole[at].data)
         return Outputs(output, moved=operators.wait(moving).view(problem.whole[at].data.dtype))
 
     return call
@@ -83,47 +86,21 @@ def _bulk_gather(problem: Problem, group: str) -> Call:
 def _bulk_scatter(problem: Problem, group: str) -> Call:
     def call(at: int) -> Outputs:
         moving = operators.reduce_scatter(problem.whole[at].data, group)
-        product = _multiplied(problem, at, problem.inputs[at])
+        product = multiplied(problem, at, problem.inputs[at].data)
         return Outputs(operators.wait(moving), product=product)
 
     return call
 
 
-def _multiplied(problem: Problem, at: int, rows: Operand, product: Tensor | None = None) -> Tensor:
-    if product is None:
-        product = rows.data.new_empty(problem.shape.m, problem.weight.data.shape[0], dtype=problem.out_dtype)
-    multiply_by(problem.weight, problem.inputs[at].scale)(rows.data, product)
-    return product
-
-
-def _as_bytes(data: Tensor) -> Tensor:
-    return data.view(torch.uint8) if data.element_size() == 1 else data
-
-
-def _shared(problem: Problem, group: str) -> Tensor:
-    """Memory for this rank's product that all ranks can read. Collective."""
+def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str], Tensor]) -> Call:
+    """The GEMM writes into memory that all ranks can read, and `reduce` sums it. Collective."""
     shape = problem.shape
     shared = _symmetric_memory.empty(shape.m, shape.n, dtype=problem.out_dtype, device=problem.weight.data.device)
     _symmetric_memory.rendezvous(shared, group)  # type: ignore[arg-type]
-    return shared
-
-
-def _one_shot(problem: Problem, group: str) -> Call:
-    shared = _shared(problem, group)
 
     def call(at: int) -> Outputs:
-        _multiplied(problem, at, problem.inputs[at], shared)
-        return Outputs(torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group))
-
-    return call
-
-
-def _two_shot(problem: Problem, group: str) -> Call:
-    shared = _shared(problem, group)
-
-    def call(at: int) -> Outputs:
-        _multiplied(problem, at, problem.inputs[at], shared)
-        return Outputs(torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", group))
+        multiplied(problem, at, problem.inputs[at].data, shared)
+        return Outputs(reduce(shared, "sum", group))
 
     return call
 

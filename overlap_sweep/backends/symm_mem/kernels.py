@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem
-from overlap_sweep.kernel_shape import KernelShape
 from overlap_sweep.space import Setting
 
 if TYPE_CHECKING:
@@ -40,10 +39,6 @@ all-gather."""
 def refusal(point: Mapping[str, Any]) -> str | None:
     if point["runtime"]["device"] != "cuda":
         return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
-    if point["precision"] == "fp8" and any(size % 16 for size in KernelShape.of(point).gemm_shape):
-        return "FP8 GEMMs need dimensions that divide by 16, and a rank's are {} x {} x {}".format(
-            *KernelShape.of(point).gemm_shape
-        )
     if point["kernel"] == "gemm_ar" and point["precision"] == "fp8":
         return "symmetric memory's all-reduces are no FP8 GEMM's; backend=torch has one"
     return None

@@ -31,6 +31,27 @@ def _all_reduce(tensor: Tensor, group: Any) -> Waitable:
     return work
 
 
+def all_gather_now(shard: Tensor, ranks: Ranks) -> Tensor:
+    """By the library's own choice on the group that the worker began with, and in the stream's order: what is called
+    where nothing overlaps. [rows, columns] of every rank -> [world_size * rows, columns]."""
+    full = shard.new_empty(ranks.world_size * shard.shape[0], *shard.shape[1:])
+    _all_gather(full, shard)
+    return full
+
+
+def reduce_scatter_now(full: Tensor, ranks: Ranks) -> Tensor:
+    """As `all_gather_now`. [world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum."""
+    shard = full.new_empty(full.shape[0] // ranks.world_size, *full.shape[1:])
+    _reduce_scatter(shard, full)
+    return shard
+
+
+def all_reduce_now(partial: Tensor) -> Tensor:
+    """As `all_gather_now`: `partial` becomes the sum over the ranks."""
+    dist.all_reduce(partial)
+    return partial
+
+
 class Waitable(Protocol):
     def wait(self) -> Any: ...
 

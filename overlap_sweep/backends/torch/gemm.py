@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlap_sweep.backends import Operand
+from overlap_sweep.backends import Operand, Problem
 from overlap_sweep.backends.torch.overlap import Multiply
 
 
@@ -36,3 +36,16 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
         torch._scaled_mm(rows.view(weight.data.dtype), matrix, scale_a=scale, scale_b=weight.scale, **form)
 
     return multiply if weight.scale is None else multiply_fp8
+
+
+def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None = None) -> Tensor:
+    """This rank's whole GEMM on `rows`, which belong to that input: into `product`, or newly made."""
+    if product is None:
+        product = rows.new_empty(rows.shape[0], problem.shape.gemm_shape[1], dtype=problem.out_dtype)
+    multiply_by(problem.weight, problem.inputs[at].scale)(rows, product)
+    return product
+
+
+def as_bytes(data: Tensor) -> Tensor:
+    """FP8 as what every library communicates; other types as they are."""
+    return data.view(torch.uint8) if data.element_size() == 1 else data

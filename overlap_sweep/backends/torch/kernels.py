@@ -49,6 +49,8 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
     setting = space.setting_of(name)
     if setting is None or set(setting) - {"method", *_KNOBS[setting["method"]]}:
         return None
+    if not setting.get("aggregate"):
+        setting.pop("aggregate", None)
     if setting["method"] == "pipeline":
         setting.setdefault("num_splits", NUM_SPLITS[0])
     if setting["method"] != "pipeline" and point["kernel"] == "gemm_ar":
@@ -58,60 +60,45 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
     """[rows, columns] of every rank -> [world_size * rows, columns], also of FP8, which not every library gathers."""
-    from overlap_sweep.backends.torch.communicator import communicator
+    from overlap_sweep.backends.torch.communicator import all_gather_now
+    from overlap_sweep.backends.torch.gemm import as_bytes
 
-    return communicator(ranks).all_gather(_as_bytes(shard)).wait().view(shard.dtype)
-
-
-def _as_bytes(shard: Tensor) -> Tensor:
-    import torch
-
-    return shard.view(torch.uint8) if shard.element_size() == 1 else shard
+    return all_gather_now(as_bytes(shard), ranks).view(shard.dtype)
 
 
-def baselines(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
-    """`kernel_shape.BASELINES`: by the library's own collectives, unlimited, waited for at once."""
-    from overlap_sweep.backends.torch.communicator import communicator
+def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
+    """`kernel_shape.BASELINES`: by the library's own collectives, as they are called where nothing overlaps."""
+    from overlap_sweep.backends.torch.communicator import all_reduce_now, reduce_scatter_now
+    from overlap_sweep.backends.torch.gemm import multiplied
 
-    comm, shape = communicator(ranks), problem.shape
+    shape = problem.shape
     # An all-reduce in place would grow what is in `whole` with every call. Zeros stay zeros.
     idle = problem.whole[0].data.new_zeros(shape.output_shape) if shape.kernel == "gemm_ar" else None
 
     def gemm_only(at: int) -> Outputs:
-        return Outputs(_multiplied(problem, at, problem.whole[at].data if shape.gathers else problem.inputs[at].data))
+        return Outputs(multiplied(problem, at, (problem.whole if shape.gathers else problem.inputs)[at].data))
+
+    def communicated(tensor: Tensor) -> Tensor:
+        if shape.gathers:
+            return gather(tensor, ranks)
+        return reduce_scatter_now(tensor, ranks) if shape.kernel == "gemm_rs" else all_reduce_now(tensor)
 
     def comm_only(at: int) -> Outputs:
-        moving = problem.inputs[at].data if shape.gathers else problem.whole[at].data
-        return Outputs(_communicate(shape.kernel, moving if idle is None else idle, comm).wait())
+        moving = (problem.inputs if shape.gathers else problem.whole)[at].data
+        return Outputs(communicated(moving if idle is None else idle))
 
     def sequential(at: int) -> Outputs:
         if shape.gathers:
-            return Outputs(_multiplied(problem, at, comm_only(at).output))
-        return Outputs(_communicate(shape.kernel, gemm_only(at).output, comm).wait())
+            return Outputs(multiplied(problem, at, comm_only(at).output))
+        return Outputs(communicated(gemm_only(at).output))
 
     return {SEQUENTIAL: sequential, GEMM_ONLY: gemm_only, COMM_ONLY: comm_only}
-
-
-def _communicate(kernel: str, tensor: Tensor, comm: Communicator) -> Any:
-    """The pending result; an all-reduce is in its place."""
-    if kernel == "ag_gemm":
-        return comm.all_gather(_as_bytes(tensor))
-    return comm.reduce_scatter(tensor) if kernel == "gemm_rs" else comm.all_reduce(tensor)
-
-
-def _multiplied(problem: Problem, at: int, rows: Tensor) -> Tensor:
-    """This rank's whole GEMM on `rows`, which belong to that input."""
-    from overlap_sweep.backends.torch.gemm import multiply_by
-
-    product = rows.new_empty(rows.shape[0], problem.shape.gemm_shape[1], dtype=problem.out_dtype)
-    multiply_by(problem.weight, problem.inputs[at].scale)(rows, product)
-    return product
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
     from overlap_sweep.backends.torch import overlap
     from overlap_sweep.backends.torch.communicator import communicator
-    from overlap_sweep.backends.torch.gemm import multiply_by
+    from overlap_sweep.backends.torch.gemm import as_bytes, multiply_by
 
     comm, shape = communicator(ranks, setting.get("num_sm")), problem.shape
     if setting["method"] == "bulk":
@@ -126,9 +113,9 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
             return Outputs(overlap.multiply_reduce(rows, output, multiply, comm, setting["num_splits"]))
         if setting["method"] == "pipeline":
             splits = setting["num_splits"]
-            overlap.pipelined_gather_multiply(_as_bytes(rows), output, multiply, comm, ranks, splits)
+            overlap.pipelined_gather_multiply(as_bytes(rows), output, multiply, comm, ranks, splits)
         else:
-            overlap.gather_multiply(_as_bytes(rows), output, multiply, comm, ranks, setting)
+            overlap.gather_multiply(as_bytes(rows), output, multiply, comm, ranks, setting)
         return Outputs(output)
 
     return call
@@ -137,14 +124,16 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
 def _beside(problem: Problem, at: int, comm: Communicator) -> Outputs:
     """The GEMM while something else is communicated that it does not need: the same input gathered, or the same product
     reduced, that an earlier one made."""
+    from overlap_sweep.backends.torch.gemm import as_bytes, multiplied
+
     whole = problem.whole[at].data
     if problem.shape.gathers:
-        moving = _communicate(problem.shape.kernel, problem.inputs[at].data, comm)
-        output = _multiplied(problem, at, whole)
-        return Outputs(output, moved=moving.wait().view(whole.dtype))
-    moving = _communicate(problem.shape.kernel, whole, comm)
-    product = _multiplied(problem, at, problem.inputs[at].data)
-    return Outputs(moving.wait(), product=product)
+        gathering = comm.all_gather(as_bytes(problem.inputs[at].data))
+        output = multiplied(problem, at, whole)
+        return Outputs(output, moved=gathering.wait().view(whole.dtype))
+    scattering = comm.reduce_scatter(whole)
+    product = multiplied(problem, at, problem.inputs[at].data)
+    return Outputs(scattering.wait(), product=product)
 
 
 def close() -> None:

@@ -85,8 +85,8 @@ def pipelined_gather_multiply(
 
 def multiply_reduce(rows: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, num_splits: int) -> Tensor:
     """Multiply `rows` [m, k] into `product` [m, n], and sum it over the ranks, in splits. Returns the sum."""
-    moving = []
-    for part, into in zip(rows.tensor_split(num_splits), product.tensor_split(num_splits), strict=True):
+    moving, splits = [], min(num_splits, rows.shape[0])
+    for part, into in zip(rows.tensor_split(splits), product.tensor_split(splits), strict=True):
         multiply(part, into)
         moving.append(comm.all_reduce(into))
     for pending in moving:

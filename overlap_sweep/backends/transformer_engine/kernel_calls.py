@@ -15,6 +15,7 @@ from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
 from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends.torch.gemm import as_bytes
 from overlap_sweep.backends.transformer_engine import userbuffers
 from overlap_sweep.errors import Refused
 from overlap_sweep.ranks import Ranks
@@ -94,7 +95,7 @@ def _gather(held: Held, weight: Any, problem: Problem) -> Callable[[int], Output
     def call(at: int) -> Outputs:
         (comm,) = held
         x = problem.inputs[at]
-        comm.copy_into_buffer(_as_bytes(x.data), local_chunk=True)
+        comm.copy_into_buffer(as_bytes(x.data), local_chunk=True)
         rows = _for_gemm(x, comm.get_buffer(shape=size))
         output, *_ = general_gemm(weight, rows, out_dtype=problem.out_dtype, ub=comm, ub_type=tex.CommOverlapType.AG)
         return Outputs(output)
@@ -126,7 +127,7 @@ def _bulk_gather(held: Held, weight: Any, problem: Problem) -> Callable[[int], O
     def call(at: int) -> Outputs:
         (comm,) = held
         whole = problem.whole[at]
-        comm.copy_into_buffer(_as_bytes(problem.inputs[at].data), local_chunk=True)
+        comm.copy_into_buffer(as_bytes(problem.inputs[at].data), local_chunk=True)
         output, *_ = general_gemm(
             weight,
             _for_gemm(whole),
@@ -157,10 +158,6 @@ def _bulk_scatter(held: Held, weight: Any, problem: Problem) -> Callable[[int], 
         return Outputs(comm.get_buffer(local_chunk=True), product=product)
 
     return call
-
-
-def _as_bytes(data: Tensor) -> Tensor:
-    return data.view(torch.uint8) if data.element_size() == 1 else data
 
 
 def close() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from overlap_sweep import space
 from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.group import shared_by
 from overlap_sweep.runtime.jobs import Job
 
 OURS = ("_target_", "points_per_job", "max_jobs", "poll_s")
@@ -30,12 +30,12 @@ class Pack:
 
 
 def pack(jobs: Sequence[Job]) -> list[Pack]:
-    """Points of the same world size and Slurm options together, in their order and as evenly as can be:
-    `points_per_job` in each, and more where that would make more than `max_jobs`."""
+    """Points of the same Slurm options that one group of workers can run together, in their order and as evenly as can
+    be: `points_per_job` in each, and more where that would make more than `max_jobs`."""
     alike: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         options = launcher_options(job)
-        alike[json.dumps([space.world_size(job.point), options], sort_keys=True)].append(job)
+        alike[json.dumps([shared_by(job.point), options], sort_keys=True)].append(job)
     packs = []
     for group in alike.values():
         options = launcher_options(group[0])
