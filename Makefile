@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels test test-faults lint clean
+.PHONY: sweep tune kernels test test-long lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -19,11 +19,11 @@ kernels: .venv/.installed
 	$(BIN)/python analyze.py multirun/make_kernels
 
 test: .venv/.installed
-	$(BIN)/python -m pytest -m "not slurm and not faults"
+	$(BIN)/python -m pytest -m "not slurm and not faults and not end_to_end"
 
-## Sweeps on a real Slurm, and processes killed at random: minutes more.
-test-faults: .venv/.installed
-	$(BIN)/python -m pytest -m "slurm or faults"
+## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more.
+test-long: .venv/.installed
+	$(BIN)/python -m pytest -m "slurm or faults or end_to_end"
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -39,6 +39,8 @@ def build(point, setting, problem, ranks):
 import wrong
 from mine.kernels import build as build_right, close, implementations, named, refusal
 
+pytestmark = pytest.mark.end_to_end
+
 def build(point, setting, problem, ranks):
     return (wrong.build if setting["num_splits"] == 4 else build_right)(point, setting, problem, ranks)
 """,

@@ -16,6 +16,8 @@ from overlap_sweep.run_directory import Result
 from tests.search.tiny import QUICK, SIZES, analyze_py, assert_one_error
 from tests.sweeps import Launch
 
+pytestmark = pytest.mark.end_to_end
+
 SPACE = ("tp_size=2", "operator=fc1,proj", "method=bulk,ring_exchange,pipeline", "num_sm=1,2,4")
 Done = subprocess.CompletedProcess[str]
 

@@ -19,6 +19,8 @@ from overlap_sweep.tuner.api import CHECKOUT
 from tests.search.tiny import QUICK, SIZES, analyze_py, arguments, assert_one_error, write_config
 from tests.sweeps import Launch
 
+pytestmark = pytest.mark.end_to_end
+
 Done = subprocess.CompletedProcess[str]
 TUNER = ("-m", "+experiment=tp_overlap_tuner")
 SPACE = ("operator=fc1,fc2", "method=ring_exchange,pipeline", "num_sm=1,4", "aggregate=false", "num_splits=2")

@@ -74,6 +74,7 @@ def test_a_search_tries_each_method_once() -> None:
     ]
 
 
+@pytest.mark.end_to_end
 def test_a_grid_over_num_sm_measures_once(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "grid", {"PYTHONPATH": f"{ON_GLOO}:{ROOT}"})
     done = launch.run(*SWEEP, "operator=fc1", "method=ring_exchange,none", "num_sm=1,4,16")
@@ -87,6 +88,7 @@ def test_a_grid_over_num_sm_measures_once(tmp_path: Path) -> None:
         assert result.point["num_sm"] is None
 
 
+@pytest.mark.end_to_end
 def test_the_tuner_proves_against_async_tp(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "tuned", {"PYTHONPATH": f"{ON_GLOO}:{ROOT}"})
     done = launch.run("-m", "+experiment=tp_overlap_tuner", *SWEEP[1:], "operator=fc2")
