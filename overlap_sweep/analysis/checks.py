@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import yaml
 
+from overlap_sweep.analysis.check_parts import (
+    MEASURE_AGAIN,
+    UPDATE,
+    Count,
+    SizedWorkload,
+    Word,
+    Workload,
+    check_name,
+    is_whole,
+)
+from overlap_sweep.analysis.kernel_checks import check_implementations, check_kernel
 from overlap_sweep.errors import UserError
-from overlap_sweep.kernel_shape import BASELINES, KERNELS, PRECISION_OF_DTYPE
+from overlap_sweep.kernel_shape import KERNELS
 from overlap_sweep.overlap_cfg import NO_YAML, SWITCH_DEFAULTS
-from overlap_sweep.run_directory import RESULT_FILE, Result, SearchRecord, Timing, TunerRecord
+from overlap_sweep.run_directory import RESULT_FILE, Result, SearchRecord, TunerRecord
 from overlap_sweep.space import METHODS, OPERATORS, PASSES, PHASES, SLOTS
 from overlap_sweep.trace.places import is_below, is_plain_name, is_special
 
@@ -24,29 +34,21 @@ MOST_BYTES = 64 << 20
 """Of one file: a result has some 100 kB."""
 MOST_YAML_BYTES = 1 << 20
 """Reading it takes a second."""
-_MOST_US = 1e15
-"""31 years, for one pass."""
-_LEAST_US = 1e-6
-"""Rates are quotients by times."""
 _MOST_VALUES = 100_000
 """Also in a file of a few lines whose aliases name each other."""
 _DEEPEST = 32
 _LARGEST = 2**63
 
-MEASURE_AGAIN = "remove it and measure the point again"
-
-_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Flag = bool | int | None
-_Word = str | int | float | bool | None
 
 
 class _Setting(msgspec.Struct, forbid_unknown_fields=True):
     """Of one slot: those of space.KNOBS, and what else Transformer Engine takes."""
 
     method: str | None = None
-    num_sm: _Count | None = None
-    num_splits: _Count | None = None
-    cga_size: _Count | None = None
+    num_sm: Count | None = None
+    num_splits: Count | None = None
+    cga_size: Count | None = None
     aggregate: _Flag = None
     set_sm_margin: _Flag = None
     use_ce: _Flag = None
@@ -62,18 +64,9 @@ class _Model(msgspec.Struct):
     name: str
 
 
-class _Workload(msgspec.Struct):
-    name: str
-    tolerance: float | None = None
-
-
-class _SizedWorkload(_Workload, kw_only=True):
-    tokens: _Count | None
-
-
 class _Runtime(msgspec.Struct):
     device: str
-    max_connections: _Count | None = None
+    max_connections: Count | None = None
 
 
 class _Configuration(msgspec.Struct):
@@ -83,7 +76,7 @@ class _Configuration(msgspec.Struct):
 
 class _Layer(msgspec.Struct):
     kind: str
-    num_replicas: _Count
+    num_replicas: Count
     training: bool
     configurations: dict[str, _Configuration] = {}
 
@@ -92,22 +85,22 @@ class _Config(msgspec.Struct):
     """The part of a point's configuration that analysis relies on."""
 
     model: _Model
-    workload: _Workload
+    workload: Workload
     runtime: _Runtime
-    tp_size: _Count
+    tp_size: Count
     backend: str
     precision: str | None
 
 
 class _OperatorConfig(_Config):
-    workload: _SizedWorkload
+    workload: SizedWorkload
     operator: str
     phase: str
     method: str
     phases: dict[str, _Setting] | None = None
-    num_sm: _Count | None = None
-    num_splits: _Count | None = None
-    cga_size: _Count | None = None
+    num_sm: Count | None = None
+    num_splits: Count | None = None
+    cga_size: Count | None = None
     aggregate: bool | None = None
     set_sm_margin: bool | None = None
     use_ce: bool | None = None
@@ -116,7 +109,7 @@ class _OperatorConfig(_Config):
 
 
 class _LayerConfig(_Config):
-    workload: _SizedWorkload
+    workload: SizedWorkload
     layer: _Layer
 
 
@@ -124,36 +117,10 @@ class _KernelConfig(_Config):
     """As it was asked for: null is what the model, the operator or the device decide."""
 
     kernel: str | None
-    m: _Count | None
-    n: _Count | None
-    k: _Count | None
+    m: Count | None
+    n: Count | None
+    k: Count | None
     operator: str | None = None
-
-
-class _KernelSetting(msgspec.Struct):
-    """Of one implementation. Those from elsewhere may have other knobs than ours, and no method that we know."""
-
-    method: str | None = None
-    num_sm: _Count | None = None
-    num_splits: _Count | None = None
-    cga_size: _Count | None = None
-    aggregate: bool | None = None
-    set_sm_margin: bool | None = None
-    use_ce: bool | None = None
-    atomic_gemm: bool | None = None
-    fp8_buf: bool | None = None
-
-
-class _KernelPoint(msgspec.Struct):
-    """As it was run."""
-
-    kernel: str
-    m: _Count
-    n: _Count
-    k: _Count
-    precision: str
-    workload: _SizedWorkload
-    implementations: dict[str, dict[str, _Word]]
 
 
 class _Environment(msgspec.Struct):
@@ -162,15 +129,15 @@ class _Environment(msgspec.Struct):
     host: str | None = None
     gpu: str | None = None
     device: str | None = None
-    gpu_count: _Word = None
-    cpu: _Word = None
-    cpu_count: _Word = None
-    driver: _Word = None
-    nccl: _Word = None
-    cuda: _Word = None
-    cudnn: _Word = None
-    packages: dict[str, _Word] = {}
-    variables: dict[str, _Word] = {}
+    gpu_count: Word = None
+    cpu: Word = None
+    cpu_count: Word = None
+    driver: Word = None
+    nccl: Word = None
+    cuda: Word = None
+    cudnn: Word = None
+    packages: dict[str, Word] = {}
+    variables: dict[str, Word] = {}
 
 
 class _Moment(msgspec.Struct):
@@ -227,6 +194,9 @@ def check_config(config: Any, path: Path) -> None:
         known = msgspec.convert(config, _CONFIG_OF_WORKLOAD.get(workload, _Config))
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({error}); {MEASURE_AGAIN}.") from None
+    if isinstance(known, _KernelConfig):
+        for name in (known.backend, known.operator or ""):
+            check_name(name, path)
     choices_of: list[tuple[str | None, Collection[str]]] = [(workload, _CONFIG_OF_WORKLOAD)]
     if isinstance(known, _OperatorConfig):
         choices_of += [(known.operator, OPERATORS), (known.phase, (*PHASES, "all")), (known.method, METHODS)]
@@ -236,14 +206,11 @@ def check_config(config: Any, path: Path) -> None:
         choices_of.append((known.kernel, KERNELS))
     for value, choices in choices_of:
         if value not in choices:
-            raise UserError(f"{path} says {str(value)[:200]}, which is none of {', '.join(choices)}; {_UPDATE}.")
+            raise UserError(f"{path} says {str(value)[:200]}, which is none of {', '.join(choices)}; {UPDATE}.")
     if isinstance(known, _LayerConfig):
         for configuration in known.layer.configurations.values():
             _check_slots(configuration.slots, path)
             _check_switches(configuration.switches, path)
-
-
-_UPDATE = "update overlap_sweep"
 
 
 def check_result(result: Result, path: Path) -> None:
@@ -261,7 +228,7 @@ def check_result(result: Result, path: Path) -> None:
     except msgspec.ValidationError as error:
         raise UserError(f"{path} is no result of a point ({error}); {MEASURE_AGAIN}.") from None
     if workload == "kernel":
-        _check_kernel(result, path)
+        check_kernel(result, path)
     _check_slots(settings, path, result.point["operator"] if workload == "operator" else None)
     for slots in of_variants:
         _check_slots(slots, path)
@@ -270,7 +237,7 @@ def check_result(result: Result, path: Path) -> None:
     if result.status == "failed" and result.relative_error and "tolerance" not in result.point["workload"]:
         raise UserError(f"{path} says nothing of the workload's tolerance; {MEASURE_AGAIN}.")
     if result.status == "ok":
-        {"operator": _check_times, "layer": _check_variants, "kernel": _check_implementations}[workload](result, path)
+        {"operator": _check_times, "layer": _check_variants, "kernel": check_implementations}[workload](result, path)
 
 
 def check_tuner(record: TunerRecord, path: Path) -> None:
@@ -310,13 +277,13 @@ def _check_slots(slots: Mapping[str, _Setting], path: Path, operator: str | None
         methods = (*METHODS, *([] if operator else [None]))
         if slot not in SLOTS or setting.method not in methods or (operator and not slot.startswith(f"{operator}_")):
             said = f"{slot} {setting.method or ''}".rstrip()[:200]
-            raise UserError(f"{path} sets {said}, which there is not; {_UPDATE}, or {MEASURE_AGAIN}.")
+            raise UserError(f"{path} sets {said}, which there is not; {UPDATE}, or {MEASURE_AGAIN}.")
 
 
 def _check_switches(switches: Iterable[str], path: Path) -> None:
     for name in switches:
         if name not in SWITCH_DEFAULTS:
-            raise UserError(f"{path} sets {name[:200]}, which is no switch of Megatron-Core's; {_UPDATE}.")
+            raise UserError(f"{path} sets {name[:200]}, which is no switch of Megatron-Core's; {UPDATE}.")
 
 
 def _check_times(result: Result, path: Path) -> None:
@@ -327,7 +294,7 @@ def _check_times(result: Result, path: Path) -> None:
             timings += [times.default.default, times.default.none]
         if times and times.tp1:
             timings.append(times.tp1)
-        if not timings or not all(map(_is_whole, timings)):
+        if not timings or not all(map(is_whole, timings)):
             raise UserError(f"{path} is ok without whole {name} times; {MEASURE_AGAIN}.")
 
 
@@ -337,41 +304,8 @@ def _check_variants(result: Result, path: Path) -> None:
     # Every sample is divided by, not only the medians.
     positive = all(min(timing.samples_us, default=0.0) > 0 for timing in timings)
     rounds = {len(timing.samples_us) for timing in timings}
-    if len(rounds) != 1 or not (complete and positive and all(map(_is_whole, timings))):
+    if len(rounds) != 1 or not (complete and positive and all(map(is_whole, timings))):
         raise UserError(f"{path} is ok without whole times of its variants; {MEASURE_AGAIN}.")
-
-
-def _check_kernel(result: Result, path: Path) -> None:
-    """What became of it aside."""
-    try:
-        asked = msgspec.convert(result.point, _KernelPoint).implementations
-        for setting in (*asked.values(), *(one.setting for one in result.implementations.values())):
-            msgspec.convert(setting, _KernelSetting)
-            msgspec.convert(setting, dict[str, _Word])
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path} is no result of a kernel ({error}); {MEASURE_AGAIN}.") from None
-
-
-def _check_implementations(result: Result, path: Path) -> None:
-    precision, precisions = result.point["precision"], PRECISION_OF_DTYPE.values()
-    if precision not in precisions:
-        known = ", ".join(precisions)
-        raise UserError(f"{path} says {str(precision)[:200]}, which is none of {known}; {_UPDATE}.")
-    measured = result.implementations
-    timings = [one.time for one in measured.values()]
-    rounds = {len(timing.samples_us) for timing in timings}
-    positive = all(min((timing.median_us, timing.q1_us, *timing.samples_us)) >= _LEAST_US for timing in timings)
-    if not measured.keys() > set(BASELINES) or len(rounds) != 1 or not (positive and all(map(_is_whole, timings))):
-        raise UserError(f"{path} is ok without whole times of its implementations and baselines; {MEASURE_AGAIN}.")
-    for name, one in measured.items():
-        if one.relative_error is not None and not (isfinite(one.relative_error) and one.relative_error >= 0):
-            said = f"{name[:200]} a relative error of {one.relative_error}"
-            raise UserError(f"{path} gives {said}, which there cannot be; {MEASURE_AGAIN}.")
-
-
-def _is_whole(timing: Timing) -> bool:
-    times_us = (timing.median_us, timing.q1_us, timing.q3_us, *timing.samples_us)
-    return timing.median_us > 0 and len(timing.samples_us) > 1 and max(map(abs, times_us)) < _MOST_US
 
 
 def _excess(content: Iterable[Any]) -> str | None:

@@ -23,7 +23,8 @@ from overlap_sweep.run_directory import PassTimes
 from overlap_sweep.space import Setting
 
 DEFAULT_MARGIN = 0.005
-"""The default is measured minutes apart from a point; medians of one setting then differ by some 0.3 %."""
+"""The default is measured minutes apart from a point, and one backend's kernels in other process groups than another's;
+medians of one setting then differ by some 0.3 %: a smaller difference is a tie, whatever the noise."""
 RATIO_OF_PASS = {"fwd": "forward_overlap_ratio", "bwd": "backward_overlap_ratio"}
 
 

@@ -19,6 +19,7 @@ from overlap_sweep.analysis.comparison.matching import Verdict, verdict
 from overlap_sweep.analysis.comparison.ratios import ratio
 from overlap_sweep.analysis.estimate import Estimate, notch_us, pooled_none
 from overlap_sweep.analysis.frame import Row, column_types
+from overlap_sweep.analysis.kernels import name_in_tables
 from overlap_sweep.analysis.trials import FLOOR, NONE
 from overlap_sweep.errors import UserError
 from overlap_sweep.identity import environment_identity, key_of, point_identity
@@ -206,7 +207,7 @@ def _samples(kept: Kept) -> dict[str, _Sample]:
     if _workload(result.point) == "kernel":
         sequential_us = result.implementations[SEQUENTIAL].time.median_us
         return {
-            name: _Sample(kept, (measured.time,), sequential_us)
+            name_in_tables(name, result.point): _Sample(kept, (measured.time,), sequential_us)
             for name, measured in result.implementations.items()
             if name not in (GEMM_ONLY, COMM_ONLY) and not measured.launch_bound
         }

@@ -142,9 +142,9 @@ def _of_point(point: Point, chosen: ImplementationRow | None) -> list[Row]:
         for name, times in measured.items()
     ]
     asked = point.config.get("implementations") or {}
-    return [{**row, "implementation": name_in_tables(row["implementation"], point)} for row in rows] + [
+    return [{**row, "implementation": name_in_tables(row["implementation"], point.config)} for row in rows] + [
         {
-            "implementation": name_in_tables(name, point),
+            "implementation": name_in_tables(name, point.config),
             **(knob_cells(asked[name]) if name in asked else {}),
             "status": LEFT_OUT,
             "error": reason,
@@ -158,7 +158,7 @@ def _of_point(point: Point, chosen: ImplementationRow | None) -> list[Row]:
 def _is_chosen(name: str, point: Point, chosen: ImplementationRow | None) -> bool:
     if chosen is None or chosen.backend not in (None, point.config["backend"]):
         return False
-    return chosen.name == name_in_tables(name, point)
+    return chosen.name == name_in_tables(name, point.config)
 
 
 def _wrong(name: str, point: Point) -> float | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from overlap_sweep.analysis.kernels import KernelAnalysis, ShapeAnalysis, differ
-from overlap_sweep.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, ShapeAnalysis, differ
+from overlap_sweep.kernel_shape import BASELINES, COMM_ONLY, SEQUENTIAL
 
 
 def warnings(analysis: KernelAnalysis) -> list[str]:
@@ -20,15 +20,36 @@ def warnings(analysis: KernelAnalysis) -> list[str]:
 
 
 def _beyond_bound(analysis: KernelAnalysis) -> Iterator[str]:
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for shape in analysis.shapes:
-        for row in shape.implementations:
-            faster = row.time_us < shape.bound_us and differ(row, shape.binding)
-            if faster and row.comparable and not shape.binding.launch_bound:
-                found[row.label, shape.binding.name].append(f"m={shape.m} by {-row.over_bound:.1%}")
-    whose = {GEMM_ONLY: "its GEMM is faster than torch's", COMM_ONLY: "its communication is faster than the library's"}
-    for (label, binding), where in found.items():
-        yield f"{label} beats the bound ({', '.join(where)}): {whose[binding]}, so the bound is none there."
+        faster = sorted(
+            (
+                row
+                for row in shape.implementations
+                if row.comparable and row.time_us < shape.bound_us and differ(row, shape.binding)
+            ),
+            key=lambda row: row.time_us,
+        )
+        if faster and not shape.binding.launch_bound:
+            yield f"m={shape.m}: {_who(faster, shape)}{_why(faster, shape)}."
+
+
+def _who(faster: Sequence[ImplementationRow], shape: ShapeAnalysis) -> str:
+    """Of the implementations that beat the bound, from fast to slow."""
+    fastest = faster[0]
+    by = f"by {1 - fastest.time_us / shape.bound_us:.1%}"
+    if len(faster) == 1:
+        return f"{fastest.label} beats the bound {by}"
+    return f"{len(faster)} of {len(shape.implementations)} beat the bound, {fastest.label} {by}"
+
+
+def _why(faster: Sequence[ImplementationRow], shape: ShapeAnalysis) -> str:
+    if shape.binding.name == COMM_ONLY:
+        return ": its communication is faster than the library's, so the bound is none there"
+    same_gemm = next((row for row in faster if row.backend == "torch"), None)
+    if same_gemm:
+        also = "" if same_gemm is faster[0] else f", {same_gemm.label} among them"
+        return f"{also}: its GEMM is the one that was measured alone, so that baseline is doubtful; measure it again"
+    return ": its GEMM is faster than torch's, so the bound is none there"
 
 
 def _launch_bound(analysis: KernelAnalysis) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from overlap_sweep.analysis.choice import DEFAULT_MARGIN
 from overlap_sweep.analysis.estimate import Estimate, normalised, pooled_none
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import LONGEST_NAME, Point
@@ -20,6 +21,7 @@ from overlap_sweep.run_directory import ImplementationTimes, Timing
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
 """Backends by what it takes to use them; those from elsewhere come last."""
 DONT_OVERLAP = "don't overlap"
+_MARGIN = f"{DEFAULT_MARGIN:.1%}"
 
 
 class KernelCase(NamedTuple):
@@ -196,22 +198,9 @@ def kernel_case(point: Point) -> KernelCase:
 
 
 def answers_in_words(analysis: KernelAnalysis) -> str:
-    """`m up to 2048: symm_mem ring; from 4096: transformer_engine ring_agg1`."""
-    runs = [
-        (advice, [shape.m for shape in same])
-        for advice, same in groupby(
-            analysis.shapes, key=lambda shape: shape.chosen.advice if shape.chosen else "no answer"
-        )
-    ]
-    if len(runs) == 1:
-        advice, ms = runs[0]
-        return f"m={_span(ms)}: {advice}"
-    told = []
-    for i, (advice, ms) in enumerate(runs):
-        first, last = i == 0, i == len(runs) - 1
-        where = f"m up to {ms[-1]}" if first else f"from {ms[0]}" if last else _span(ms)
-        told.append(f"{where}: {advice}")
-    return "; ".join(told)
+    """`m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing of what lies beyond the m that were measured."""
+    runs = groupby(analysis.shapes, key=lambda shape: shape.chosen.advice if shape.chosen else "no answer")
+    return "m=" + "; ".join(f"{_span([shape.m for shape in same])}: {advice}" for advice, same in runs)
 
 
 def tflops(shape: KernelShape, time_us: float) -> float:
@@ -277,15 +266,15 @@ def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Bes
         assert point.result
         implementations = point.result.implementations
         for name, times in implementations.items():
-            key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point))
+            key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
             found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
     return found
 
 
-def name_in_tables(name: str, point: Point) -> str:
-    """An implementation's, with the CUDA connections where they were given: `ring_conn8`. Its time may depend on them
-    more than on anything else."""
-    connections = point.config["runtime"].get("max_connections")
+def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
+    """An implementation's of a resolved point, with the CUDA connections where they were given: `ring_conn8`. Its time
+    may depend on them more than on anything else."""
+    connections = config["runtime"].get("max_connections")
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
 
@@ -309,7 +298,7 @@ def _estimate(key: tuple[str | None, str], same: Sequence[_Beside], anchor: Esti
 def _choose(
     sequential: ImplementationRow, measured: Iterable[ImplementationRow], usable: Sequence[ImplementationRow]
 ) -> tuple[ImplementationRow | None, str]:
-    """The simplest of those that the noise cannot tell from the fastest. `usable` are sorted by simplicity."""
+    """The simplest of those that tie with the fastest, see `differ`. `usable` are sorted by simplicity."""
     if not sequential.comparable:
         return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
     if not usable:
@@ -323,9 +312,12 @@ def _choose(
         best = min(usable, key=lambda row: row.time_us)
         if differ(best, sequential):
             return sequential, f"the best overlap, {best.label}, is {best.time_us / sequential.time_us - 1:.1%} slower"
+        if best.estimate.differs_from(sequential.estimate):
+            return sequential, f"the best overlap, {best.label}, is within {_MARGIN} of it ({_gap(best, sequential)})"
         return sequential, f"the best overlap, {best.label}, is no faster beyond the noise ({_gap(best, sequential)})"
     if chosen is not fastest:
-        return chosen, f"simplest of those within the noise of the fastest, {fastest.label} ({_gap(fastest, chosen)})"
+        within = _MARGIN if chosen.estimate.differs_from(fastest.estimate) else "the noise"
+        return chosen, f"simplest of those within {within} of the fastest, {fastest.label} ({_gap(fastest, chosen)})"
     return chosen, f"fastest of {len(everything)}, {SEQUENTIAL} included"
 
 
@@ -336,8 +328,10 @@ def _unfit(row: ImplementationRow) -> str:
 
 
 def differ(one: ImplementationRow, other: ImplementationRow) -> bool:
-    """Whether the noise can tell them apart."""
-    return one.estimate.differs_from(other.estimate)
+    """Whether they are apart by more than the noise and by more than DEFAULT_MARGIN. The noise is that within points,
+    and points of different backends are different process groups, which differ by more."""
+    apart = abs(one.time_us / other.time_us - 1) > DEFAULT_MARGIN
+    return apart and one.estimate.differs_from(other.estimate)
 
 
 def _gap(one: ImplementationRow, other: ImplementationRow) -> str:
@@ -352,7 +346,7 @@ def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, st
     for point in points:
         assert point.result
         for name, reason in point.result.left_out.items():
-            label = f"{point.config['backend']} {name_in_tables(name, point)}"
+            label = f"{point.config['backend']} {name_in_tables(name, point.config)}"
             is_wrong = name in point.result.relative_error
             if is_wrong or label not in measured:
                 left_out[label] = reason

@@ -71,11 +71,13 @@ class Proof:
     @property
     def verdict(self) -> str:
         """In a sentence."""
-        other, name = self.decisive, spoken(self.best_other)
+        backend = self.case.backend
+        other, name = self.decisive, spoken(self.best_other, backend)
         if other.faster:
             only = ", the fastest of the others" if len(self.against) > 1 else ""
-            return f"tuned is {other.in_words(f' than {name}')}{only}: use tuned."
-        use = advised(self.best_other)
+            use = "but no switch of PyTorch's gives that" if backend == ASYNC_TP_BACKEND else "use tuned"
+            return f"tuned is {other.in_words(f' than {name}')}{only}: {use}."
+        use = advised(self.best_other, backend)
         if self.tuned_is_none and self.best_other == NONE:
             return f"no overlap that was found pays: {use}."
         tuned = "tuned, which is no overlap," if self.tuned_is_none else "tuned"
@@ -113,13 +115,24 @@ class Unproven:
 Outcome = Proof | Unproven
 
 
-def spoken(label: str) -> str:
+ASYNC_TP_BACKEND = "symm_mem"
+"""Its default is async TP, which PyTorch itself has off until it is switched on."""
+
+
+def named(label: str, backend: str) -> str:
+    """A variant's name for people."""
+    return "async TP" if label == DEFAULT and backend == ASYNC_TP_BACKEND else label
+
+
+def spoken(label: str, backend: str) -> str:
     """A variant's name in a sentence."""
-    return "the default" if label == DEFAULT else label
+    return "the default" if named(label, backend) == DEFAULT else named(label, backend)
 
 
-def advised(label: str) -> str:
-    return "don't overlap" if label == NONE else f"use {spoken(label)}"
+def advised(label: str, backend: str) -> str:
+    if backend == ASYNC_TP_BACKEND and label in (NONE, DEFAULT):
+        return "switch async TP on" if label == DEFAULT else "leave async TP off"
+    return "don't overlap" if label == NONE else f"use {spoken(label, backend)}"
 
 
 def outcomes(
@@ -196,7 +209,7 @@ def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
 
     def unproven(reason: str, instead: str | None = None) -> Unproven:
         config = trial.configs.get(instead, NO_OVERLAP) if instead else None
-        advice = advised(instead) if instead else ""
+        advice = advised(instead, trial.point.config["backend"] if trial.point else "") if instead else ""
         return Unproven(trial.tp_size, trial.directory, case, reason, trial, together, config, advice)
 
     if not trial.layer:

@@ -27,10 +27,7 @@ def cautions(case: CaseAnalysis) -> list[str]:
                     "measure them together before you rely on it."
                 )
             if choice.default and choice.default_wins:
-                lines.append(
-                    f"TP={tp_size} {choice.label}: the default, {as_us(choice.default.time_us)} us, is faster than "
-                    "anything tried; sweep more settings."
-                )
+                lines.append(f"TP={tp_size} {choice.label}: {_default_wins(choice.default.time_us, case)}.")
     if case.launch_bound:
         lines.append(f"Launch-bound, left out of the choice: {', '.join(case.launch_bound)}.")
     drifted = [drift for drift in case.drift if abs(drift.change) >= NOTABLE]
@@ -55,3 +52,10 @@ def cautions(case: CaseAnalysis) -> list[str]:
     if len(environments(case.points)) > 1:
         lines.append("The points were measured in different environments; see tuning_report.json.")
     return lines
+
+
+def _default_wins(default_us: float, case: CaseAnalysis) -> str:
+    if case.case.backend == async_tp.BACKEND:
+        # There are no more settings to sweep.
+        return f"async TP as a whole, {as_us(default_us)} us, was faster than the same operators set one by one"
+    return f"the default, {as_us(default_us)} us, is faster than anything tried; sweep more settings"

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from overlap_sweep.analysis.kernel_warnings import warnings
 from overlap_sweep.analysis.kernels import (
@@ -21,35 +18,84 @@ from overlap_sweep.analysis.kernels import (
 )
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
-from overlap_sweep.report.console import fits, print_lines
+from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.plain_table import PlainRow, print_table
 from overlap_sweep.report.provenance import environments
 
 LEFT = ("implementation", "backend", "note")
+OPTIONAL = ("error", "noise us", "GB/s", "hidden")
+"""What a narrow terminal does without, the first of them first."""
 
 
 def print_kernels(points: Iterable[Point], console: Console) -> None:
     """Those among them that are kernels, the points of a case together: of a single case heading, answer, table and
     warnings, of several no tables, which would not be read at once."""
-    analyses = analyse_kernels(points)
-    for analysis in analyses:
-        if len(analyses) == 1:
+    print_analyses(analyse_kernels(points), console, most_tables=1)
+
+
+def print_analyses(analyses: Sequence[KernelAnalysis], console: Console, most_tables: int | None = None) -> None:
+    """The answers of all cases first; then each with its reasons, its table and its warnings. Where there are more than
+    `most_tables`, only what to know before believing the answers follows them."""
+    if len(analyses) > 1:
+        _print_all_answers(analyses, console)
+    if most_tables is None or len(analyses) <= most_tables:
+        for analysis in analyses:
             print_analysis(analysis, console)
-        else:
-            _print_answers(analysis, console)
-
-
-def _print_answers(analysis: KernelAnalysis, console: Console) -> None:
-    console.print(f"\n{title(analysis)}", style="bold")
-    print_lines([answers_in_words(analysis)], console)
-    print_lines([answer(shape) for shape in analysis.shapes], console, indent=4)
+    else:
+        print_lines(_warnings_of_all(analyses), console, indent=0)
 
 
 def print_analysis(analysis: KernelAnalysis, console: Console) -> None:
     """The answer first."""
-    _print_answers(analysis, console)
-    print_table(analysis, console)
+    console.print(f"\n{title(analysis)}", style="bold")
+    print_lines([answers_in_words(analysis)], console)
+    print_lines([answer(shape) for shape in analysis.shapes], console, indent=4)
+    print_details(analysis, console)
     print_lines(cautions(analysis), console, indent=0)
+
+
+def _print_all_answers(analyses: Sequence[KernelAnalysis], console: Console) -> None:
+    console.print("\nKernels: what to use", style="bold")
+    rows = [(shape, answer_cells(analysis, shape, analyses)) for analysis in analyses for shape in analysis.shapes]
+    shown = [header for header in rows[0][1] if any(cells[header] for _, cells in rows)]
+    table = [PlainRow([cells[header] for header in shown], "green" if overlaps(shape) else "") for shape, cells in rows]
+    if not print_table(
+        shown, table, ("kernel", "operator", "use"), console, optional=("operator", "time us", "vs bound")
+    ):
+        for shape, cells in rows:
+            chosen = shape.chosen
+            gains = [f"{cells['speedup']} {SEQUENTIAL}", f"{as_over(chosen.over_bound)} the bound"] if chosen else []
+            told = ", ".join([cells["use"], *gains])
+            print_lines([f"{cells['kernel']} m={cells['m']}: {told}"], console)
+
+
+def answer_cells(analysis: KernelAnalysis, shape: ShapeAnalysis, among: Sequence[KernelAnalysis]) -> dict[str, str]:
+    """One m of one of several cases, by header; an empty cell is unknown."""
+    chosen, several = shape.chosen, len({one.case.device for one in among}) > 1
+    return {
+        "kernel": str(analysis.case) if several else analysis.case.brief,
+        "operator": ", ".join(analysis.subjects),
+        "m": str(shape.m),
+        "use": chosen.advice if chosen else "no answer",
+        "time us": as_us(chosen.time_us) if chosen else "",
+        "speedup": f"{chosen.speedup:.2f}x" if chosen else "",
+        "vs bound": f"{chosen.over_bound:+.0%}" if chosen else "",
+    }
+
+
+def overlaps(shape: ShapeAnalysis) -> bool:
+    """Whether that is the answer."""
+    return shape.chosen is not None and shape.chosen.name != SEQUENTIAL
+
+
+def _warnings_of_all(analyses: Sequence[KernelAnalysis]) -> list[str]:
+    """Each once, with the cases that it is about."""
+    found: dict[str, list[str]] = {}
+    for analysis in analyses:
+        for warning in warnings(analysis):
+            found.setdefault(warning, []).append(analysis.case.brief)
+    return [f"{', '.join(briefs)}: {warning}" for warning, briefs in found.items()]
 
 
 def title(analysis: KernelAnalysis) -> str:
@@ -126,22 +172,20 @@ def as_over(over_bound: float) -> str:
     return f"{abs(over_bound):.0%} {'above' if over_bound >= 0 else 'below'}"
 
 
-def print_table(analysis: KernelAnalysis, console: Console) -> None:
-    """A row for each implementation at each m, baselines first; stacked where the terminal is too narrow."""
+def print_details(analysis: KernelAnalysis, console: Console) -> None:
+    """A row for each implementation at each m, baselines first; on a terminal that is too narrow without some columns,
+    or else stacked."""
     rows = [(shape, row, cells(row, shape)) for shape in analysis.shapes for row in shape.rows]
     shown = [header for header in rows[0][2] if any(of_row[header] for _, _, of_row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("m", justify="right", no_wrap=True)
-    for header in shown:
-        table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
-    for shape, row, of_row in rows:
-        is_first, is_last = row is shape.rows[0], row is shape.rows[-1]
-        style = "green" if row is shape.chosen else "dim" if row.backend is None else ""
-        first, *others = (of_row[header] for header in shown)
-        table.add_row(str(shape.m) if is_first else "", Text(first, style), *map(Text, others), end_section=is_last)
-    if fits(table, console):
-        console.print(table)
-    else:
+    table = [
+        PlainRow(
+            [str(shape.m) if row is shape.rows[0] else "", *(of_row[header] for header in shown)],
+            "green" if row is shape.chosen else "dim" if row.backend is None else "",
+            ends_section=row is shape.rows[-1],
+        )
+        for shape, row, of_row in rows
+    ]
+    if not print_table(["m", *shown], table, LEFT, console, OPTIONAL):
         _print_stacked(analysis.shapes, console)
     print_lines([_legend(analysis)], console, indent=0)
     console.print()

@@ -12,6 +12,7 @@ from rich.text import Text
 from overlap_sweep.analysis.estimate import CONFIDENCE
 from overlap_sweep.analysis.layers import LayerAnalysis, VariantRow, analyse_layer
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.report.console import fits
 from overlap_sweep.report.numbers import as_ms, as_percent
 
@@ -53,9 +54,10 @@ def verdict(analysis: LayerAnalysis) -> str:
     if not contenders:
         return f"no verdict: there is nothing to compare {reference} with"
     winner = analysis.winner
-    others = [f"{row.name} is {row.to_reference.in_words()}" for row in contenders if row is not winner]
+    backend = analysis.point.case.backend
+    others = [f"{named(row.name, backend)} is {row.to_reference.in_words()}" for row in contenders if row is not winner]
     if winner:
-        first = f"{winner.name} is {winner.to_reference.in_words(f' than {reference}')}"
+        first = f"{named(winner.name, backend)} is {winner.to_reference.in_words(f' than {reference}')}"
         return "; ".join([first, *others])
     return f"nothing is faster than {reference}: {'; '.join(others)}"
 
@@ -76,7 +78,8 @@ def cautions_of_table(analysis: LayerAnalysis) -> list[str]:
             f"{analysis.rounds} rounds are too few for {CONFIDENCE:.0%}: the intervals, from the lowest to the highest "
             f"ratio, hold with {_coverage(analysis):.0%}."
         )
-    launch_bound = [row.name for row in analysis.rows if row.launch_bound]
+    backend = analysis.point.case.backend
+    launch_bound = [named(row.name, backend) for row in analysis.rows if row.launch_bound]
     if launch_bound:
         lines.append(f"Launch-bound, left out of the verdict: {', '.join(launch_bound)}.")
     return lines
@@ -114,7 +117,7 @@ def _cells(row: VariantRow, analysis: LayerAnalysis, against: str) -> dict[str, 
     """By header; an empty cell is not applicable."""
     interval = "" if row.name == analysis.reference else f" [{row.interval.low:.3f}, {row.interval.high:.3f}]"
     return {
-        "variant": row.name,
+        "variant": named(row.name, analysis.point.case.backend),
         "fwd ms": as_ms(row.fwd_us),
         "bwd ms": as_ms(row.bwd_us),
         "step ms": "" if row.step_us is None else as_ms(row.step_us),

@@ -9,7 +9,9 @@ import yaml
 
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.sweep import CaseAnalysis, SlotAnswer
+from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.overlap_cfg import no_switches
 from overlap_sweep.report import async_tp
 from overlap_sweep.report.numbers import as_sentence, comments
@@ -40,8 +42,8 @@ def overlap_yaml(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> st
     slots = case.slots(tp_size)
     title = f"Communication overlap for TP={tp_size}: {WHAT}."
     origins = no_switches([*origin(case, tp_size, provenance), *beside_default(case, tp_size)])
-    head = [title, *origins, "", *_switches(case, tp_size), "", *no_switches(_left_out(slots)), ""]
-    body = [_entry(answer) for answer in slots if answer.final_setting]
+    head = [title, *origins, "", *_switches(case, tp_size), "", *no_switches(_left_out(slots, case.case.backend)), ""]
+    body = [_entry(answer, case.case.backend) for answer in slots if answer.final_setting]
     return comments(head) + ("".join(body) or "{}\n")
 
 
@@ -55,7 +57,7 @@ def origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str
     if case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case.case.backend))
     if case.case.backend == async_tp.BACKEND:
-        lines += [*async_tp.advice_at(case, tp_size), async_tp.HOW_TO]
+        lines += [*async_tp.advice_at(case, tp_size), *async_tp.HOW_TO]
     if tp_size in case.unproven:
         lines.append(as_sentence(case.unproven[tp_size].verdict))
     return lines
@@ -70,8 +72,8 @@ def beside_default(case: CaseAnalysis, tp_size: int) -> list[str]:
         return []
     final_us = sum(answer.final.time_us for answer in of_pass.values())
     none_us = sum(choice.none.time_us for choice in choices)
-    over = ", ".join(labels(choices))
-    return [f"Sum over {over}: {final_us:.1f} us, without overlap {none_us:.1f}, default {default_us:.1f}"]
+    over, default = ", ".join(labels(choices)), named(DEFAULT, case.case.backend)
+    return [f"Sum over {over}: {final_us:.1f} us, without overlap {none_us:.1f}, {default} {default_us:.1f}"]
 
 
 def transfer_warning(backend: str) -> str:
@@ -94,33 +96,34 @@ def _switches(case: CaseAnalysis, tp_size: int) -> list[str]:
     return lines + no_switches(case.plans[tp_size].overruled)
 
 
-def _left_out(slots: Sequence[SlotAnswer]) -> list[str]:
+def _left_out(slots: Sequence[SlotAnswer], backend: str) -> list[str]:
     lines = [
         "A slot that is not in this file is not 'none': it gets Transformer Engine's default overlap,",
         "unless a switch above turns it off.",
     ]
-    lines += [f"  {a.slot}: {_why_none(a)}" for a in slots if a.tried and not a.final_setting]
+    lines += [f"  {a.slot}: {_why_none(a, backend)}" for a in slots if a.tried and not a.final_setting]
     known = {answer.slot for answer in slots if answer.tried}
     missing = [slot for slot, methods in space.SLOTS.items() if methods and slot not in known]
     return lines + ([f"  not measured: {', '.join(missing)}"] if missing else [])
 
 
-def _why_none(answer: SlotAnswer) -> str:
+def _why_none(answer: SlotAnswer, backend: str) -> str:
     if answer.setting:
         return f"{space.brief_name(answer.setting)} is best, but the switches don't allow it beside the others"
-    compared = f"; {answer.choice.none.time_us:.1f} us{default_beside(answer.choice)}" if answer.choice.default else ""
+    default = default_beside(answer.choice, backend)
+    compared = f"; {answer.choice.none.time_us:.1f} us{default}" if default else ""
     return f"none wins; {answer.choice.reason}{compared}"
 
 
-def _entry(answer: SlotAnswer) -> str:
+def _entry(answer: SlotAnswer, backend: str) -> str:
     choice, final = answer.choice, answer.final
-    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}{default_beside(choice)}"
+    compared = f"{final.time_us:.1f} us, without overlap {choice.none.time_us:.1f}{default_beside(choice, backend)}"
     together = " together" if len(final.settings) > 1 else ""
     predicted = "" if final.measured else ", predicted from its slots alone: measure them together"
     comment = f"# {choice.label}{together}: {compared}{predicted}\n"
     return comment + yaml.safe_dump({answer.slot: dict(answer.final_setting or {})}, sort_keys=False)
 
 
-def default_beside(choice: PassChoice) -> str:
+def default_beside(choice: PassChoice, backend: str) -> str:
     """To be appended to other times, in microseconds; empty where it was not measured."""
-    return f", default {choice.default.time_us:.1f}" if choice.default else ""
+    return f", {named(DEFAULT, backend)} {choice.default.time_us:.1f}" if choice.default else ""

@@ -10,18 +10,21 @@ from overlap_sweep.analysis.choice import sum_under_us
 from overlap_sweep.analysis.proof import Outcome, Proof, Together, advised, spoken
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.trials import DEFAULT, NO_OVERLAP, NONE, TUNED, Trial
-from overlap_sweep.report import layers
+from overlap_sweep.report import async_tp, layers
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_sentence, as_us
 from overlap_sweep.report.overlap_yaml import file_name
 
 
 def headline(outcome: Outcome, folder: str = "") -> str:
-    """What to train with at this TP size, and where it is written; or that nothing was proven.
+    """What to train with at this TP size, and where it is written, but for async TP, which is a switch; or that nothing
+    was proven.
 
     `folder` is that of the case's files.
     """
     at = f"TP={outcome.tp_size}:"
+    if verdict := async_tp.verdict(outcome):
+        return f"{at} {verdict}"
     if not isinstance(outcome, Proof):
         return f"{at} {outcome.verdict.rstrip('.')}"
     path = path_of_file(folder, outcome.tp_size)
@@ -34,14 +37,15 @@ def path_of_file(folder: str, tp_size: int) -> str:
 
 
 def _answer(proof: Proof) -> str:
+    backend = proof.case.backend
     if proof.recommended == TUNED:
         labels = [label for label in (NONE, DEFAULT, proof.best_other) if label in proof.against]
         said = [
-            proof.against[label].in_words(f" than {spoken(label)}", with_interval=label == labels[0])
+            proof.against[label].in_words(f" than {spoken(label, backend)}", with_interval=label == labels[0])
             for label in dict.fromkeys(labels)
         ]
         return f"tuned, {', '.join(said)}"
-    best, use, decisive = spoken(proof.best_other), advised(proof.best_other), proof.decisive
+    best, use, decisive = spoken(proof.best_other, backend), advised(proof.best_other, backend), proof.decisive
     if proof.tuned_is_none and proof.best_other == NONE:
         return f"no overlap that was found pays: {use}"
     how = f"no faster than {best} beyond the noise"
@@ -102,15 +106,21 @@ def _differences(proof: Proof, case: CaseAnalysis) -> list[str]:
     planned, config = case.plans[proof.tp_size].config, proof.config
     if config == planned:
         return []
+    backend = proof.case.backend
+    if config == NO_OVERLAP and backend == async_tp.BACKEND:
+        return []
     if config == NO_OVERLAP:
         return ["The file says so, whatever is best for the operators one by one."]
     slots = [slot for slot in (*planned.slots, *config.slots) if planned.slots.get(slot) != config.slots.get(slot)]
-    switches = [name for name, on in config.switches.items() if on != planned.switches[name]]
-    what = "what was taken together" if proof.recommended == TUNED else spoken(proof.recommended)
-    return [
-        f"The file holds {what}, not the best of the operators one by one; the two differ in "
-        f"{', '.join(dict.fromkeys([*slots, *switches]))}."
-    ]
+    # Their names are Megatron's.
+    switches = [n for n, on in config.switches.items() if on != planned.switches[n] and backend != async_tp.BACKEND]
+    if not slots and not switches:
+        return []
+    what = "what was taken together" if proof.recommended == TUNED else spoken(proof.recommended, backend)
+    # Of async TP no file is the answer.
+    begin = f"{as_sentence(what)} is" if backend == async_tp.BACKEND else f"The file holds {what},"
+    different = ", ".join(dict.fromkeys([*slots, *switches]))
+    return [f"{begin} not the best of the operators one by one; the two differ in {different}."]
 
 
 def _presets_one_by_one(proof: Proof, case: CaseAnalysis) -> list[str]:

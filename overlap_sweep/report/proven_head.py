@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice
-from overlap_sweep.analysis.proof import Proof
+from overlap_sweep.analysis.proof import Proof, named
 from overlap_sweep.analysis.sweep import CaseAnalysis
 from overlap_sweep.analysis.trials import FLOOR
 from overlap_sweep.overlap_cfg import methods_allowed
@@ -29,10 +29,11 @@ def _proof(proof: Proof) -> list[str]:
     assert trial.point.result
     attention = trial.point.result.attention_backend
     where = ", ".join([trial.point.config["layer"]["kind"], *([f"attention {attention}"] if attention else [])])
-    width = max(map(len, trial.rows))
+    names = {label: named(label, proof.case.backend) for label in trial.rows}
+    width = max(map(len, names.values()))
     lines = [
         f"Proven on the whole layer ({where}), {measured_when([trial.point])}, {layer.rounds} rounds side by side.",
-        f"This is the configuration '{proof.recommended}'. {as_sentence(proof.verdict)}",
+        f"This is the configuration '{names[proof.recommended]}'. {as_sentence(proof.verdict)}",
     ]
     for label, row in trial.rows.items():
         times = f"fwd {as_ms(row.fwd_us)}, bwd {as_ms(row.bwd_us)}, all {as_ms(row.all_us)} ms"
@@ -40,7 +41,7 @@ def _proof(proof: Proof) -> list[str]:
         compared = [] if label == layer.reference else [interval]
         hidden = [f"hidden {as_percent(row.hidden_fraction)}"] if label not in (layer.reference, FLOOR) else []
         bound = ["launch-bound"] if row.launch_bound else []
-        lines.append(f"  {label:<{width}}  {', '.join([times, *compared, *hidden, *bound])}")
+        lines.append(f"  {names[label]:<{width}}  {', '.join([times, *compared, *hidden, *bound])}")
     return [*lines, *trial.left_out.values(), *cautions_of_table(layer), *trial.warnings]
 
 
@@ -76,7 +77,7 @@ def _operators(case: CaseAnalysis, proof: Proof) -> list[str]:
 
 
 def _operator(choice: PassChoice, proof: Proof) -> str:
-    compared = f"without overlap {choice.none.time_us:.1f}{default_beside(choice)}"
+    compared = f"without overlap {choice.none.time_us:.1f}{default_beside(choice, proof.case.backend)}"
     slots = _slots_on(choice, proof)
     settings = {slot: proof.config.slots[slot] for slot in slots if "method" in proof.config.slots.get(slot, {})}
     if len(settings) < len(slots):

@@ -13,7 +13,9 @@ from rich.text import Text
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice
 from overlap_sweep.analysis.frame import hidden_fraction
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.sweep import SlotAnswer
+from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.report import async_tp
 from overlap_sweep.report.console import fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
@@ -26,7 +28,8 @@ def print_slots(answers: Sequence[SlotAnswer], backend: str, console: Console) -
         table.add_column(header, no_wrap=True, justify="right" if header == "TP" else "left")
     headers = [header for header in _cells(answers[0].choice) if header != "default us" or _have_default(answers)]
     for header in headers:
-        table.add_column(header, no_wrap=True, justify="right")
+        named_header = header.replace(DEFAULT, named(DEFAULT, backend))
+        table.add_column(named_header, no_wrap=True, justify="right")
     for tp_size, of_size in groupby(answers, key=lambda answer: answer.choice.tp_size):
         previous = None
         for answer in of_size:
@@ -40,12 +43,12 @@ def print_slots(answers: Sequence[SlotAnswer], backend: str, console: Console) -
         console.print(table)
         together = any(len(list(same)) > 1 for _, same in groupby(answers, key=lambda answer: id(answer.choice)))
         notes = ['" as above: dgrad and wgrad can only be timed together'] if together else []
-        library = "async TP" if backend == async_tp.BACKEND else "Transformer Engine"
-        notes += [f"default: as {library} overlaps by itself"] if _have_default(answers) else []
+        if _have_default(answers) and backend != async_tp.BACKEND:
+            notes.append("default: as Transformer Engine overlaps by itself")
         if notes:
             console.print("\n".join([*notes, ""]), style="dim")
     else:
-        _print_stacked(answers, console)
+        _print_stacked(answers, backend, console)
 
 
 def _have_default(answers: Sequence[SlotAnswer]) -> bool:
@@ -72,7 +75,7 @@ def _cells(choice: PassChoice) -> dict[str, str]:
     }
 
 
-def _print_stacked(answers: Sequence[SlotAnswer], console: Console) -> None:
+def _print_stacked(answers: Sequence[SlotAnswer], backend: str, console: Console) -> None:
     previous = None
     for answer in answers:
         console.print(f"\nTP={answer.choice.tp_size} {answer.slot}: {_setting(answer)}")
@@ -80,7 +83,7 @@ def _print_stacked(answers: Sequence[SlotAnswer], console: Console) -> None:
             print_lines(["timed together with the slot above"], console)
         else:
             cells = _cells(answer.choice)
-            default = f"default {cells['default us']} us, " if answer.choice.default else ""
+            default = f"{named(DEFAULT, backend)} {cells['default us']} us, " if answer.choice.default else ""
             print_lines([f"{cells['time us']} us (noise {cells['noise us']})"], console)
             print_lines([f"none {cells['none us']} us, {default}floor {cells['floor us']} us"], console)
             print_lines([", ".join(f"{name} {cells[name]}" for name in ("speedup", "hidden", "overlap"))], console)

@@ -13,9 +13,11 @@ from rich.table import Table
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.proof import spoken
 from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.switches import Plan
+from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.report import async_tp, kernels, layers, proofs
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.console import console_for, fits, print_lines
@@ -26,13 +28,15 @@ from overlap_sweep.report.slot_table import print_slots
 from overlap_sweep.report.tuning_report import recommendations
 
 FILE_NAME = "summary.txt"
+MOST_KERNEL_TABLES = 3
+"""More would not be read on a terminal."""
 
 
 def summary_text(analysis: Analysis) -> str:
     """The content of summary.txt."""
     stream = io.StringIO()
     console = console_for(stream)
-    print_answers(analysis, console)
+    print_answers(analysis, console, most_tables=None)
     for case in analysis.cases:
         _print_details(case, analysis, console)
     for layer in analysis.layers:
@@ -49,14 +53,16 @@ def summary_text(analysis: Analysis) -> str:
     return stream.getvalue()
 
 
-def print_answers(analysis: Analysis, console: Console) -> None:
-    """The answer first, then the table that it comes from, then what was left out."""
+def print_answers(analysis: Analysis, console: Console, most_tables: int | None = MOST_KERNEL_TABLES) -> None:
+    """The answer first, then the table that it comes from, then what was left out. Of more kernels than `most_tables`
+    only the answers."""
     for case in analysis.cases:
         _print_case(case, analysis.folder(case), console)
     for layer in analysis.loose_layers:
         layers.print_analysis(layer, console)
-    for kernel in analysis.kernels:
-        kernels.print_analysis(kernel, console)
+    kernels.print_analyses(analysis.kernels, console, most_tables)
+    if most_tables is not None and len(analysis.kernels) > most_tables:
+        print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
     proofs.print_tuners(analysis, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")
@@ -109,18 +115,18 @@ def _print_answer(case: CaseAnalysis, tp_size: int, folder: str, console: Consol
     tried = [choice for choice in plan.choices if choice.tried_slots] if plan else []
     if tried:
         if outcome:
-            print_lines([f"operators one by one: {_verdict(tried)}"], console, indent=8)
+            print_lines([f"operators one by one: {_verdict(tried, case.case.backend)}"], console, indent=8)
         else:
-            print_lines([f"TP={tp_size}: {_verdict(tried)}"], console, hanging=6)
+            print_lines([f"TP={tp_size}: {_verdict(tried, case.case.backend)}"], console, hanging=6)
     if plan and plan.overruled:
         print_lines([_verdict_under_switches(plan)], console, indent=8)
 
 
-def _verdict(choices: Sequence[PassChoice]) -> str:
+def _verdict(choices: Sequence[PassChoice], backend: str) -> str:
     time_us, none_us, floor_us = _sums(choices)
     over = ", ".join(labels(choices))
     default_us = default_sum_us(choices)
-    over_default = "" if default_us is None else f", {default_us / time_us:.2f}x the default"
+    over_default = "" if default_us is None else f", {default_us / time_us:.2f}x {spoken(DEFAULT, backend)}"
     if not any(choice.chosen.settings for choice in choices):
         nothing = "nothing tried" if any(choice.default_wins for choice in choices) else "nothing"
         return f"don't overlap {over}: {nothing} beats {as_us(none_us)} us without overlap{over_default}"

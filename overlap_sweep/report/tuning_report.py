@@ -16,8 +16,10 @@ from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, an
 from overlap_sweep.analysis.layer_frame import point_cells, variant_cells
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.proof import spoken
 from overlap_sweep.analysis.scaling import Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.report import async_tp
 from overlap_sweep.report.layers import verdict
 from overlap_sweep.report.numbers import finite
@@ -93,7 +95,7 @@ def recommendations(case: CaseAnalysis, overlap_threshold: float) -> list[dict[s
             chosen, ratio = choice.chosen, choice.chosen.overlap_ratio
             effective = bool(chosen.settings) and ratio is not None and ratio >= overlap_threshold
             speedup, over_default = choice.none.time_us / chosen.time_us, _speedup_over_default(choice)
-            default = "" if over_default is None else f", {over_default:.2f}x the default"
+            default = "" if over_default is None else f", {over_default:.2f}x {spoken(DEFAULT, case.case.backend)}"
             if not chosen.settings:
                 sentence = f"TP={tp_size} {choice.label}: don't overlap{default}; {choice.reason}"
             else:

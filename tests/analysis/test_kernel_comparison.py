@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from overlap_sweep.analysis.comparison.rows import POINT_COLUMNS, point_rows
 from overlap_sweep.analysis.comparison.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.analysis.history import history_rows
 from overlap_sweep.errors import UserError
-from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.kernel_shape import SEQUENTIAL
 from overlap_sweep.run_directory import Result
 from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import ENVIRONMENT, config, pass_times, write_point
@@ -33,25 +32,18 @@ def test_the_same_implementations_match(tmp_path: Path) -> None:
     write_kernel(new, {"ring": implementation(150.0)}, kernel_config(2048))
     found = compared(old, new)
     ratios = {(match.ours.key.backend, match.ours.key.setting): match.ratio for match in found.matches}
-    usual = {SEQUENTIAL: 1.0, GEMM_ONLY: 1.0, COMM_ONLY: 1.0}
-    assert ratios == {
-        **{("torch", name): ratio for name, ratio in usual.items()},
-        **{("symm_mem", name): ratio for name, ratio in usual.items()},
-        ("torch", SEQUENTIAL): pytest.approx(1.1),
-        ("torch", "ring"): pytest.approx(1.1),
-        ("symm_mem", "ring"): 0.75,
-    }
+    # Baselines, which both backends measured, are no points of their own.
+    assert ratios == {("torch", "ring"): pytest.approx(1.1), ("symm_mem", "ring"): 0.75}
     assert found.configuration == []
     only = {one.only_in: one.names for one in found.unmatched}
     assert only["old"] == ["torch 1024 tokens TP=4 ag_gemm n=57344 k=8192 all gone"]
-    assert len(only["new"]) == 4
+    assert only["new"] == ["torch 2048 tokens TP=4 ag_gemm n=57344 k=8192 all ring"]
     rows = point_rows(found)
     assert rows[0].keys() == POINT_COLUMNS.keys()
     ring = next(row for row in rows if row["backend"] == "torch" and row["setting"] == "ring")
     assert (ring["operator"], ring["tokens"], ring["verdict"]) == ("ag_gemm n=57344 k=8192", 1024, "slower")
     assert (ring["none_us"], ring["floor_us"], ring["none_ratio"]) == (220.0, 100.0, pytest.approx(1.1))
     assert ring["hidden_fraction"] == pytest.approx(55 / 120)
-    assert math.isnan(next(row["hidden_fraction"] for row in rows if row["setting"] == COMM_ONLY))
 
 
 def test_what_was_launch_bound_is_left_out(tmp_path: Path) -> None:
@@ -59,7 +51,7 @@ def test_what_was_launch_bound_is_left_out(tmp_path: Path) -> None:
         measured = {"ring": implementation(150.0, launch_bound=launch_bound), "split": implementation(160.0)}
         write_kernel(tmp_path / name, measured)
     settings = {match.ours.key.setting for match in compared(tmp_path / "old", tmp_path / "new").matches}
-    assert settings == {SEQUENTIAL, GEMM_ONLY, COMM_ONLY, "split"}
+    assert settings == {"split"}
 
 
 def test_two_backends_are_compared_by_the_names_of_their_implementations(tmp_path: Path) -> None:
@@ -123,3 +115,10 @@ def test_a_kernel_that_is_none_is_named() -> None:
     found = of(broken)
     assert found.series == []
     assert "without whole times of its implementations" in found.problems[0]
+
+
+def test_connections_that_were_given_are_part_of_a_name(tmp_path: Path) -> None:
+    of_eight = kept(150.0, OLD)
+    of_eight.point["runtime"] = {**of_eight.point["runtime"], "max_connections": 8}
+    found = of(kept(150.0, OLD), of_eight)
+    assert {series.setting for series in found.series} == {"ring", "bulk", "ring_conn8", "bulk_conn8", SEQUENTIAL}

@@ -121,6 +121,34 @@ def test_a_tie_goes_to_the_simpler(tmp_path: Path, times: dict[str, float], expe
     assert shape.reason.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("times", "expected", "reason"),
+    [
+        (
+            {"torch": 150.4, "flux": 150.0},
+            "torch a",
+            "simplest of those within 0.5% of the fastest, flux a (0.4 us faster, noise 0.0)",
+        ),
+        ({"torch": 151.0, "flux": 150.0}, "flux a", "fastest of 3, sequential included"),
+        (
+            {"torch": 199.5, "flux": 199.2},
+            "don't overlap",
+            "the best overlap, flux a, is within 0.5% of it (0.8 us faster, noise 0.0)",
+        ),
+        ({"torch": 198.0}, "torch a", "fastest of 2, sequential included"),
+    ],
+)
+def test_half_a_percent_is_a_tie_whatever_the_noise(
+    tmp_path: Path, times: dict[str, float], expected: str, reason: str
+) -> None:
+    """Other process groups differ by as much."""
+    for backend, time_us in times.items():
+        write_kernel(tmp_path, {"a": implementation(time_us)}, kernel_config(backend=backend))
+    shape = only_shape(tmp_path)
+    assert shape.chosen
+    assert (shape.chosen.advice, shape.reason) == (expected, reason)
+
+
 def test_of_one_backend_the_first_wins_a_tie(tmp_path: Path) -> None:
     measured = {"simple": implementation(101.0, 3.0), "complex": implementation(100.0, 3.0)}
     write_kernel(tmp_path, measured)
@@ -152,7 +180,7 @@ def test_what_cannot_be_used_is_no_answer(tmp_path: Path) -> None:
     assert {row.label for row in shape.contenders} == {"torch ring"}
     assert [row.name for row in shape.rows][3:] == ["bulk", "fast", "wrong", "ring"]
     said = "\n".join(warnings(only(tmp_path)))
-    assert "torch bulk beats the bound (m=1024 by 10.0%): its GEMM is faster than torch's" in said
+    assert "m=1024: 2 of 4 beat the bound, torch bulk by 10.0%: its GEMM is the one that was measured alone, so" in said
     assert "torch fast was launch-bound at m=1024, and is left out of the choice there." in said
     assert "torch wrong computed wrong numbers at m=1024 (relative error 0.5, tolerance 0.01): don't trust" in said
 
@@ -181,7 +209,20 @@ def test_without_a_sequential_that_was_measured_there_is_no_answer(tmp_path: Pat
 def test_the_bound_is_none_where_communication_is_faster_than_the_library(tmp_path: Path) -> None:
     write_kernel(tmp_path, baselines(300.0, 100.0, 180.0) | {"ring": implementation(150.0, 1.0)})
     (sentence,) = warnings(only(tmp_path))
-    assert sentence.startswith("torch ring beats the bound (m=1024 by 16.7%): its communication is faster than the lib")
+    assert sentence.startswith("m=1024: torch ring beats the bound by 16.7%: its communication is faster than the lib")
+
+
+def test_what_beats_the_bound_is_a_sentence_for_each_m(tmp_path: Path) -> None:
+    for m in (1024, 2048):
+        faster = {f"ring{i}": implementation(80.0 + i) for i in range(9)}
+        write_kernel(tmp_path, faster | {"slow": implementation(110.0)}, kernel_config(m, "flux"))
+    write_kernel(tmp_path, {"ring": implementation(90.0)}, kernel_config(2048))
+    first, second = warnings(only(tmp_path))
+    assert first.startswith("m=1024: 9 of 10 beat the bound, flux ring0 by 20.0%: its GEMM is faster than torch's")
+    assert second == (
+        "m=2048: 10 of 11 beat the bound, flux ring0 by 20.0%, torch ring among them: its GEMM is the one that was "
+        "measured alone, so that baseline is doubtful; measure it again."
+    )
 
 
 def test_answers_along_m_in_words(tmp_path: Path) -> None:
@@ -192,7 +233,7 @@ def test_answers_along_m_in_words(tmp_path: Path) -> None:
             write_kernel(tmp_path, {"ring": implementation(time_us)}, kernel_config(m, backend))
     analysis = only(tmp_path)
     assert answers_in_words(analysis) == (
-        "m up to 2048: symm_mem ring; 4096: torch ring; 8192: transformer_engine ring; from 16384: don't overlap"
+        "m=1024 to 2048: symm_mem ring; 4096: torch ring; 8192: transformer_engine ring; 16384: don't overlap"
     )
     assert str(analysis.case) == "ag_gemm n=57344 k=8192 TP=4 bf16 on NVIDIA H200"
     assert analysis.subjects == ["llama3_70b fc1"]

@@ -28,6 +28,9 @@ MARKS = ("attacked('", "__import__")
 
 FOLDER = "<svg onload=attacked('folder')>\"'&[red]"
 
+WORD = "=1+<svg onload=attacked('word')>\"'&[red]"
+"""The worst that a kernel's names may be."""
+
 _STRUCTURE = ("none", "default", "floor", "tuned")
 """Names of variants and labels that decide whether there is a proof at all."""
 
@@ -102,7 +105,7 @@ def _name(name: str) -> str:
 def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
     poisoned = {**point, "model": {"name": PAYLOAD, "source": PAYLOAD}, "precision": PAYLOAD, "backend": PAYLOAD}
     if "kernel" in point:
-        poisoned |= {"precision": point["precision"], "operator": PAYLOAD}
+        poisoned |= {"precision": point["precision"], "operator": WORD, "backend": WORD}
     if "layer" in point:
         poisoned["layer"] = {**point["layer"], "kind": PAYLOAD}
     return poisoned
@@ -118,13 +121,12 @@ def _poisoned_result(result: dict[str, Any]) -> dict[str, Any]:
         "error": PAYLOAD,
         "variants": {_name(name): timed for name, timed in result["variants"].items()},
         "implementations": {
-            name if name in BASELINES else f"{name}{PAYLOAD}": timed
-            for name, timed in result["implementations"].items()
+            name if name in BASELINES else f"{WORD}{name}": timed for name, timed in result["implementations"].items()
         },
-        "left_out": {f"{name}{PAYLOAD}": why for name, why in result["left_out"].items()},
+        "left_out": {f"{WORD}{name}": why for name, why in result["left_out"].items()},
         "attention_backend": PAYLOAD,
         "warnings": [PAYLOAD],
-        "relative_error": {f"wrong{PAYLOAD}": None} if result["left_out"] else {},
+        "relative_error": {f"{WORD}wrong": None} if result["left_out"] else {},
         "environment": environment,
         "conditions": {PAYLOAD: {PAYLOAD: PAYLOAD}},
         "traces": [trace_file(0), trace_file(0, "none"), f"{PAYLOAD}.json"],

@@ -121,6 +121,23 @@ BAD_KERNELS: dict[str, Change] = {
     "a sample of 0": lambda r: r["implementations"]["gemm_only"]["time"].update(samples_us=[0.0, 1.0, 1.0, 1.0, 1.0]),
     "tiny": lambda r: r["implementations"]["gemm_only"]["time"].update(median_us=1e-300),
     "infinite": lambda r: r["implementations"]["gemm_only"]["time"].update(q3_us=1e300),
+    "3,000 implementations": lambda r: r["implementations"].update(
+        {f"ring{i}": r["implementations"]["ring_exchange"] for i in range(3000)}
+    ),
+    "3,000 left out": lambda r: r.update(left_out={f"ring{i}": "too large" for i in range(3000)}),
+    "a control character": lambda r: r["implementations"].update({"a\x1b[2J": r["implementations"]["ring_exchange"]}),
+    "a long name": lambda r: r["left_out"].update({"x" * 101: "too large"}),
+    "a control character asked for": lambda r: r["point"]["implementations"].update({"a\n": {}}),
+    "a backend of two lines": lambda r: r["point"].update(backend="a\nb"),
+    "a long operator": lambda r: r["point"].update(operator="x" * 101),
+    "what cannot be cut": lambda r: r["point"].update(m=7, tp_size=2**31 - 1),
+    "a median below its quartiles": lambda r: r["implementations"]["gemm_only"]["time"].update(median_us=99.0),
+    "quartiles the wrong way": lambda r: r["implementations"]["gemm_only"]["time"].update(q1_us=101.0),
+    "a median of no samples": change_implementation(
+        time={"median_us": 150.0, "q1_us": 140.0, "q3_us": 160.0, "samples_us": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    ),
+    "an independent baseline": lambda r: r["implementations"]["sequential"].update(independent=True),
+    "no baseline but a reason": lambda r: r["left_out"].update({"gemm_only": "too large"}),
 }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from overlap_sweep.analysis.kernels import analyse_kernels
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.report.console import console_for
-from overlap_sweep.report.kernels import answer, print_kernels, title
+from overlap_sweep.report.kernels import answer, print_analyses, print_kernels, title
 from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import ENVIRONMENT
 from tests.report.sweeps import write_sweep
@@ -54,7 +55,7 @@ def test_the_answer_stands_before_the_table(tmp_path: Path) -> None:
     lines = [line for line in shown(write_family(tmp_path)).splitlines() if line.strip()]
     assert lines[:4] == [
         "ag_gemm n=57344 k=8192 TP=4 bf16 on NVIDIA H200 (llama3_70b fc1): all-gather of the input, then the GEMM",
-        "  m up to 1024: symm_mem fused; from 8192: torch ring",
+        "  m=1024: symm_mem fused; 8192: torch ring",
         "    m=1024: symm_mem fused, 120.0 us, 1.67x sequential, hidden 80%, 20% above the bound; fastest of 3, "
         "sequential included",
         "    m=8192: torch ring, 130.0 us, 1.54x sequential, hidden 70%, 30% above the bound; fastest of 3, "
@@ -77,7 +78,7 @@ def test_the_table_has_a_line_for_each_implementation(tmp_path: Path) -> None:
     assert "independent: its GEMM does not wait for its communication" in text
 
 
-@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("width", [40, 60])
 def test_a_narrow_terminal_shows_all_of_it(tmp_path: Path, width: int) -> None:
     text = shown(write_family(tmp_path), width)
     assert max(map(len, text.splitlines())) <= width
@@ -88,10 +89,76 @@ def test_a_narrow_terminal_shows_all_of_it(tmp_path: Path, width: int) -> None:
 
 def test_of_several_kernels_only_the_answers_are_printed(tmp_path: Path) -> None:
     write_kernel(tmp_path, {"ring": implementation(150.0)})
-    write_kernel(tmp_path, {"ring": implementation(140.0)}, kernel_config(n=8192))
-    text = shown(tmp_path)
-    assert text.count("torch ring, 1") == 2
-    assert "gemm_only" not in text
+    write_kernel(tmp_path, {"ring": implementation(250.0)}, kernel_config(n=8192))
+    lines = shown(tmp_path).splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("ag_gemm")] == [
+        "ag_gemm n=8192 k=8192 TP=4 bf16",
+        "ag_gemm n=57344 k=8192 TP=4 bf16",
+    ]
+    assert [line.split()[7:] for line in lines if line.startswith("ag_gemm")] == [
+        ["1024", "don't", "overlap", "200.0", "1.00x", "+100%"],
+        ["1024", "torch", "ring", "150.0", "1.33x", "+50%"],
+    ]
+    assert not any("gemm_only" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 70, 100])
+def test_the_answers_fit_a_terminal(tmp_path: Path, width: int) -> None:
+    for n in (4096, 8192):
+        write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(n=n))
+    text = shown(tmp_path, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("torch ring") == 2
+    assert text.count("1.33x") == 2
+
+
+@pytest.mark.parametrize(("cases", "tables"), [(3, True), (4, False)])
+def test_tables_of_few_kernels_are_printed_those_of_all_are_written(tmp_path: Path, cases: int, tables: bool) -> None:
+    for i in range(cases):
+        write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(n=4096 * (i + 1)))
+    write_kernel(tmp_path, {"fused": implementation(90.0)}, kernel_config(n=4096, backend="flux"))
+    process = analyze(tmp_path)
+    assert process.stdout.lstrip().startswith("Kernels: what to use")
+    assert ("gemm_only" in process.stdout) == tables
+    assert ("summary.txt and report.html" in process.stdout) != tables
+    # Whatever is printed, what makes an answer doubtful is.
+    assert "flux fused beats the bound by 10.0%" in process.stdout
+    assert (tmp_path / "summary.txt").read_text().count("gemm_only") == cases
+
+
+@pytest.mark.parametrize(
+    ("room", "missing"),
+    [
+        (0, []),
+        (-1, ["error"]),
+        (-12, ["error", "noise us"]),
+        (-22, ["error", "noise us", "GB/s"]),
+        (-28, ["error", "noise us", "GB/s", "hidden"]),
+    ],
+)
+def test_a_terminal_that_is_too_narrow_has_fewer_columns(tmp_path: Path, room: int, missing: list[str]) -> None:
+    write_family(tmp_path)
+    whole = next(
+        len(line) for line in shown(tmp_path).splitlines() if set(line) == {"\N{BOX DRAWINGS LIGHT HORIZONTAL}"}
+    )
+    text = shown(tmp_path, whole + room)
+    header = next(line for line in text.splitlines() if "implementation  backend" in line)
+    assert [name for name in ("error", "noise us", "GB/s", "hidden") if name not in header] == missing
+    assert "time us" in header
+    assert ("No room for" in text) == bool(missing)
+    assert max(map(len, text.splitlines())) <= whole + room
+
+
+def test_many_points_are_analysed_soon(tmp_path: Path) -> None:
+    """When rich laid out the tables, 300 points of 20 implementations took half a minute."""
+    for m in range(1, 61):
+        write_kernel(tmp_path, {f"ring{i}": implementation(150.0 + i) for i in range(20)}, kernel_config(64 * m))
+    analyses = analyse_kernels(read_points(tmp_path).points)
+    stream = io.StringIO()
+    start_s = time.process_time()
+    print_analyses(analyses, console_for(stream))
+    assert time.process_time() - start_s < 2
+    assert len(stream.getvalue().splitlines()) > 60 * 23
 
 
 def test_an_answer_in_words(tmp_path: Path) -> None:
@@ -111,10 +178,10 @@ def test_without_a_model_the_sizes_say_it_all(tmp_path: Path) -> None:
 def test_analyze_writes_answers_and_tables(tmp_path: Path) -> None:
     process = analyze(write_family(tmp_path))
     assert (process.returncode, process.stderr) == (0, "")
-    assert "m up to 1024: symm_mem fused; from 8192: torch ring" in process.stdout
+    assert "m=1024: symm_mem fused; 8192: torch ring" in process.stdout
     assert "skipped: flux: flux is not installed" in process.stdout
     assert "5 points: 4 ok, 1 skipped" in process.stdout
-    assert "m up to 1024: symm_mem fused" in (tmp_path / "summary.txt").read_text()
+    assert "m=1024: symm_mem fused; 8192" in (tmp_path / "summary.txt").read_text()
     rows = list(csv.DictReader((tmp_path / "kernels.csv").open()))
     # Four points with three baselines each, six implementations, two left out, and a skipped point.
     assert len(rows) == 4 * 3 + 6 + 2 + 1
@@ -126,7 +193,7 @@ def test_analyze_writes_answers_and_tables(tmp_path: Path) -> None:
     assert not (tmp_path / "points.csv").exists()
     report = json.loads((tmp_path / "tuning_report.json").read_text())
     (kernel,) = report["kernels"]
-    assert kernel["recommendation"].endswith("m up to 1024: symm_mem fused; from 8192: torch ring")
+    assert kernel["recommendation"].endswith("m=1024: symm_mem fused; 8192: torch ring")
     assert [(answer["m"], answer["implementation"]) for answer in kernel["answers"]] == [
         (1024, "fused"),
         (8192, "ring"),
@@ -148,6 +215,15 @@ def test_answers_as_rows(tmp_path: Path) -> None:
     assert "holds for 1 of 2 answers, first m 8192 ring at TP=4 (m 8192, speedup 1.538)" in failing.stderr
 
 
+def test_where_no_kernel_was_measured_the_rows_are_those_of_kernels(tmp_path: Path) -> None:
+    write_kernel(tmp_path, {}, kernel_config(backend="flux"), "flux", status="skipped", error="flux is not installed")
+    process = analyze(tmp_path, "--format", "csv")
+    assert (process.returncode, process.stderr.count("error")) == (0, 0)
+    assert process.stdout.startswith("kernel,m,n,k,tp_size")
+    # The columns are known, although there is no answer.
+    assert "has no answers to look at" in analyze(tmp_path, "--format", "csv", "--fail-if", "m > 1024").stderr
+
+
 def test_beside_operators_their_answers_are_the_rows(tmp_path: Path) -> None:
     write_sweep(tmp_path / "operators")
     write_family(tmp_path / "kernels")
@@ -157,7 +233,7 @@ def test_beside_operators_their_answers_are_the_rows(tmp_path: Path) -> None:
     process = analyze(tmp_path)
     assert process.stderr == ""
     assert "llama3_8b, 8192 tokens, bf16, backend transformer_engine on NVIDIA H200" in process.stdout
-    assert "m up to 1024: symm_mem fused" in process.stdout
+    assert "m=1024: symm_mem fused; 8192" in process.stdout
 
 
 def test_points_of_different_environments_say_so(tmp_path: Path) -> None:
@@ -176,7 +252,7 @@ def test_of_two_machines_each_has_its_answer(tmp_path: Path) -> None:
     write_kernel(tmp_path, {"ring": implementation(250.0)}, environment={**ENVIRONMENT, "gpu": "NVIDIA H100"})
     text = shown(tmp_path)
     assert text.index("on NVIDIA H100") < text.index("don't overlap") < text.index("on NVIDIA H200")
-    assert "m=1024: torch ring" in text
+    assert "on NVIDIA H200  llama3_70b fc1  1024  torch ring" in text
 
 
 def test_a_kernel_on_two_ranks_from_launch_to_report(tmp_path: Path) -> None:

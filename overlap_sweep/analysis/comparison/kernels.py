@@ -13,7 +13,8 @@ from overlap_sweep.kernel_shape import GEMM_ONLY, SEQUENTIAL
 
 
 def measured_kernels(points: Iterable[Point]) -> list[Measured]:
-    """Without the launch-bound, whose times say nothing. A kernel matches by its sizes, whatever model has them."""
+    """Without the launch-bound, whose times say nothing, and without the baselines, which every backend measured: they
+    are the `none_us` and `floor_us` of the others. A kernel matches by its sizes, whatever model has them."""
     by_backend: dict[str, list[Point]] = defaultdict(list)
     for point in points:
         if point.is_kernel and point.status == "ok":
@@ -40,7 +41,7 @@ def _measured(backend: str, analysis: KernelAnalysis) -> Iterator[Measured]:
             pass_name=WHOLE,
             setting="",
         )
-        for row in shape.rows:
+        for row in shape.implementations:
             if row.comparable:
                 yield Measured(
                     key=key._replace(setting=row.name),

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from overlap_sweep import kernel_shape, space
+from overlap_sweep import space
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Case
 from overlap_sweep.analysis.trials import DEFAULT, FLOOR, NONE
 
-BASELINES = {NONE, DEFAULT, FLOOR, *kernel_shape.BASELINES}
+BASELINES = {NONE, DEFAULT, FLOOR}
 """Settings that are the same thing in every dataset."""
 
 
@@ -61,8 +61,8 @@ class Measured:
 
     @property
     def hidden_fraction(self) -> float:
-        """NaN where it is undefined, as of a communication without its GEMM."""
-        if self.none_us is None or self.floor_us is None or self.key.setting == kernel_shape.COMM_ONLY:
+        """NaN where it is undefined."""
+        if self.none_us is None or self.floor_us is None:
             return math.nan
         return hidden_fraction(self.time.time_us, self.none_us, self.floor_us)
 

@@ -94,8 +94,8 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
     from overlap_sweep.analysis.frame import to_frame
     from overlap_sweep.report.files import KERNEL_TABLE_FILE
 
-    if analysis.kernels and not analysis.cases:
+    if analysis.kernel_rows and not analysis.rows:
         return to_frame(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS)
-    if analysis.kernels and format is not TableFormat.table:
+    if analysis.kernel_rows and format is not TableFormat.table:
         print_aside(f"These are the answers about operators; those about kernels are in {KERNEL_TABLE_FILE}.csv.")
     return to_frame(answers.answer_rows(analysis), answers.COLUMNS)

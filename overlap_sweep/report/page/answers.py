@@ -17,6 +17,7 @@ from overlap_sweep.analysis.sweep import CaseAnalysis
 from overlap_sweep.analysis.switches import Plan
 from overlap_sweep.analysis.trials import NONE, TUNED
 from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.report import async_tp
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence, as_us
 from overlap_sweep.report.proofs import path_of_file
 
@@ -71,10 +72,13 @@ def scaling_sentence(case: CaseAnalysis) -> str:
 def _answer(case: CaseAnalysis, tp_size: int, folder: str) -> Answer:
     plan, outcome = case.plans.get(tp_size), case.outcomes.get(tp_size)
     tried = [choice for choice in plan.choices if choice.tried_slots] if plan else []
-    has_file = tp_size in case.tp_sizes
+    is_switch = case.case.backend == async_tp.BACKEND
+    # Of async TP a file would say nothing: the library reads none.
+    has_file = tp_size in case.tp_sizes and not is_switch
     config = case.config(tp_size) if has_file else None
     said = _whole_layer(outcome) if outcome else []
-    said += [_operators(tried, bool(outcome))] if tried else []
+    said += async_tp.how_to(outcome) if outcome else []
+    said += [_operators(tried, bool(outcome), case.case.backend)] if tried else []
     return Answer(
         tp_size=tp_size,
         advised=case.scaling.optimal_tp_size == tp_size,
@@ -92,13 +96,15 @@ def _answer(case: CaseAnalysis, tp_size: int, folder: str) -> Answer:
 
 
 def _headline(outcome: Outcome | None, tried: Sequence[PassChoice]) -> str:
+    if verdict := async_tp.verdict(outcome, with_interval=False):
+        return as_sentence(verdict)
     if isinstance(outcome, Proof):
         if outcome.recommended == NONE:
             return "Don't overlap"
         compared = outcome.against.get(NONE) if outcome.recommended == TUNED else None
         if compared:
             return compared.in_words(" than no overlap", with_interval=False)
-        return f"Use {spoken(outcome.recommended)}"
+        return f"Use {spoken(outcome.recommended, outcome.case.backend)}"
     if not tried:
         return "Nothing tried"
     if not any(choice.chosen.settings for choice in tried):
@@ -133,7 +139,7 @@ def _differences(plan: Plan, config: OverlapConfig, outcome: Outcome | None) -> 
     if not isinstance(outcome, Proof):
         return [f"{begin}in the whole layer that could not be used."]
     if outcome.recommended != TUNED:
-        return [f"{begin}in the whole layer that is no faster than {_plainly(outcome.recommended)}."]
+        return [f"{begin}in the whole layer that is no faster than {_plainly(outcome.recommended, outcome)}."]
     if outcome.together:
         return [
             f"{begin}several combinations ran side by side in the whole layer, where operators affect one another, "
@@ -142,15 +148,16 @@ def _differences(plan: Plan, config: OverlapConfig, outcome: Outcome | None) -> 
     return [f"{begin}this is what ran in the whole layer."]
 
 
-def _plainly(label: str) -> str:
-    return "no overlap" if label == NONE else spoken(label)
+def _plainly(label: str, proof: Proof) -> str:
+    return "no overlap" if label == NONE else spoken(label, proof.case.backend)
 
 
-def _operators(tried: Sequence[PassChoice], one_by_one: bool) -> str:
+def _operators(tried: Sequence[PassChoice], one_by_one: bool, backend: str) -> str:
     none_us, time_us, floor_us = _sums(tried)
     over, default_us = ", ".join(labels(tried)), default_sum_us(tried)
     begin = "Operators one by one: " if one_by_one else ""
-    against_default = f", {default_us / time_us:.2f}x the library's default" if default_us else ""
+    default = "async TP" if backend == async_tp.BACKEND else "the library's default"
+    against_default = f", {default_us / time_us:.2f}x {default}" if default_us else ""
     if not any(choice.chosen.settings for choice in tried):
         return f"{begin}{over}: nothing that was tried beats {as_us(none_us)} us without overlap{against_default}."
     hidden = as_percent(hidden_fraction(time_us, none_us, floor_us))
@@ -180,7 +187,7 @@ def _proven(proof: Proof) -> list[str]:
             interval = compared.interval
             only = ", the fastest of the others," if label == proof.best_other and len(proof.against) > 1 else ""
             said.append(
-                f"the time tuned over that of {_plainly(label)}{only} is {compared.ratio:.3f} "
+                f"the time tuned over that of {_plainly(label, proof)}{only} is {compared.ratio:.3f} "
                 f"({interval.low:.3f} to {interval.high:.3f})"
             )
     coverage = min(proof.decisive.interval.coverage, CONFIDENCE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from overlap_sweep.analysis.kernels import KernelAnalysis
 from overlap_sweep.analysis.layers import LayerAnalysis
-from overlap_sweep.analysis.proof import Outcome, Proof
+from overlap_sweep.analysis.proof import Outcome, Proof, named
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.trials import NONE, TUNED
 from overlap_sweep.report.page import (
@@ -97,7 +97,7 @@ def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure
     panel = layer_chart.layer_panel(heading, layer, layer.winner.name if layer.winner else None)
     shown = None
     if best:
-        variants = ((layer.reference, layer.reference), (best.name, best.name))
+        variants = ((layer.reference, layer.reference), (named(best.name, layer.point.case.backend), best.name))
         shown = timeline.layer_timeline(name, heading, layer.point, variants)
     return (
         figure(name, layer_chart.describe(panel), panel, layer_chart.chart),
@@ -135,7 +135,7 @@ def _layer_timelines(case: CaseAnalysis, analysis: Analysis, prefix: str) -> Ite
             f"layer_tp{tp_size}",
             f"The whole layer, TP={tp_size}",
             trial.point,
-            (("no overlap", names[NONE]), (best, names[best])),
+            (("no overlap", names[NONE]), (named(best, outcome.case.backend), names[best])),
         )
         if shown:
             drawn = figure(f"{prefix}timeline_tp{tp_size}_layer", timeline.describe(shown), shown, timeline.chart)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,11 @@ class Figure:
     description: str
     """What is to be seen, for those who cannot see it."""
     spec: dict[str, Any]
+
+    @property
+    def untitled(self) -> Figure:
+        """For where a heading says the same."""
+        return replace(self, spec={key: value for key, value in self.spec.items() if key != "title"})
 
     @property
     def spec_json(self) -> str:

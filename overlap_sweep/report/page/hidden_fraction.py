@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import PassChoice
 from overlap_sweep.analysis.frame import hidden_fraction
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.sweep import CaseAnalysis
+from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
 from overlap_sweep.report.page.palette import colour
@@ -57,6 +59,8 @@ class HiddenPanel:
     lowest: float
     """Where the axis begins, in percent; the same for all TP sizes of a case."""
 
+    default_name: str
+
     @property
     def beyond_floor(self) -> bool:
         """Whether something takes less than the GEMMs alone."""
@@ -65,13 +69,14 @@ class HiddenPanel:
 
 def hidden_panels(case: CaseAnalysis) -> list[HiddenPanel]:
     """One for each TP size, without the passes of which no overlap was tried."""
+    default = named(DEFAULT, case.case.backend)
     rows = {
-        tp_size: [_row(choice, slots_of(case, choice)) for choice in plan.choices if choice.tried_slots]
+        tp_size: [_row(choice, slots_of(case, choice), default) for choice in plan.choices if choice.tried_slots]
         for tp_size, plan in case.plans.items()
     }
     ends = [end for of_size in rows.values() for row in of_size for end in (row.low, row.hidden, row.default)]
     lowest = max(WORST_PERCENT, min([-5.0, *(math.floor((end - 5) / 10) * 10 for end in ends if end is not None)]))
-    return [HiddenPanel(tp_size, of_size, lowest) for tp_size, of_size in rows.items() if of_size]
+    return [HiddenPanel(tp_size, of_size, lowest, default) for tp_size, of_size in rows.items() if of_size]
 
 
 def slots_of(case: CaseAnalysis, choice: PassChoice) -> str:
@@ -85,7 +90,7 @@ def describe(panel: HiddenPanel) -> str:
     return f"Hidden fraction of the communication at TP={panel.tp_size}: {'; '.join(said)}."
 
 
-def _row(choice: PassChoice, slots: str) -> HiddenRow:
+def _row(choice: PassChoice, slots: str, name_of_default: str) -> HiddenRow:
     chosen, none, floor_us = choice.chosen, choice.none, choice.floor_us
     noise_us = math.hypot(chosen.estimate.noise_us, none.estimate.noise_us)
 
@@ -101,7 +106,7 @@ def _row(choice: PassChoice, slots: str) -> HiddenRow:
         low=percent(chosen.time_us + noise_us) if chosen.settings else None,
         high=percent(chosen.time_us - noise_us) if chosen.settings else None,
         default=default,
-        default_label=_default_label(default),
+        default_label=_default_label(default, name_of_default),
         hidden_text=hidden_in_words(hidden_fraction(chosen.time_us, none.time_us, floor_us)),
         speedup_text=f"{none.time_us / chosen.time_us:.2f}x",
         time_text=f"{as_us(chosen.time_us)} us, noise {as_us(chosen.estimate.noise_us)}",
@@ -118,10 +123,10 @@ def hidden_in_words(fraction: float) -> str:
     return BEYOND_ALL if not math.isnan(fraction) and round(100 * fraction) > 100 else as_percent(fraction)
 
 
-def _default_label(percent: float | None) -> str:
+def _default_label(percent: float | None, name: str) -> str:
     if percent is None or percent >= WORST_PERCENT:
-        return "default"
-    return f"\N{BLACK LEFT-POINTING TRIANGLE} default {percent:,.0f} %".replace("-", "\N{MINUS SIGN}")
+        return name
+    return f"\N{BLACK LEFT-POINTING TRIANGLE} {name} {percent:,.0f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def chosen_name(choice: PassChoice) -> str:
@@ -156,7 +161,7 @@ def chart(panel: HiddenPanel) -> alt.TopLevelMixin:
             "time_text": "time",
             "none_text": "no overlap",
             "floor_text": "GEMMs alone",
-            "default_text": "default",
+            "default_text": panel.default_name,
             "hidden_text": "hidden",
             "speedup_text": "speedup",
             "overlap_text": "overlap ratio in the trace",

@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from overlap_sweep.analysis.kernels import (
@@ -26,13 +27,15 @@ from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
 from overlap_sweep.report.page.label_places import spread
 from overlap_sweep.report.page.log_ticks import log_ticks
-from overlap_sweep.report.page.num_sm import LABEL_GAP_PX, LOGARITHMIC_FROM, SUBTITLE_WIDTH, looks_of
+from overlap_sweep.report.page.num_sm import LABEL_GAP_PX, LOGARITHMIC_FROM, looks_of
 from overlap_sweep.report.page.palette import colour
 
 if TYPE_CHECKING:
     import altair as alt
 
 HEIGHT_PX = 230
+SUBTITLE_WIDTH = 150
+"""Characters: with its title the chart stands alone, and is wide."""
 BELOW = 0.16
 """The share of the height that is left for what stands below the marks."""
 TOLD = {
@@ -70,7 +73,7 @@ class KernelMark:
 
 @dataclass(frozen=True)
 class BindingAt:
-    """What the bound is made of at one m."""
+    """What the bound is made of from one m on, up to the next."""
 
     m: int
     what: str
@@ -119,9 +122,7 @@ def kernel_panel(analysis: KernelAnalysis) -> KernelPanel:
         title=heading(analysis),
         subtitle=answers_in_words(analysis),
         marks=marks,
-        bindings=[
-            BindingAt(shape.m, binding_in_words(shape), f"{as_us(shape.bound_us)} us") for shape in analysis.shapes
-        ],
+        bindings=_bindings(analysis.shapes),
         labels=_labels(marks, colours, ends, logarithmic, _edge(ms)),
         colours=colours,
         shapes={name: shape for name, (_, shape) in looks.items()} | {SEQUENTIAL: "stroke"},
@@ -181,6 +182,15 @@ def _marks(shape: ShapeAnalysis) -> list[KernelMark]:
     ]
 
 
+def _bindings(shapes: Sequence[ShapeAnalysis]) -> list[BindingAt]:
+    """Only where it changes: at every m the words would lie on each other."""
+    return [
+        BindingAt(first.m, what, f"{as_us(first.bound_us)} us")
+        for what, same in groupby(shapes, key=binding_in_words)
+        for first in [next(same)]
+    ]
+
+
 def _range(marks: Sequence[KernelMark]) -> tuple[tuple[float, float], bool]:
     low, high = min([1.0, *(mark.low for mark in marks)]), max([1.05, *(mark.high for mark in marks)])
     if high > LOGARITHMIC_FROM * low:
@@ -237,7 +247,7 @@ def chart(panel: KernelPanel) -> alt.TopLevelMixin:
     dashed = alt.condition(f"datum.line == '{SEQUENTIAL}'", alt.value([5, 3]), alt.value([1, 0]))
 
     def x(field: str = "m") -> alt.X:
-        return alt.X(f"{field}:Q", title="m, and above it what the bound is there", scale=x_scale, axis=x_axis)
+        return alt.X(f"{field}:Q", title="m, and above it what the bound is from there on", scale=x_scale, axis=x_axis)
 
     def y(field: str = "ratio") -> alt.Y:
         title = "time / bound, logarithmic" if panel.logarithmic else "time / bound"
@@ -266,5 +276,6 @@ def chart(panel: KernelPanel) -> alt.TopLevelMixin:
         ),
         labels.mark_text(align="left", dx=5).encode(x=x("edge"), y=y("label_ratio"), text="text:N", color=own),
     ]
-    title = alt.TitleParams(panel.title, subtitle=textwrap.wrap(panel.subtitle, SUBTITLE_WIDTH))
+    subtitle = textwrap.wrap(panel.subtitle, SUBTITLE_WIDTH, max_lines=2, placeholder=" ...")
+    title = alt.TitleParams(panel.title, subtitle=subtitle)
     return alt.layer(*layers).properties(width="container", height=HEIGHT_PX, title=title)

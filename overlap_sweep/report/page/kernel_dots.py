@@ -96,7 +96,12 @@ def chart(panel: DotsPanel) -> alt.TopLevelMixin:
     low, high = min(1.0, *(dot.low for dot in panel.dots)), max(1.0, *(dot.high for dot in panel.dots))
     margin = 0.05 * (high - low) or 0.05
     domain = [low / 1.1, high * 1.1] if panel.logarithmic else [low - margin, high + margin]
-    scale = alt.Scale(domain=domain, type="log" if panel.logarithmic else "linear", nice=False, zero=False)
+    # Vega warns of a logarithmic scale that is told about zero.
+    scale = (
+        alt.Scale(domain=domain, type="log", nice=False)
+        if panel.logarithmic
+        else alt.Scale(domain=domain, nice=False, zero=False)
+    )
     x_axis = alt.Axis(format=".3~g", tickCount=6, domain=False, ticks=False)
     x_title = "time / bound, logarithmic" if panel.logarithmic else "time / bound"
     y = alt.Y("name:N", sort=[dot.name for dot in panel.dots], title=None, axis=row_axis(300))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.analysis.estimate import CONFIDENCE
 from overlap_sweep.analysis.layers import LayerAnalysis, VariantRow
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.trials import FLOOR
 from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
@@ -47,7 +48,8 @@ class LayerPanel:
 
 def layer_panel(title: str, layer: LayerAnalysis, best: str | None) -> LayerPanel:
     """`best` is the variant to mark."""
-    names = _short([row.name for row in layer.rows])
+    backend = layer.point.case.backend
+    names = {name: named(short, backend) for name, short in _short([row.name for row in layer.rows]).items()}
     bars = [_bar(row, layer.reference, best, names[row.name]) for row in layer.rows]
     coverage = min(layer.rows[0].interval.coverage, CONFIDENCE)
     interval = f", {coverage:.0%} intervals" if len(bars) > 1 else ""

@@ -15,7 +15,9 @@ from overlap_sweep.analysis.choice import Candidate, PassChoice
 from overlap_sweep.analysis.failures import Frozen, frozen, of_pass
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.sweep import CaseAnalysis
+from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
 from overlap_sweep.report.page.hidden_fraction import chosen_name, hidden_in_words
@@ -114,7 +116,8 @@ def num_sm_panels(case: CaseAnalysis, tp_size: int) -> list[NumSmPanel]:
     panels = []
     for choice in case.plans[tp_size].choices if tp_size in case.plans else ():
         if _drawn(choice):
-            panels.append(_panel(choice, measured[tp_size, choice.operator, choice.pass_name], wanted))
+            of_pass_measured = measured[tp_size, choice.operator, choice.pass_name]
+            panels.append(_panel(choice, of_pass_measured, wanted, case.case.backend))
     return panels
 
 
@@ -172,8 +175,10 @@ def _measured(points: Sequence[Point]) -> dict[tuple[int, str, str], dict[Frozen
     return found
 
 
-def _panel(choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], wanted: Mapping[str, int]) -> NumSmPanel:
-    marks, levels, apart = [], _baselines(choice), set()
+def _panel(
+    choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], wanted: Mapping[str, int], backend: str
+) -> NumSmPanel:
+    marks, levels, apart = [], _baselines(choice, backend), set()
     for candidate in _drawn(choice):
         name, num_sm = arm_name(candidate), num_sm_of(candidate) or _first_num_sm(candidate)
         q1_us, q3_us = _quartiles(measured[frozen(candidate.settings)], choice)
@@ -247,10 +252,10 @@ def _texts(candidate: Candidate, choice: PassChoice, q1_us: float, q3_us: float)
     }
 
 
-def _baselines(choice: PassChoice) -> list[Level]:
+def _baselines(choice: PassChoice, backend: str) -> list[Level]:
     none = choice.none
     found = [("no overlap", none.time_us, none is choice.chosen), ("GEMMs alone", choice.floor_us, False)]
-    found += [("default", choice.default.time_us, False)] if choice.default else []
+    found += [(named(DEFAULT, backend), choice.default.time_us, False)] if choice.default else []
     return [
         Level(name, time_us, time_us, time_us, True, chosen, f"{as_us(time_us)} us", "-")
         for name, time_us, chosen in found

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from overlap_sweep.analysis.choice import DEFAULT_MARGIN
 from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
-from overlap_sweep.report import kernels, layers
+from overlap_sweep.report import async_tp, kernels, layers
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.page import libraries
 from overlap_sweep.report.page.answers import Answer, answers, scaling_sentence
@@ -24,6 +25,10 @@ from overlap_sweep.report.provenance import launch_commands, measured_when
 
 FILE_NAME = "report.html"
 PLOTS = "plots"
+MOST_KERNEL_CHARTS = 12
+"""As many as a page is scrolled through for; a chart takes half a second to draw."""
+MOST_KERNEL_ROWS = 3000
+"""Of the table of all points; some 0.7 kB each."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class CaseSection:
     case: CaseAnalysis
     title: str
     folder: str
+    default_name: str
+    """In a sentence."""
     answers: list[Answer]
     scaling: str
     cautions: list[str]
@@ -48,14 +55,21 @@ class LayerSection:
 
 @dataclass(frozen=True)
 class KernelSection:
+    number: int
+    """From 1 on, in the page's addresses."""
     title: str
+    brief: str
+    answer_cells: list[dict[str, str]]
+    """One for each m, in the table that stands before all kernels."""
     verdict: str
+    """Empty at a single m, where the answer says it."""
     answers: list[str]
     """One for each m."""
     cautions: list[str]
-    chart: Figure
-    wide: bool
-    """Whether the chart needs the page's whole width."""
+    chart: Figure | None
+    """None beyond MOST_KERNEL_CHARTS."""
+    single: bool
+    """Whether it has one m: then the chart shows every implementation, and needs the page's whole width."""
     table: Table
 
 
@@ -63,7 +77,7 @@ def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Itera
     """Paths below the report's directory; `beside` are the names of the other files there."""
     cases = [_case(case, analysis, i) for i, case in enumerate(analysis.cases)]
     loose = [_layer(i, analysis) for i in range(len(analysis.loose_layers))]
-    of_kernels = [_kernel(kernel, i) for i, kernel in enumerate(analysis.kernels, start=1)]
+    of_kernels = [_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)]
     yield FILE_NAME, _page(analysis, cases, loose, of_kernels, command, beside).encode()
     for section in cases:
         for name, content in _plots(section.figures):
@@ -71,7 +85,8 @@ def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Itera
     for layer in loose:
         yield f"{PLOTS}/{layer.chart.name}.png", png([layer.chart])
     for kernel in of_kernels:
-        yield f"{PLOTS}/{kernel.chart.name}.png", png([kernel.chart])
+        if kernel.chart:
+            yield f"{PLOTS}/{kernel.chart.name}.png", png([kernel.chart])
 
 
 def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
@@ -80,9 +95,11 @@ def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
         case=case,
         title=str(case.case),
         folder=folder,
+        default_name="async TP" if case.case.backend == async_tp.BACKEND else "the library's default",
         answers=answers(case, folder),
         scaling=scaling_sentence(case),
-        cautions=cautions(case),
+        # How to switch it on stands in the answer.
+        cautions=[line for line in cautions(case) if line not in async_tp.HOW_TO],
         figures=case_figures(case, analysis, f"case{number + 1}_" if folder else ""),
     )
 
@@ -93,15 +110,19 @@ def _layer(number: int, analysis: Analysis) -> LayerSection:
     return LayerSection(layers.title(layer.point), layers.verdict(layer), layers.cautions(layer), chart, timeline)
 
 
-def _kernel(kernel: KernelAnalysis, number: int) -> KernelSection:
-    case = kernel.case
+def _kernel(kernel: KernelAnalysis, number: int, analysis: Analysis) -> KernelSection:
+    case, single = kernel.case, len(kernel.shapes) == 1
+    name = f"kernel_{number}_{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}"
     return KernelSection(
+        number=number,
         title=kernels.title(kernel),
-        verdict=answers_in_words(kernel),
+        brief=case.brief,
+        answer_cells=[kernels.answer_cells(kernel, shape, analysis.kernels) for shape in kernel.shapes],
+        verdict="" if single else answers_in_words(kernel),
         answers=[kernels.answer(shape) for shape in kernel.shapes],
         cautions=kernels.cautions(kernel),
-        chart=kernel_figure(kernel, f"kernel_{number}_{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}"),
-        wide=len(kernel.shapes) == 1,
+        chart=kernel_figure(kernel, name) if number <= MOST_KERNEL_CHARTS else None,
+        single=single,
         table=compared_table(kernel),
     )
 
@@ -149,10 +170,13 @@ def _page(
         cases=cases,
         loose=loose,
         kernels=of_kernels,
+        margin=f"{DEFAULT_MARGIN:.1%}",
+        most_charts=MOST_KERNEL_CHARTS,
         counts={name: count for name, count in analysis.counts().items() if count},
         points=points_table(analysis),
         layers=layers_table(analysis),
-        kernel_points=kernels_table(analysis),
+        kernel_points=kernels_table(analysis) if len(analysis.kernel_rows) <= MOST_KERNEL_ROWS else None,
+        kernel_rows=len(analysis.kernel_rows),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),

@@ -12,6 +12,7 @@ from overlap_sweep.analysis.comparison.layers import without_folders
 from overlap_sweep.analysis.failures import frozen, of_pass
 from overlap_sweep.analysis.frame import Row, hidden_fraction
 from overlap_sweep.analysis.points import Case, Point
+from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.numbers import as_ms, as_percent, as_us
 from overlap_sweep.report.page.hidden_fraction import short_name
@@ -72,7 +73,7 @@ def layers_table(analysis: Analysis) -> Table:
             [
                 Cell(str(row["tp_size"]), row["tp_size"], "number"),
                 Cell(str(row["kind"])),
-                Cell(without_folders(row["variant"] or ""), kind="setting"),
+                Cell(named(without_folders(row["variant"] or ""), row["backend"]), kind="setting"),
                 _layer_status(row),
                 *(number(row[name], as_ms) for name in ("all_us", "fwd_us", "bwd_us")),
                 number(row["ratio"], lambda value: f"{value:.3f}"),

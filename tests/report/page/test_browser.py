@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.report.page.reports import files_of
 from tests.report.page.sweep_of_300 import write_tuned_of_300
 
@@ -78,6 +79,25 @@ def test_opens_soon_and_says_nothing(chromium: Browser, report: Path) -> None:
     assert {address.partition(":")[0] for address in opened.asked} <= {"file", "blob", "data"}
     opened.page.context.close()
     assert report.stat().st_size < 5e6
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_charts_of_kernels_are_drawn_in_silence(chromium: Browser, tmp_path: Path, width: int) -> None:
+    """Over m, and of one m, linear and logarithmic each."""
+    for n, slowest_us in ((4096, 210.0), (8192, 1500.0)):
+        write_kernel(tmp_path, {"a": implementation(slowest_us, 1.0)}, kernel_config(n=n))
+        for m in (1024, 2048):
+            write_kernel(tmp_path, {"a": implementation(slowest_us, 1.0)}, kernel_config(m, n=n * 4))
+    path = tmp_path / "report.html"
+    path.write_bytes(files_of(tmp_path)["report.html"])
+    opened = Visit(chromium, path, viewport={"width": width, "height": 900})
+    opened.page.wait_for_function(ALL_DRAWN)
+    assert opened.page.locator("#kernels figure.chart svg").count() == 4
+    said = opened.page.locator("#kernels svg text").all_text_contents()
+    assert sum("logarithmic" in text for text in said) == 2
+    assert opened.said == []
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    opened.page.context.close()
 
 
 def test_every_chart_is_drawn_whole(visit: Visit) -> None:

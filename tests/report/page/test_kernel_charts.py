@@ -9,10 +9,12 @@ import pytest
 
 from overlap_sweep.analysis.kernels import KernelAnalysis
 from overlap_sweep.report.page import kernel_chart, kernel_dots
+from overlap_sweep.report.page.case_figures import kernel_figure
 from overlap_sweep.report.page.kernel_chart import HEIGHT_PX, KernelPanel, kernel_panel
 from overlap_sweep.report.page.kernel_dots import DotsPanel, dots_panel
 from overlap_sweep.report.page.kernels_table import compared_table, kernels_table
 from overlap_sweep.report.page.num_sm import LABEL_GAP_PX
+from overlap_sweep.report.page.page import MOST_KERNEL_CHARTS
 from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
 from tests.report.page.reports import analysis_of, files_of, page_of, parsed
 from tests.report.sweeps import write_sweep
@@ -48,7 +50,7 @@ def test_a_line_for_each_backend(tmp_path: Path) -> None:
     assert {binding.what for binding in panel.bindings} == {"GEMM"}
     assert panel.colours["sequential"] == "muted"
     assert len(set(panel.colours.values())) == len(panel.colours) == 3
-    assert panel.subtitle == "m up to 1024: symm_mem fused; from 8192: torch ring"
+    assert panel.subtitle == "m=1024: symm_mem fused; 8192: torch ring"
     assert "torch at m=8192 30% above the bound" in kernel_chart.describe(panel)
 
 
@@ -77,7 +79,8 @@ def test_where_the_communication_takes_longer_the_bound_is_its_time(tmp_path: Pa
     for m in (1024, 2048):
         write_kernel(tmp_path, baselines(300.0, 100.0, 160.0) | {"a": implementation(240.0)}, kernel_config(m))
     panel = panel_of(tmp_path)
-    assert [binding.what for binding in panel.bindings] == ["comm.", "comm."]
+    # Said once, since it does not change.
+    assert [(binding.m, binding.what) for binding in panel.bindings] == [(1024, "comm.")]
     assert {mark.ratio for mark in panel.marks if mark.line == "torch"} == {1.5}
 
 
@@ -118,13 +121,74 @@ def test_the_page_has_answers_charts_and_tables(tmp_path: Path) -> None:
     page = parsed(page_of(write_family(tmp_path)))
     text = " ".join(" ".join(page.text).split())
     assert "Communication overlap of llama3_70b" in text
-    assert "m up to 1024: symm_mem fused; from 8192: torch ring" in text
+    assert "m=1024: symm_mem fused; 8192: torch ring" in text
     assert "m=8192: torch ring, 130.0 us, 1.54x sequential" in text
     assert "symm_mem pipeline computed wrong numbers" in text
     assert "No answer" not in text
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert {"kernels", "kernel-table-1", "kernels-table", "kernel_1_ag_gemm_n57344_k8192_tp4"} <= ids
     assert "points-table" not in ids
+
+
+def test_of_several_kernels_the_answers_stand_first_and_link(tmp_path: Path) -> None:
+    write_family(tmp_path / "family")
+    write_kernel(tmp_path, {"ring": implementation(250.0)}, kernel_config(n=8192))
+    source = page_of(tmp_path)
+    page = parsed(source)
+    ids = [attributes.get("id") for tag, attributes in page.tags if tag == "h3"]
+    assert {"kernel-1", "kernel-2"} <= set(ids)
+    # Three answers, and the two of the navigation.
+    assert [address for address in page.addresses if address.startswith("#kernel-")] == [
+        "#kernel-1", "#kernel-2", "#kernel-1", "#kernel-2", "#kernel-2",
+    ]  # fmt: skip
+    assert source.index("What to use; times") < source.index('id="kernel-1"')
+    text = " ".join(" ".join(page.text).split())
+    assert "A chart over m shows of each backend the best" in text
+    assert "A chart at one m shows every implementation" in text
+    assert "within 0.5% of it" in text
+    # A single m has its answer once.
+    assert text.count("m=1024: don't overlap") == 1
+
+
+def test_charts_have_their_titles_only_where_they_stand_alone(tmp_path: Path) -> None:
+    chart = kernel_figure(only(write_family(tmp_path)), "kernel_1")
+    assert chart.spec["title"]["text"].startswith("ag_gemm n=57344")
+    assert "title" not in chart.untitled.spec
+    assert '"title":{"text":"ag_gemm' not in page_of(tmp_path).replace(" ", "")
+
+
+def test_many_m_have_short_subtitles_and_words_only_where_the_bound_changes(tmp_path: Path) -> None:
+    for i in range(1, 51):
+        # The communication takes longer up to 25, and the fastest changes at every m.
+        comm_us = 120.0 if i <= 25 else 80.0
+        measured = {"a": implementation(150.0 + i % 2), "b": implementation(151.0 - i % 2)}
+        write_kernel(tmp_path, baselines(comm_us=comm_us) | measured, kernel_config(64 * i))
+    panel = panel_of(tmp_path)
+    assert [(binding.m, binding.what) for binding in panel.bindings] == [(64, "comm."), (64 * 26, "GEMM")]
+    title = kernel_chart.chart(panel).to_dict(validate=False)["title"]
+    assert len(panel.subtitle) > 300
+    assert len(title["subtitle"]) == 2
+    assert title["subtitle"][1].endswith(" ...")
+
+
+def test_of_many_kernels_the_page_has_some_charts_and_all_answers(tmp_path: Path) -> None:
+    count = MOST_KERNEL_CHARTS + 1
+    for i in range(count):
+        write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(n=4096 * (i + 1)))
+    files = files_of(tmp_path)
+    page = files["report.html"].decode()
+    assert page.count('<figure class="chart') == MOST_KERNEL_CHARTS
+    assert sum(name.startswith("plots/kernel_") for name in files) == MOST_KERNEL_CHARTS
+    assert page.count('id="kernel-table-') == count
+    assert f"Charts are drawn of the first {MOST_KERNEL_CHARTS} kernels" in page
+
+
+def test_too_many_rows_are_left_to_the_tables_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_ROWS", 10)
+    page = page_of(tmp_path)
+    assert 'id="kernels-table"' not in page
+    assert "would be 21 rows here: see kernels.csv" in page
 
 
 def test_pngs_of_a_single_m_and_of_several(tmp_path: Path) -> None:

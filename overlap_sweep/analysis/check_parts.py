@@ -1,0 +1,42 @@
+"""What the checks of all kinds of points are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import Timing
+
+MEASURE_AGAIN = "remove it and measure the point again"
+UPDATE = "update overlap_sweep"
+
+_MOST_US = 1e15
+"""31 years, for one pass."""
+_LONGEST_NAME = 100
+
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Word = str | int | float | bool | None
+
+
+class Workload(msgspec.Struct):
+    name: str
+    tolerance: float | None = None
+
+
+class SizedWorkload(Workload, kw_only=True):
+    tokens: Count | None
+
+
+def is_whole(timing: Timing) -> bool:
+    times_us = (timing.median_us, timing.q1_us, timing.q3_us, *timing.samples_us)
+    return timing.median_us > 0 and len(timing.samples_us) > 1 and max(map(abs, times_us)) < _MOST_US
+
+
+def check_name(name: str, path: Path) -> None:
+    """Of a kernel's backend, operator or implementation; those from elsewhere may be any word. UserError where it is
+    none."""
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise UserError(f"{path} has the name {name[:_LONGEST_NAME]!r}, too long or not printable; {MEASURE_AGAIN}.")
