@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.analysis.kernels import (
     SIMPLEST_FIRST,
@@ -51,11 +51,9 @@ TOLD = {
 
 
 @dataclass(frozen=True)
-class KernelMark:
-    """The best that can be used of one backend, or `sequential`, at one m. Ratios are time over the bound."""
+class Drawn:
+    """An implementation, or `sequential`, at one m, as both charts draw it. Ratios are time over the bound."""
 
-    line: str
-    m: int
     ratio: float
     low: float
     high: float
@@ -69,6 +67,14 @@ class KernelMark:
     tflops_text: str
     speedup_text: str
     hidden_text: str
+
+
+@dataclass(frozen=True)
+class KernelMark(Drawn):
+    """The best that can be used of one backend, or `sequential`."""
+
+    line: str
+    m: int
 
 
 @dataclass(frozen=True)
@@ -146,12 +152,17 @@ def describe(panel: KernelPanel) -> str:
     return f"Time over the bound, {panel.title}: {panel.subtitle}. {'; '.join(said)}."
 
 
-def texts(row: ImplementationRow, shape: ShapeAnalysis) -> dict[str, str]:
-    """What a tooltip says of it."""
+def drawn(row: ImplementationRow, shape: ShapeAnalysis) -> dict[str, Any]:
+    """The fields of `Drawn`."""
+    noise_us = row.estimate.noise_us
     return {
+        "ratio": row.time_us / shape.bound_us,
+        "low": max(0.5 * row.time_us, row.time_us - noise_us) / shape.bound_us,
+        "high": (row.time_us + noise_us) / shape.bound_us,
+        "chosen": row is shape.chosen,
         "implementation": row.label,
         "at": f"m={shape.m}",
-        "time_text": f"{as_us(row.time_us)} us, noise {as_us(row.estimate.noise_us)}",
+        "time_text": f"{as_us(row.time_us)} us, noise {as_us(noise_us)}",
         "bound_text": f"{as_us(shape.bound_us)} us, {binding_in_words(shape)}",
         "over_text": as_over(row.over_bound),
         "tflops_text": as_rate(row.tflops),
@@ -168,18 +179,7 @@ def _marks(shape: ShapeAnalysis) -> list[KernelMark]:
         # Within the noise there may be a faster one that is less simple.
         best[shape.chosen.backend] = shape.chosen
     lines = {SEQUENTIAL: shape.sequential, **best} if shape.sequential.comparable else best
-    return [
-        KernelMark(
-            line=line,
-            m=shape.m,
-            ratio=row.time_us / shape.bound_us,
-            low=max(0.5 * row.time_us, row.time_us - row.estimate.noise_us) / shape.bound_us,
-            high=(row.time_us + row.estimate.noise_us) / shape.bound_us,
-            chosen=row is shape.chosen,
-            **texts(row, shape),
-        )
-        for line, row in lines.items()
-    ]
+    return [KernelMark(line=line, m=shape.m, **drawn(row, shape)) for line, row in lines.items()]
 
 
 def _bindings(shapes: Sequence[ShapeAnalysis]) -> list[BindingAt]:

@@ -9,7 +9,7 @@ from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, Sh
 from overlap_sweep.kernel_shape import SEQUENTIAL
 from overlap_sweep.report.kernels import note
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
-from overlap_sweep.report.page.kernel_chart import TOLD, binding_in_words, heading, texts
+from overlap_sweep.report.page.kernel_chart import TOLD, Drawn, binding_in_words, drawn, heading
 from overlap_sweep.report.page.num_sm import LOGARITHMIC_FROM
 from overlap_sweep.report.page.palette import colour
 
@@ -20,27 +20,12 @@ ROW_PX = 22
 
 
 @dataclass(frozen=True)
-class KernelDot:
-    """Ratios are time over the bound."""
-
+class KernelDot(Drawn):
     name: str
-    ratio: float
-    low: float
-    high: float
-    """With the noise of the time."""
     colour: str
     filled: bool
     """Whether it can be an answer."""
     note: str
-    chosen: bool
-    implementation: str
-    at: str
-    time_text: str
-    bound_text: str
-    over_text: str
-    tflops_text: str
-    speedup_text: str
-    hidden_text: str
 
 
 @dataclass(frozen=True)
@@ -75,17 +60,12 @@ def describe(panel: DotsPanel) -> str:
 def _dot(row: ImplementationRow, shape: ShapeAnalysis) -> KernelDot:
     usable = row.name == SEQUENTIAL or row in shape.contenders
     of_role = "good" if row is shape.chosen else "muted" if row.name == SEQUENTIAL or not usable else "accent"
-    noise_us = row.estimate.noise_us
     return KernelDot(
         name=row.label,
         note=note(row, shape),
-        ratio=row.time_us / shape.bound_us,
-        low=max(0.5 * row.time_us, row.time_us - noise_us) / shape.bound_us,
-        high=(row.time_us + noise_us) / shape.bound_us,
         colour=colour(of_role),
         filled=usable,
-        chosen=row is shape.chosen,
-        **texts(row, shape),
+        **drawn(row, shape),
     )
 
 
