@@ -15,6 +15,8 @@ from overlap_sweep.kernel_shape import BASELINES
 from overlap_sweep.run_directory import Result
 from tests.sweeps import ROOT, Launch
 
+pytestmark = pytest.mark.end_to_end
+
 SMALL = ("workload=kernel", "m=64", "n=96", "k=64", "tp_size=2", "iters=3", "runtime.device=cpu", "profile=none")
 OTHERS = {
     "broken": "import a_library_that_nobody_has\n",
@@ -38,8 +40,6 @@ def build(point, setting, problem, ranks):
     "half_wrong": """
 import wrong
 from mine.kernels import build as build_right, close, implementations, named, refusal
-
-pytestmark = pytest.mark.end_to_end
 
 def build(point, setting, problem, ranks):
     return (wrong.build if setting["num_splits"] == 4 else build_right)(point, setting, problem, ranks)

@@ -13,6 +13,8 @@ import yaml
 from overlap_sweep.run_directory import Result, is_trace_of
 from tests.sweeps import ROOT, SMALL, Launch
 
+pytestmark = pytest.mark.end_to_end
+
 
 def launch_py(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
