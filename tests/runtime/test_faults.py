@@ -11,6 +11,8 @@ import pytest
 from overlap_sweep.runtime.devices import visible_gpus
 from tests.sweeps import SMALL, Launch, wait_for
 
+pytestmark = pytest.mark.faults
+
 LONG = (*SMALL[:1], "workload.tokens=32", "workload.repeats=1000", "profile=none")
 
 

@@ -14,6 +14,8 @@ from overlap_sweep.store import read_store
 from tests.faults.injection import TINY, faulty_launch, journal
 from tests.sweeps import ROOT, Launch
 
+pytestmark = pytest.mark.end_to_end
+
 SWEEP = ("-m", "num_sm=1,2", *TINY)
 
 
