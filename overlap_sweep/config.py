@@ -14,10 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.run_directory import last_sweep
-from overlap_sweep.space import LAYER_KINDS, METHODS, OPERATORS, PHASES, PRECISIONS, point_name, world_size
-
-MOST_SMS = 512
-"""Above every GPU's count of streaming multiprocessors; a worker checks against the real one."""
+from overlap_sweep.space import LAYER_KINDS, METHODS, MOST_OF, OPERATORS, PHASES, PRECISIONS, point_name, world_size
 
 
 def ranged(default: Any, low: float, high: float) -> Any:
@@ -174,8 +171,8 @@ class Search:
     """Stop after so many points, baselines included. The best so far is the answer."""
     max_minutes: float | None = ranged(None, 0.0, 10**5)
     """Stop after so long; looked at after every few points."""
-    min_num_sm: int = ranged(1, 1, MOST_SMS)
-    max_num_sm: int = ranged(MOST_SMS, 1, MOST_SMS)
+    min_num_sm: int = ranged(1, 1, MOST_OF["num_sm"])
+    max_num_sm: int = ranged(MOST_OF["num_sm"], 1, MOST_OF["num_sm"])
     """Leave out of num_sm's values what is less, or more."""
     reach: float = ranged(0.25, 0.0, 10.0)
     """A value of a knob that is slower by more than this share when it is first measured is dropped."""
@@ -228,14 +225,14 @@ class SweepConfig:
     phase: str = one_of("all", "all", *PHASES)
     """Which phase of the operator gets the method; the others are not overlapped. `all`: each that takes it."""
     method: str = one_of("bulk", *METHODS)
-    num_sm: int = ranged(4, 1, MOST_SMS)
+    num_sm: int = ranged(4, 1, MOST_OF["num_sm"])
     """The communication's share of the machine: CTAs of the NCCL communicator, or concurrent chunks (and worker
     threads) of gloo."""
     aggregate: bool | None = None
     """ring_exchange of an all-gather: multiply two chunks at a time, half as many GEMMs of twice the size."""
-    num_splits: int | None = ranged(None, 1, 1024)
+    num_splits: int | None = ranged(None, 1, MOST_OF["num_splits"])
     """pipeline: chunks into which the GEMM and its reduce-scatter are cut."""
-    cga_size: int | None = ranged(None, 1, 16)
+    cga_size: int | None = ranged(None, 1, MOST_OF["cga_size"])
     """CTAs per cluster of the communication kernels."""
     set_sm_margin: bool | None = None
     """Transformer Engine: the GEMM leaves the SMs of the communication kernel free."""

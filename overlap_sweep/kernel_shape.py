@@ -12,6 +12,9 @@ KERNELS = {
     "gemm_ar": "the GEMM, then the all-reduce of its output",
 }
 
+CUSTOM = "custom"
+"""In place of a model's name where the sizes were given."""
+
 SEQUENTIAL = "sequential"
 """The baseline: one after the other, by torch's GEMM and NCCL (or gloo)."""
 GEMM_ONLY = "gemm_only"

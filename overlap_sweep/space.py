@@ -28,7 +28,9 @@ METHODS = ("none", "bulk", "ring_exchange", "pipeline")
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
 
 KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
-COUNTS = ("num_sm", "num_splits", "cga_size")
+MOST_OF = {"num_sm": 512, "num_splits": 1024, "cga_size": 16}
+"""The most SMs are above every GPU's count of streaming multiprocessors; a worker checks against the real one."""
+COUNTS = tuple(MOST_OF)
 """The knobs that are numbers; the others are on or off."""
 
 _GATHER = ("ring_exchange",)
@@ -207,9 +209,6 @@ _SHORT_KNOBS = {
 }
 
 
-_MOST = {"num_sm": 512, "num_splits": 1024, "cga_size": 16}
-
-
 def setting_name(setting: Mapping[str, Any] | None) -> str:
     """A slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
     if not setting or setting["method"] == "none":
@@ -231,7 +230,7 @@ def setting_of(name: str) -> Setting | None:
         knob = knob_of.get(found[1]) if found else None
         if found is None or knob is None or knob in setting:
             return None
-        value, most = int(found[2]), _MOST.get(knob, 1)
+        value, most = int(found[2]), MOST_OF.get(knob, 1)
         if value > most or (knob in COUNTS and value < 1):
             return None
         setting[knob] = value if knob in COUNTS else value == 1

@@ -19,6 +19,7 @@ from overlap_sweep.analysis.checks import (
     refused_traces,
 )
 from overlap_sweep.errors import UserError
+from overlap_sweep.kernel_shape import CUSTOM
 from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
 from overlap_sweep.trace.places import links_out
 
@@ -182,4 +183,4 @@ def _read_point(directory: Path, root: Path) -> Point:
 def _asked_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
     known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
-    return known if config["n"] is None else {**known, "model": {"name": "custom"}, "operator": None}
+    return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}

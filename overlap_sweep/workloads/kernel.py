@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import backends, models, space
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
-from overlap_sweep.kernel_shape import BASELINES, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
+from overlap_sweep.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import ImplementationTimes
 
@@ -22,8 +22,6 @@ TOLERANCE = {"fp32": 1e-4}
 DEFAULT_TOLERANCE = 2e-2
 """Of results in fp16 and bf16, which round each partial sum, and of FP8, added up fast. A wrong chunk is off by 1."""
 WARMUP = {"cuda": 3, "cpu": 1}
-CUSTOM = "custom"
-"""In place of a model's name where the sizes were given."""
 
 _KEPT = ("tp_size", "precision", "profile", "repetition", "runtime")
 

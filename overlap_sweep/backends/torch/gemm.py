@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.backends import Operand, Problem
-from overlap_sweep.backends.torch.overlap import Multiply
+from overlap_sweep.backends.torch.overlap import Multiply, multiply_by_matrix
 
 
 def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
@@ -17,12 +17,6 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
     `rows` may be FP8 as bytes, which is how it is communicated.
     """
     matrix = weight.data.t()
-
-    def multiply(rows: Tensor, product: Tensor) -> None:
-        if rows.dim() == 2:
-            torch.mm(rows, matrix, out=product)
-        else:
-            torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
 
     def multiply_fp8(rows: Tensor, product: Tensor) -> None:
         assert scale is not None
@@ -35,7 +29,7 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
         form: dict[str, Any] = {"out_dtype": product.dtype, "use_fast_accum": True, "out": product}
         torch._scaled_mm(rows.view(weight.data.dtype), matrix, scale_a=scale, scale_b=weight.scale, **form)
 
-    return multiply if weight.scale is None else multiply_fp8
+    return multiply_by_matrix(matrix) if weight.scale is None else multiply_fp8
 
 
 def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None = None) -> Tensor:

@@ -20,6 +20,20 @@ Multiply = Callable[[Tensor, Tensor], Any]
 """Multiply the rows of the first tensor, [m, k] or [batch, m, k], by the weight and write them into the second."""
 
 
+def multiply_by_matrix(matrix: Tensor, bias: Tensor | None = None) -> Multiply:
+    """Multiplication by `matrix` [k, n] from the right; of [m, k] also with a bias [n]."""
+
+    def multiply(rows: Tensor, product: Tensor) -> None:
+        if rows.dim() == 3:
+            torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
+        elif bias is None:
+            torch.mm(rows, matrix, out=product)
+        else:
+            torch.addmm(bias, rows, matrix, out=product)
+
+    return multiply
+
+
 def gather_multiply(
     shard: Tensor, product: Tensor, multiply: Multiply, comm: Communicator, ranks: Ranks, setting: dict[str, Any]
 ) -> Tensor:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from overlap_sweep.backends.torch.communicator import Communicator, MakeCommunicator, Pending, communicator
-from overlap_sweep.backends.torch.overlap import Multiply, gather_multiply, multiply_scatter
+from overlap_sweep.backends.torch.overlap import gather_multiply, multiply_by_matrix, multiply_scatter
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.space import Setting
 
@@ -57,28 +56,14 @@ class Collectives:
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         product = shard.new_empty(self.ranks.world_size * shard.shape[0], matrix.shape[1])
-        full = gather_multiply(shard, product, _by(matrix, bias), self.comm, self.ranks, self.setting)
+        full = gather_multiply(shard, product, multiply_by_matrix(matrix, bias), self.comm, self.ranks, self.setting)
         return full, product
 
     def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        return multiply_scatter(rows, matrix.shape[1], _by(matrix), self.comm, self.ranks, self.setting)
+        return multiply_scatter(rows, matrix.shape[1], multiply_by_matrix(matrix), self.comm, self.ranks, self.setting)
 
     def all_gather(self, shard: Tensor) -> Pending:
         return self.comm.all_gather(shard)
 
     def reduce_scatter(self, full: Tensor) -> Pending:
         return self.comm.reduce_scatter(full)
-
-
-def _by(matrix: Tensor, bias: Tensor | None = None) -> Multiply:
-    """Multiplication by `matrix` [k, n] from the right; of [m, k] also with a bias [n]."""
-
-    def multiply(rows: Tensor, product: Tensor) -> None:
-        if rows.dim() == 3:
-            torch.bmm(rows, matrix.expand(rows.shape[0], -1, -1), out=product)
-        elif bias is None:
-            torch.mm(rows, matrix, out=product)
-        else:
-            torch.addmm(bias, rows, matrix, out=product)
-
-    return multiply
