@@ -11,18 +11,32 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from overlap_sweep.declared import one_of, ranged
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.run_directory import last_sweep
-from overlap_sweep.space import LAYER_KINDS, METHODS, MOST_OF, OPERATORS, PHASES, PRECISIONS, point_name, world_size
-
-
-def ranged(default: Any, low: float, high: float) -> Any:
-    return field(default=default, metadata={"range": (low, high)})
-
-
-def one_of(default: Any, *choices: str) -> Any:
-    return field(default=default, metadata={"choices": choices})
+from overlap_sweep.space import (
+    LAYER_KINDS,
+    METHODS,
+    MOST_OF,
+    OPERATORS,
+    PHASES,
+    PRECISIONS,
+    gpus_of,
+    point_name,
+    world_size,
+)
+from overlap_sweep.training_config import (
+    Compile,
+    CopyEngine,
+    Distributed,
+    Fsdp,
+    Profiling,
+    Ranking,
+    Streams,
+    Telemetry,
+    Training,
+)
 
 
 @dataclass
@@ -105,6 +119,37 @@ class KernelWorkload:
     seed: int = ranged(0, 0, 2**31 - 1)
     tolerance: float | None = ranged(None, 0.0, 1.0)
     """Largest difference from the result in float32, over its largest magnitude. null: 1e-4 for float32, else 2e-2."""
+
+
+@dataclass
+class FsdpWorkload:
+    """Training steps of a ranking model under FSDP2 or DDP, compared with the same steps whose collectives have the
+    device to themselves (`none`), and without communication (`floor`); see `fsdp`, `training`, `distributed`."""
+
+    name: str = "fsdp"
+    tokens: int | None = ranged(None, 1, 2**31 - 1)
+    """Tokens of all ranks' micro batches of a step; what `training` and `ranking` say."""
+    warmup: int = ranged(1, 0, 1000)
+    """Untimed turns of every variant before the first timed one, after the run that the telemetry records."""
+    repeats: int = ranged(7, 3, 1000)
+    """Timed turns of every variant."""
+    steps: int = ranged(3, 1, 1000)
+    """Consecutive steps of each turn, after an untimed one; their mean is the turn's time."""
+    seed: int = ranged(0, 0, 2**31 - 1)
+    """Of parameters and data."""
+
+
+@dataclass
+class CopyEngineWorkload:
+    """GEMMs and copies, one after the other and at once: what a copy engine can hide; see `copy_engine`."""
+
+    name: str = "copy_engine"
+    tokens: int | None = ranged(None, 1, 2**24)
+    """`copy_engine.matrix_size`: rows of the GEMM."""
+    warmup: int = ranged(2, 0, 1000)
+    repeats: int | None = ranged(None, 3, 10**5)
+    """`copy_engine.iterations`; null: 21, on a CPU 7."""
+    seed: int = ranged(0, 0, 2**31 - 1)
 
 
 @dataclass
@@ -207,6 +252,12 @@ class Tuner:
     """Both as in AnalysisConfig."""
 
 
+OF_WORKLOAD = {
+    "fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry"),
+    "copy_engine": ("copy_engine",),
+}
+"""What only these workloads know."""
+
 OF_KERNELS = ("kernel", "m", "n", "k", "dtype", "iters", "warmup_iters", "implementations")
 """What only `workload=kernel` knows."""
 
@@ -276,6 +327,15 @@ class SweepConfig:
     implementations: list[str] | None = None
     """Of the kernel: which of the backend's implementations. Names as in the table that is printed, such as
     `ring_agg1`, and with other knobs, such as `pipeline_sm12_split8`. null: all that it lists."""
+    ranking: Ranking = field(default_factory=Ranking)
+    fsdp: Fsdp = field(default_factory=Fsdp)
+    training: Training = field(default_factory=Training)
+    distributed: Distributed = field(default_factory=Distributed)
+    streams: Streams = field(default_factory=Streams)
+    compile: Compile = field(default_factory=Compile)
+    profiling: Profiling = field(default_factory=Profiling)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    copy_engine: CopyEngine = field(default_factory=CopyEngine)
     runtime: Runtime = field(default_factory=Runtime)
     search: Search = field(default_factory=Search)
     tuner: Tuner = field(default_factory=Tuner)
@@ -326,6 +386,8 @@ WORKLOAD_SCHEMAS: dict[str, type] = {
     "operator": OperatorWorkload,
     "layer": LayerWorkload,
     "kernel": KernelWorkload,
+    "fsdp": FsdpWorkload,
+    "copy_engine": CopyEngineWorkload,
 }
 
 
@@ -338,6 +400,7 @@ def register_schemas() -> None:
     OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
     OmegaConf.register_new_resolver("gpus_of_point", _gpus_of_point, replace=True)
     OmegaConf.register_new_resolver("cpus_of_point", _cpus_of_point, replace=True)
+    OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True, use_cache=True)
 
 
@@ -346,15 +409,20 @@ def _point_name(*, _root_: DictConfig) -> str:
 
 
 def _gpus_of_point(*, _root_: DictConfig) -> int | None:
-    return None if _root_.runtime.device == "cpu" else world_size(_root_)
+    return None if _root_.runtime.device == "cpu" else gpus_of(_root_)
+
+
+def _run_dir(date: str, time: str, name: str, output_dir: str | None) -> str:
+    """Where a single point goes."""
+    return output_dir or f"multirun/{date}/{time}/{name}"
 
 
 def _cpus_of_point(*, _root_: DictConfig) -> int:
     return 2 * world_size(_root_) * int(_root_.runtime.threads_per_rank)
 
 
-def _sweep_dir(resume: str | None, date: str, time: str) -> str:
+def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:
     """Where a sweep's run directories go: into those of the sweep that it goes on with, else into new ones."""
     if resume is None:
-        return f"multirun/{date}/{time}"
+        return output_dir or f"multirun/{date}/{time}"
     return str(last_sweep()) if resume == "last" else resume

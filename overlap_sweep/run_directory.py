@@ -23,6 +23,8 @@ LOCK_FILE = ".lock"
 TUNER_FILE = "tuner.json"
 SEARCH_FILE = "search.json"
 
+_METRICS = re.compile(r"rank_(\d+)_metrics\.jsonl")
+
 Status = Literal["ok", "failed", "timeout", "skipped"]
 
 
@@ -91,6 +93,40 @@ class ImplementationTimes(msgspec.Struct, kw_only=True):
     launch_bound: bool = False
 
 
+class TrainingRun(msgspec.Struct, kw_only=True):
+    """What a training run measured; its telemetry lies beside it (telemetry.py)."""
+
+    step: dict[str, Timing]
+    """A whole step with all its micro batches and the optimizer, by variant: `point`; `none`, the same with every
+    collective alone on the device; `floor`, the same computation without communication. Their i-th samples were taken
+    side by side, so they pair."""
+    host_us: dict[str, float]
+    """By variant how long the host took to enqueue a step, without waiting for the device: median, slowest rank."""
+    samples_per_step: int
+    """Of all ranks and micro batches."""
+    parameters: int
+    losses: list[float]
+    """By step of the recorded run, mean over all ranks' samples."""
+    peak_memory_gb: float | None = None
+    """Most that tensors took on a GPU of any rank, 10^9 bytes; null on a CPU."""
+    compiled: str = "no"
+    """`no`; the backend that compiled the layers; or `no: ` and why it could not."""
+    telemetry: list[str] = []
+    """File names in the run directory, one per rank."""
+
+
+class CopyTimes(msgspec.Struct, kw_only=True):
+    """GEMMs and copies of workload=copy_engine."""
+
+    times: dict[str, Timing]
+    """`gemm` and `copy` each alone, `sequential` one after the other on one stream, `overlapped` on two. Their i-th
+    samples pair."""
+    launch_bound: dict[str, bool]
+    bytes_copied: int
+    """In each iteration."""
+    flops: int
+
+
 class FailedAttempt(msgspec.Struct, kw_only=True):
     """A try at the point that came to nothing."""
 
@@ -122,6 +158,10 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
     """By name, those of the backend and the baselines. Of a kernel."""
     left_out: dict[str, str] = {}
     """Of a kernel: by implementation, why it was not timed: refused, or wrong numbers."""
+    training: TrainingRun | None = None
+    """Of a training run."""
+    copies: CopyTimes | None = None
+    """Of workload=copy_engine."""
     attention_backend: str | None = None
     """Of a layer with attention: who computed it, such as `fused (cuDNN 9.19.0)`."""
     warnings: list[str] = []
@@ -246,6 +286,17 @@ def _trace_start(variant: str) -> str:
     return f"trace_{_word(variant)}_rank" if variant else "trace_rank"
 
 
+def metrics_file(rank: int) -> str:
+    """A training run's telemetry: see telemetry.py."""
+    return f"rank_{rank}_metrics.jsonl"
+
+
+def find_metrics(directory: Path) -> dict[int, Path]:
+    """By rank the telemetry that lies in this directory."""
+    found = ((_METRICS.fullmatch(path.name), path) for path in directory.iterdir() if path.is_file())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
 def settings_file(variant: str = "") -> str:
     """What the backend was given; a layer has one per variant."""
     return SETTINGS_FILE.replace(".yaml", f"_{_word(variant)}.yaml") if variant else SETTINGS_FILE
@@ -292,6 +343,7 @@ def clear(directory: Path) -> None:
     """Remove what an earlier attempt at the point left, but for its log."""
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
+    leftovers += find_metrics(directory).values() if directory.is_dir() else ()
     for path in leftovers:
         path.unlink(missing_ok=True)
 

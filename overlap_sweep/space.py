@@ -244,13 +244,27 @@ def subject(point: Mapping[str, Any]) -> str:
         return str(point["layer"]["kind"])
     if workload == "kernel":
         return "{kernel} {m}x{n}x{k}".format(**point)
+    if workload == "fsdp":
+        return f"{point['distributed']['strategy']} step"
+    if workload == "copy_engine":
+        return "{matrix_size} GEMM, {copy_mb:g} MiB {direction}".format(**point["copy_engine"])
     return str(point["operator"])
 
 
 def world_size(point: Mapping[str, Any]) -> int:
     """Ranks that the point runs on."""
+    if point["workload"]["name"] == "fsdp":
+        return int(point["distributed"]["dp_size"])
+    if point["workload"]["name"] == "copy_engine":
+        return 1
     replicas = point["layer"]["num_replicas"] if point["workload"]["name"] == "layer" else 1
     return int(point["tp_size"] * replicas)
+
+
+def gpus_of(point: Mapping[str, Any]) -> int:
+    """GPUs that the point needs: one for each rank, and one to copy to from another."""
+    to_peer = point["workload"]["name"] == "copy_engine" and point["copy_engine"]["direction"] == "peer"
+    return world_size(point) + int(to_peer)
 
 
 USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -327,12 +341,24 @@ LONGEST_NAME = 160
 """File systems take 255 bytes; a longer name ends in a digest of itself."""
 
 _NOT_NAMED = (
-    *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
+    *(
+        "hydra",
+        "experiment=",
+        "search.",
+        "tuner.",
+        "max_tp_size=",
+        "resume=",
+        "store=",
+        "reuse=",
+        "training.output_dir=",
+    ),
     *(f"runtime.{name}=" for name in HOW_TO_RUN),
 )
 _NAMED = {"model", "model.name", "tp_size"}
 _NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}
 _NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}
+_NAMED_OF_FSDP = {"workload", "distributed.strategy", "distributed.dp_size"}
+_NAMED_OF_COPY = {"workload", *(f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction"))}
 _NAMED_OF_KERNEL = {"workload", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *KNOBS}
 
 
@@ -347,6 +373,12 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
     if point["workload"]["name"] == "layer":
         layer, named = point["layer"], _NAMED | _NAMED_OF_LAYER
         parts += [layer["kind"]] + ([f"dp{layer['num_replicas']}"] if layer["num_replicas"] > 1 else [])
+    elif point["workload"]["name"] == "fsdp":
+        named = {*_NAMED, *_NAMED_OF_FSDP} - {"tp_size"}
+        parts = [model, f"dp{point['distributed']['dp_size']}", point["distributed"]["strategy"]]
+    elif point["workload"]["name"] == "copy_engine":
+        copy, named = point["copy_engine"], {"model", *_NAMED_OF_COPY}
+        parts = ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]
     elif point["workload"]["name"] == "kernel":
         named = _NAMED | _NAMED_OF_KERNEL
         own_shape = point["n"] is not None

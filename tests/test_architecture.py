@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
 BASE = {
     *("config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"),
-    *("identity", "machine", "kernel_shape"),
+    *("identity", "machine", "kernel_shape", "intervals", "telemetry", "training_config"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "report": BASE | {"analysis", "trace", "store"},
     "measure": BASE | {"ranks"},
     "backends": BASE | {"ranks"},
-    "workloads": BASE | {"ranks", "backends", "measure"},
+    "training": BASE | {"ranks", "measure"},
+    "workloads": BASE | {"ranks", "backends", "measure", "training"},
     "runtime": BASE | {"ranks", "workloads", "backends", "measure", "store"},
     "search": BASE | {"analysis", "report", "runtime", "workloads", "backends"},
     "tuner": BASE | {"analysis", "report", "runtime", "workloads", "search"},

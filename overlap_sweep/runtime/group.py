@@ -44,10 +44,10 @@ NO_MULTICAST = {
 }
 
 
-MAX_CONNECTIONS = {"symm_mem": 8}
-"""CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, its two
-streams wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s). With eight,
-NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
+MAX_CONNECTIONS = {"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8}
+"""CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
+streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
+With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
 
 
 class GroupError(Exception):
@@ -69,6 +69,8 @@ class GroupConfig:
     max_connections: int
     start_timeout_s: float
     timeout_s: float
+    environment: tuple[tuple[str, str], ...] = ()
+    """What the point wants in it, for NCCL or RCCL."""
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> GroupConfig:
@@ -76,12 +78,13 @@ class GroupConfig:
         names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
         given = {name: runtime[name] for name in names}
         connections = runtime.get("max_connections") or MAX_CONNECTIONS.get(point["backend"], 1)
-        return cls(space.world_size(point), max_connections=connections, **given)
+        environment = tuple(sorted(point.get("distributed", {}).get("env", {}).items()))
+        return cls(space.world_size(point), max_connections=connections, environment=environment, **given)
 
 
 def worker_environment(config: GroupConfig) -> dict[str, str]:
     """The environment that every process of the group inherits."""
-    environment = dict(os.environ)
+    environment = {**os.environ, **dict(config.environment)}
     if not config.multicast:
         environment |= NO_MULTICAST
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(config.max_connections)
@@ -100,10 +103,10 @@ def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
     return machine(config.device, worker_environment(config), config.world_size)
 
 
-def shared_by(point: Mapping[str, Any]) -> tuple[int, int]:
+def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
     """Equal for points of a sweep that one group can run."""
     config = GroupConfig.of(point)
-    return config.world_size, config.max_connections
+    return config.world_size, config.max_connections, config.environment
 
 
 class WorkerGroup:

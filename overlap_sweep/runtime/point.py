@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, models, overlap_cfg, space, workloads
-from overlap_sweep.config import NO_PART_OF_A_POINT, OF_KERNELS, WORKLOAD_SCHEMAS, SweepConfig, check
+from overlap_sweep.config import NO_PART_OF_A_POINT, OF_KERNELS, OF_WORKLOAD, WORKLOAD_SCHEMAS, SweepConfig, check
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (
@@ -68,17 +68,18 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     for name in () if of_kernels else OF_KERNELS:
         if point.pop(name, None) is not None:
             raise UserError(f"{name}={config[name]} is for workload=kernel; add that, or leave it out.")
+    for workload_name, names in OF_WORKLOAD.items():
+        if config.workload.name != workload_name:
+            _leave_out(point, names, workload_name)
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
-    needed = space.world_size(point)
+    needed = space.gpus_of(point)
     if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
-        asked = f"tp_size={point['tp_size']}"
-        asked += f" with layer.num_replicas={needed // point['tp_size']}" if needed > point["tp_size"] else ""
+        asked, mend = _asked_gpus(point)
         raise UserError(
-            f"{asked} needs {needed} GPUs and {visible_gpus()} are visible; "
-            "use a smaller tp_size, or runtime.device=cpu."
+            f"{asked} needs {needed} GPUs and {visible_gpus()} are visible; use {mend}, or runtime.device=cpu."
         )
     defaults = DEFAULTS[runtime["device"]]
     if not point.get("dtype"):
@@ -86,6 +87,28 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
     completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
     return completed
+
+
+def _leave_out(point: dict[str, Any], names: Sequence[str], workload: str) -> None:
+    """What only another workload knows. UserError where something of it was asked for."""
+    usual = OmegaConf.to_container(OmegaConf.structured(SweepConfig))
+    for name in names:
+        given, unasked = point.pop(name), usual[name]  # type: ignore[index, call-overload]
+        changed = [key for key, value in given.items() if value != unasked[key]]
+        if changed:
+            raise UserError(f"{name}.{changed[0]} is for workload={workload}; add that, or leave it out.")
+
+
+def _asked_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
+    """What asks for so many GPUs, and what would ask for fewer."""
+    workload, tp_size = point["workload"]["name"], point["tp_size"]
+    if workload == "fsdp":
+        return f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"
+    if workload == "copy_engine":
+        return f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"
+    replicas = space.world_size(point) // tp_size
+    with_replicas = f" with layer.num_replicas={replicas}" if replicas > 1 else ""
+    return f"tp_size={tp_size}{with_replicas}", "a smaller tp_size"
 
 
 @cache

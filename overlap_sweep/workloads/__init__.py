@@ -26,6 +26,8 @@ WORKLOADS = {
     "operator": "overlap_sweep.workloads.operator",
     "layer": "overlap_sweep.workloads.layer",
     "kernel": "overlap_sweep.workloads.kernel",
+    "fsdp": "overlap_sweep.workloads.fsdp",
+    "copy_engine": "overlap_sweep.workloads.copy_engine",
 }
 
 

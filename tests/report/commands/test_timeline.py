@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlap_sweep.intervals import intersect, length, merge
 from overlap_sweep.report.timeline.ranks import read_rank
 from overlap_sweep.report.timeline.trace_file import build
-from overlap_sweep.trace.intervals import intersect, length, merge
 from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.trace.search import find_traces, is_timeline
 from tests.analysis.run_directories import config, write_point

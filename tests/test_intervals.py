@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.trace.intervals import Intervals, contains, intersect, length, merge, rows_without_overlap, subtract
+from overlap_sweep.intervals import Intervals, contains, intersect, length, merge, rows_without_overlap, subtract
 
 HORIZON = 40
 
