@@ -20,7 +20,7 @@ class Ranking:
     num_sparse_features: int = ranged(16, 1, 4096)
     """Categorical features, each with an embedding table of its own."""
     num_dense_features: int = ranged(32, 1, 2**16)
-    vocab_size: int = ranged(10_000, 2, 2**31 - 1)
+    vocab_size: int = ranged(1000, 2, 2**31 - 1)
     """Rows of each embedding table."""
 
 
@@ -60,12 +60,12 @@ class Training:
     log_interval: int = ranged(10, 1, 10**6)
     """Steps between lines in worker.log."""
     batch_size: int | None = ranged(None, 1, 2**20)
-    """Samples of a rank's micro batch; null: 16, on a CPU 4."""
+    """Samples of a rank's micro batch; null: 64, on a CPU 4."""
     gradient_accumulation: int = ranged(1, 1, 4096)
     """Micro batches of a step; only the last one's backward reduces gradients."""
     mixed_precision: str | None = one_of(None, "bf16", "fp16", "none")
     """null: bf16, on a CPU none. FSDP2 gathers and computes in it; DDP computes by autocast. fp16 scales the loss."""
-    learning_rate: float = ranged(1e-3, 0.0, 100.0)
+    learning_rate: float = ranged(1e-4, 0.0, 100.0)
     warmup_steps: int = ranged(5, 0, 10**6)
     """Over which the learning rate rises linearly."""
     weight_decay: float = ranged(0.01, 0.0, 100.0)
@@ -101,8 +101,8 @@ class Distributed:
 
 @dataclass
 class Streams:
-    """Priorities of the streams that `distributed.enable_overlap` makes. The auxiliary one carries the all-gathers of
-    parameters and the next batch."""
+    """Priorities of the streams that `distributed.enable_overlap` makes, on a GPU. The auxiliary one carries the
+    all-gathers of parameters."""
 
     compute: str = one_of("normal", "normal", "high")
     all_reduce: str = one_of("high", "normal", "high")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from overlap_sweep.ranks import Ranks
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_steps": 30, "batch_size": 16, "mixed_precision": "bf16"},
+    "cuda": {"max_steps": 30, "batch_size": 64, "mixed_precision": "bf16"},
     "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},
 }
 """What null stands for in `training`, by device."""
