@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +23,9 @@ LOCK_FILE = ".lock"
 """Of a sweep's directory: see runtime/lock.py."""
 TUNER_FILE = "tuner.json"
 SEARCH_FILE = "search.json"
+
+PROFILERS_FOLDERS = ("torch_profiler", "rocprofv3")
+"""What profilers write beside the traces."""
 
 _METRICS = re.compile(r"rank_(\d+)_metrics\.jsonl")
 
@@ -346,6 +350,8 @@ def clear(directory: Path) -> None:
     leftovers += find_metrics(directory).values() if directory.is_dir() else ()
     for path in leftovers:
         path.unlink(missing_ok=True)
+    for folder in PROFILERS_FOLDERS:
+        shutil.rmtree(directory / folder, ignore_errors=True)
 
 
 def read_result(path: Path) -> Result:

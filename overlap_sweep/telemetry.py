@@ -74,11 +74,9 @@ class StepRecord(msgspec.Struct, kw_only=True):
 
 
 def read_metrics(path: Path) -> list[StepRecord]:
-    """UserError where a line is none; a last line that was cut off is left out, since runs are killed."""
-    lines = path.read_bytes().split(b"\n")
-    whole, cut = lines[:-1], lines[-1]
+    """UserError where a line is none; a last one without its end is left out, since runs are killed."""
     records = []
-    for number, line in enumerate([*whole, cut] if cut.endswith(b"}") else whole, start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             records.append(msgspec.json.decode(line, type=StepRecord))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

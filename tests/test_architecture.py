@@ -11,19 +11,20 @@ PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
 BASE = {
     *("config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"),
-    *("identity", "machine", "kernel_shape", "intervals", "telemetry", "training_config"),
+    *("identity", "machine", "kernel_shape", "intervals", "telemetry", "training_config", "declared"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     "ranks": set(),
+    "seeding": set(),
     "store": BASE,
     "trace": BASE,
     "analysis": BASE | {"trace"},
     "report": BASE | {"analysis", "trace", "store"},
     "measure": BASE | {"ranks"},
     "backends": BASE | {"ranks"},
-    "training": BASE | {"ranks", "measure"},
-    "workloads": BASE | {"ranks", "backends", "measure", "training"},
+    "training": BASE | {"ranks", "measure", "seeding"},
+    "workloads": BASE | {"ranks", "backends", "measure", "training", "seeding"},
     "runtime": BASE | {"ranks", "workloads", "backends", "measure", "store"},
     "search": BASE | {"analysis", "report", "runtime", "workloads", "backends"},
     "tuner": BASE | {"analysis", "report", "runtime", "workloads", "search"},

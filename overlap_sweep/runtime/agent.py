@@ -26,14 +26,16 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--timeout-s", type=float, required=True)
+    parser.add_argument("--start-method", choices=("forkserver", "spawn"), default="forkserver")
     arguments = parser.parse_args()
     directory = Path(arguments.address).parent
     threading.Thread(target=_die_with_launcher, args=(directory,), daemon=True).start()
 
     # Importing torch costs seconds, and its first backward pass and first profile import another second's worth
     # through _dynamo: the fork server does it once for all workers, while this process imports torch too.
-    multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker", "torch._dynamo"])
-    forkserver.ensure_running()
+    if arguments.start_method == "forkserver":
+        multiprocessing.set_forkserver_preload(["overlap_sweep.runtime.worker", "torch._dynamo"])
+        forkserver.ensure_running()
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -48,7 +50,7 @@ def main() -> None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="forkserver",
+        start_method=arguments.start_method,
         # Its files go with the group's, instead of staying in the temporary directory.
         logs_specs=DefaultLogsSpecs(log_dir=str(directory)),
     )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ import msgspec
 
 import overlap_sweep
 from overlap_sweep import space
+from overlap_sweep.errors import UserError
 from overlap_sweep.machine import machine
 from overlap_sweep.run_directory import FailedAttempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
@@ -33,6 +35,9 @@ from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
 SETTLE_S = 5.0
 """After one rank has failed, how long the others have to answer before the group counts as broken."""
 
+PROFILED_END_S = 120.0
+"""How long workers have to end that were run under a profiler, which only then writes what it has recorded."""
+
 PART_S = 1.0
 """How long to wait for the rest of a message before looking at the clock again."""
 
@@ -43,6 +48,9 @@ NO_MULTICAST = {
     "NVSHMEM_DISABLE_NVLS": "1",
 }
 
+
+ROCPROFV3 = "rocprofv3"
+"""The program, and the folder in the run directory that it writes to."""
 
 MAX_CONNECTIONS = {"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8}
 """CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
@@ -71,15 +79,42 @@ class GroupConfig:
     timeout_s: float
     environment: tuple[tuple[str, str], ...] = ()
     """What the point wants in it, for NCCL or RCCL."""
+    wrapper: tuple[str, ...] = ()
+    """What the agent's command line begins with: a profiler that all processes of the group are run under. It has the
+    point's directory in it, so that each such point has a group of its own."""
 
     @classmethod
-    def of(cls, point: Mapping[str, Any]) -> GroupConfig:
+    def of(cls, point: Mapping[str, Any], directory: Path | None = None) -> GroupConfig:
+        """Without a directory there is no wrapper, which would write there."""
         runtime = point["runtime"]
         names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
         given = {name: runtime[name] for name in names}
         connections = runtime.get("max_connections") or MAX_CONNECTIONS.get(point["backend"], 1)
         environment = tuple(sorted(point.get("distributed", {}).get("env", {}).items()))
-        return cls(space.world_size(point), max_connections=connections, environment=environment, **given)
+        wrapper = _wrapper(point, directory) if directory else ()
+        world_size = space.world_size(point)
+        return cls(world_size, max_connections=connections, environment=environment, wrapper=wrapper, **given)
+
+
+def _wrapper(point: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
+    profiling = point.get("profiling", {})
+    if not profiling.get("rocprofv3"):
+        return ()
+    output = directory.resolve() / ROCPROFV3
+    return (ROCPROFV3, *shlex.split(profiling["rocprofv3_args"]), "-d", str(output), "--")
+
+
+def check_wrapper(point: Mapping[str, Any]) -> None:
+    """UserError where the point is to be run under a profiler that cannot be started."""
+    try:
+        wrapper = _wrapper(point, Path())
+    except ValueError as error:
+        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
+    if wrapper and not shutil.which(wrapper[0]):
+        raise UserError(
+            "profiling.rocprofv3=true needs rocprofv3 in PATH, which comes with ROCm (/opt/rocm/bin); add it, or leave "
+            "profiling.rocprofv3 out."
+        )
 
 
 def worker_environment(config: GroupConfig) -> dict[str, str]:
@@ -129,10 +164,13 @@ class WorkerGroup:
         address = str(self._directory / "workers")
         listener.bind(address)
         listener.listen(self.config.world_size)
-        command = [sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
+        command = [*self.config.wrapper, sys.executable, "-m", "overlap_sweep.runtime.agent", "--address", address]
         command += ["--world-size", str(self.config.world_size), "--device", self.config.device]
         # The collectives' own limit comes after the launcher's, which can say more about the point.
         command += ["--timeout-s", str(self.config.timeout_s + 60)]
+        if self.config.wrapper:
+            # A profiler records what has loaded it, and writes when that exits; what was forked does neither.
+            command += ["--start-method", "spawn"]
         environment = worker_environment(self.config)
         self._machine = machine(self.config.device, environment, self.config.world_size)
         # Cluster managers send it to every process of a job, and only the launcher knows what to do. A blocked signal
@@ -267,7 +305,7 @@ class WorkerGroup:
         if not self._killed:
             self._disconnect()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._agent.wait(SETTLE_S)
+                self._agent.wait(PROFILED_END_S if self.config.wrapper else SETTLE_S)
             self.kill()
 
     def kill(self) -> None:

@@ -29,7 +29,7 @@ from overlap_sweep.run_directory import (
 )
 from overlap_sweep.runtime.attempts import Attempts, current_launch
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
-from overlap_sweep.runtime.group import GroupError, machine_of
+from overlap_sweep.runtime.group import GroupError, check_wrapper, machine_of
 from overlap_sweep.runtime.kept import LASTING, kept_result, whole_result
 from overlap_sweep.runtime.limits import limits
 from overlap_sweep.runtime.log_tail import tail
@@ -71,6 +71,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     for workload_name, names in OF_WORKLOAD.items():
         if config.workload.name != workload_name:
             _leave_out(point, names, workload_name)
+    if config.workload.name == "fsdp" and config.precision:
+        raise UserError(f"precision={config.precision}: give training.mixed_precision to workload=fsdp instead.")
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
@@ -86,6 +88,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         point["precision"] = point["precision"] or defaults["precision"]
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
     completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
+    if not elsewhere():
+        check_wrapper(completed)
     return completed
 
 

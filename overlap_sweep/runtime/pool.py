@@ -31,7 +31,7 @@ class WorkerPool:
         earlier_attempts: Sequence[FailedAttempt] = (),
     ) -> dict[str, Any]:
         """See `WorkerGroup.run`. Starts a group unless the one that is alive fits."""
-        config = GroupConfig.of(point)
+        config = GroupConfig.of(point, directory)
         fits = self._group is not None and self._group.config == config and self._group.alive
         if self._group is None or not fits or point["runtime"]["isolate"]:
             self.close()

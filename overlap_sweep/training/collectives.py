@@ -95,6 +95,7 @@ class Collectives:
         """On what is current."""
         span = self._recorder.begin(stream, queue)
         issue(False)
+        self._recorder.launched(span)
         self._recorder.end(span)
 
     def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
@@ -102,6 +103,7 @@ class Collectives:
         span = self._recorder.begin(stream, self._queue)
         work = issue(True)
         assert work is not None
+        self._recorder.launched(span)
         self._recorder.end_with(span, work.get_future())
         return work
 
@@ -109,7 +111,9 @@ class Collectives:
         """A future that is done, for whoever waits for it on a stream, when the collective is: it holds `value`, which
         the collective changes in place."""
         if self.mode == NONE:
-            self.now(stream, issue)
+            # DDP asks in the middle of a layer's backward.
+            with self._recorder.not_computing():
+                self.now(stream, issue)
         elif self.mode == POINT and self._on_gpu and self._own_streams:
             self._beside(stream, issue)
             with torch.cuda.stream(self._streams[stream]):

@@ -113,7 +113,7 @@ class RankingModel(nn.Module):
 
     @property
     def units(self) -> list[Unit]:
-        return [self.features, *self.layers, self.head]  # type: ignore[list-item]
+        return [self.features, *self.layers, self.head]
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss of the batch."""

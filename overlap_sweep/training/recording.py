@@ -14,7 +14,7 @@ from overlap_sweep.measure.device_samples import DeviceSampler
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import metrics_file
 from overlap_sweep.telemetry import StepRecord, overlap_of, write_metrics
-from overlap_sweep.training.spans import resolve
+from overlap_sweep.training.spans import Anchor, resolve
 from overlap_sweep.training.steps import Step
 
 
@@ -27,6 +27,7 @@ class Recording:
         self._path, self._ranks, self._sampler = directory / metrics_file(ranks.rank), ranks, sampler
         self._log_interval = log_interval
         self._waiting: list[tuple[Step, bool]] = []
+        self._anchor = self._new_anchor()
 
     def add(self, step: Step, profiled: bool = False) -> None:
         """Writes every `log_interval` steps. Collective."""
@@ -47,6 +48,7 @@ class Recording:
         write_metrics(self._path, records)
         self.losses += [record.loss for record in records if not record.profiled]
         self._waiting.clear()
+        self._anchor = self._new_anchor()
         last = records[-1]
         if self._ranks.rank == 0:
             print(
@@ -54,6 +56,10 @@ class Recording:
                 f"{last.exposed_comm_ms:.2f} ms of communication exposed",
                 flush=True,
             )
+
+    def _new_anchor(self) -> Anchor:
+        self._ranks.synchronize()
+        return Anchor(self._ranks.device)
 
     def _record(self, step: Step, loss: float, profiled: bool) -> StepRecord:
         step_ns = step.end.after_ns(step.begin)
@@ -70,7 +76,7 @@ class Recording:
             loss_scale=step.loss_scale,
             device=sample.values,
             rocm_smi_output=sample.rocm_smi_output,
-            **overlap_of(resolve(step.spans, step.begin), step_ns),
+            **overlap_of(resolve(step.spans, step.begin, self._anchor), step_ns),
         )
 
 

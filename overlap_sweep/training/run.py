@@ -45,7 +45,9 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
     model = _initial_model(point, ranks, recorder)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     compiled = compile_layers([layer.body for layer in model.layers], point["compile"], partial(_try, point), ranks)  # type: ignore[misc]
-    trained = _distributed(model, point, ranks, collectives)
+    with streams.computing():
+        # DDP's gradients are summed up on the stream that it was made on.
+        trained = _distributed(model, point, ranks, collectives)
     steps = TrainingSteps(trained, point, ranks, collectives, streams, recorder)
 
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:

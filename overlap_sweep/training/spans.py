@@ -1,18 +1,23 @@
 """What ran when, on which stream: marks on the device that are read when the device has passed them.
 
 On a GPU a mark is an event on the stream that is current; on a CPU it is the host's clock. Nothing waits for a mark
-until `resolve`.
+until `resolve`. An idle stream passes the mark before a collective some tenths of a millisecond before the host has
+launched it, so a span also knows the host's time of the launch, and an `Anchor` what the device's clock said then.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
+
+from overlap_sweep.telemetry import COMPUTE
 
 Spans = dict[str, list[tuple[int, int]]]
 """By stream, in nanoseconds from the step's start."""
@@ -23,12 +28,10 @@ class Mark:
 
     def __init__(self, device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
-        self._host_ns = 0
         if device.type == "cuda":
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record()
-        else:
-            self._host_ns = time.perf_counter_ns()
+        self._host_ns = time.perf_counter_ns()
 
     def after_ns(self, origin: Mark) -> int:
         """Time since the origin; the device must have passed both."""
@@ -40,6 +43,15 @@ class Mark:
         """On the host."""
         if self._event is not None:
             self._event.synchronize()
+
+
+class Anchor(Mark):
+    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
+    microseconds a second."""
+
+    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
+        """A moment of the host's clock, on the device's since the origin."""
+        return self.after_ns(origin) + host_ns - self._host_ns
 
 
 @dataclass
@@ -62,8 +74,10 @@ class Span:
     queue: Queue | None = None
     ended: Future[None] | None = None
     """When `end` is there, if not at once."""
+    launched_ns: int | None = None
+    """The host's clock when the collective was launched; None for what has many launches."""
 
-    def resolve(self, origin: Mark) -> tuple[int, int]:
+    def resolve(self, origin: Mark, anchor: Anchor) -> tuple[int, int]:
         """(start, end) in nanoseconds. What was queued began when it was handed over and a server was free."""
         if self.ended is not None:
             self.ended.wait()
@@ -73,6 +87,8 @@ class Span:
             earlier = self.queue.spans[: self.queue.spans.index(self)]
             ends = sorted((span.end.after_ns(origin) for span in earlier if span.end), reverse=True)
             start = max([start, *ends[self.queue.servers - 1 : self.queue.servers]])
+        if self.launched_ns is not None:
+            start = max(start, anchor.host_after_ns(self.launched_ns, origin))
         return min(start, end), end
 
 
@@ -83,6 +99,7 @@ class Recorder:
     device: torch.device
     on: bool = False
     spans: list[Span] = field(default_factory=list)
+    _computing: Span | None = None
 
     def mark(self) -> Mark:
         return Mark(self.device)
@@ -95,8 +112,31 @@ class Recorder:
             queue.spans.append(span)
         return span
 
+    def launched(self, span: Span) -> None:
+        """The collective is. On a CPU that is when gloo's thread takes it, which is told by nobody."""
+        if self.device.type == "cuda":
+            span.launched_ns = time.perf_counter_ns()
+
     def end(self, span: Span) -> None:
         span.end = self.mark()
+
+    def begin_computing(self) -> None:
+        self._computing = self.begin(COMPUTE)
+
+    def end_computing(self) -> None:
+        assert self._computing is not None
+        self.end(self._computing)
+        self._computing = None
+
+    @contextmanager
+    def not_computing(self) -> Iterator[None]:
+        """Leave out of a unit's computation what its stream does instead."""
+        computing = self._computing is not None
+        if computing:
+            self.end_computing()
+        yield
+        if computing:
+            self.begin_computing()
 
     def end_with(self, span: Span, work: Future[Any]) -> None:
         """When the work is done: gloo's thread calls back then, and on a GPU at once, on a stream that waits for it."""
@@ -108,11 +148,11 @@ class Recorder:
         return taken
 
 
-def resolve(spans: list[Span], origin: Mark) -> Spans:
+def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
     """The device must have passed all of them."""
     found: Spans = {}
     for span in spans:
-        found.setdefault(span.stream, []).append(span.resolve(origin))
+        found.setdefault(span.stream, []).append(span.resolve(origin, anchor))
     return found
 
 
@@ -142,35 +182,24 @@ class Unit(torch.nn.Module):
         super().__init__()
         self.body = body
         self._recorder = recorder
-        self._open: Span | None = None
         self.forward_ended = _nothing
         self.backward_ended = _nothing
         """Called on the host where that is enqueued."""
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.body(_Entry.apply(x, self._begin, self._end_backward))
-        self._end_forward()
+        output: Tensor = self.body(_Entry.apply(x, self._recorder.begin_computing, self._end_backward))
+        self._recorder.end_computing()
+        self.forward_ended()
         assert output.grad_fn is not None
         # It runs after the hooks of the tensor, of which FSDP2's waits for the parameters.
         output.grad_fn.register_prehook(self._begin_backward)
         return output
 
-    def _begin(self) -> None:
-        self._open = self._recorder.begin("compute")
-
-    def _end(self) -> None:
-        assert self._open is not None
-        self._recorder.end(self._open)
-
-    def _end_forward(self) -> None:
-        self._end()
-        self.forward_ended()
-
     def _begin_backward(self, _gradients: tuple[Tensor, ...]) -> None:
-        self._begin()
+        self._recorder.begin_computing()
 
     def _end_backward(self) -> None:
-        self._end()
+        self._recorder.end_computing()
         self.backward_ended()
 
 

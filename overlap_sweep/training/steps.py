@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.telemetry import COMPUTE
 from overlap_sweep.training.collectives import Collectives
 from overlap_sweep.training.fully_sharded import DTYPES
 from overlap_sweep.training.spans import Mark, Recorder, Span
@@ -81,8 +80,9 @@ class TrainingSteps:
             begin = self._recorder.mark()
             losses = [self._micro_batch(last) for last in self._micro_batches()]
             self._collectives.end_step()
-            with self._computing():
-                grad_norm = self._update()
+            self._recorder.begin_computing()
+            grad_norm = self._update()
+            self._recorder.end_computing()
             end = self._recorder.mark()
             loss = torch.stack(losses).mean()
         self._taken += 1
@@ -131,12 +131,6 @@ class TrainingSteps:
         if self._autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self._ranks.device.type, dtype=self._autocast_dtype)
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        span = self._recorder.begin(COMPUTE)
-        yield
-        self._recorder.end(span)
 
     def _update(self) -> Tensor:
         """Clip, step, and clear; the norm of the gradients before, over all ranks."""

@@ -19,7 +19,7 @@ from overlap_sweep.measure.variant import Variant
 from overlap_sweep.models import LinearShape
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import DefaultTiming, Timing
-from overlap_sweep.workloads.seeding import stream
+from overlap_sweep.seeding import stream
 
 L2_BYTES = 128 * 2**20
 """More than any GPU's L2 cache: inputs rotate through at least this much memory."""

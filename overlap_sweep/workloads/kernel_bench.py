@@ -19,8 +19,8 @@ from overlap_sweep.kernel_shape import KernelShape
 from overlap_sweep.measure.clock import meet
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
+from overlap_sweep.seeding import stream
 from overlap_sweep.workloads.bench import L2_BYTES, MOST_INPUTS
-from overlap_sweep.workloads.seeding import stream
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 """Of what is drawn, and of the output."""

@@ -16,7 +16,7 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.ranks import Ranks, parallel_groups
-from overlap_sweep.workloads.seeding import stream, stream_seed
+from overlap_sweep.seeding import stream, stream_seed
 
 INPUTS = 2
 """A layer's activations leave nothing of an input in any cache."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from overlap_sweep.identity import environment_identity
-from overlap_sweep.measure import environment
+from overlap_sweep.measure import environment, nvml
 
 TOLD = {
     "nvmlDeviceGetClockInfo": 1500,
@@ -32,7 +32,7 @@ def tells(monkeypatch: pytest.MonkeyPatch, not_supported: tuple[str, ...], error
 
     for name in TOLD:
         monkeypatch.setattr(pynvml, name, query(name))
-    return environment._gpu_conditions("a GPU")
+    return nvml.read("a GPU")
 
 
 def test_everything_that_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:

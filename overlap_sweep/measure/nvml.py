@@ -1,0 +1,37 @@
+"""What NVIDIA's management library tells of a GPU at this moment."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pynvml
+import torch
+
+
+@cache
+def handle_of(device: torch.device) -> Any | None:
+    """The GPU as NVML knows it, whose order need not be CUDA's; None without NVML."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+
+def read(handle: Any) -> dict[str, float]:
+    """Without what the GPU does not tell: parts of one (MIG) and virtual ones know less. A lost GPU is a NVMLError."""
+    queries: dict[str, Callable[[], float]] = {
+        "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    }
+    told = {}
+    for name, query in queries.items():
+        with contextlib.suppress(pynvml.NVMLError_NotSupported):
+            told[name] = query()
+    return told

@@ -1,0 +1,145 @@
+"""Steps with real collectives under torch's schedule, read back by the trace reader."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_sweep.measure.scheduled_profile import ProfiledSteps, profile_steps
+from overlap_sweep.ranks import Ranks
+from overlap_sweep.trace import TraceRow, analyse_trace
+from tests.processes import run_ranks
+
+PROFILING: dict[str, Any] = {
+    **{"wait": 1, "warmup": 1, "active": 2, "repeat": 1, "tensorboard": False, "chrome_trace": True},
+    **dict.fromkeys(("record_shapes", "profile_memory", "with_stack"), False),
+}
+GEMMS = {"fwd": 1, "bwd": 2, "all": 3}
+TENSORBOARD_NAME = re.compile(r".+_\d+\.\d+\.pt\.trace\.json\.gz")
+
+
+def _train(calls: list[int]) -> None:
+    x, weight = torch.ones(64, 64), torch.ones(64, 64, requires_grad=True)
+    (x.requires_grad_() @ weight).sum().backward()
+    if dist.is_initialized():
+        dist.all_reduce(weight.grad)
+    calls.append(len(calls))
+
+
+def _profile(ranks: Ranks, profiling: dict[str, Any], directory: Path) -> tuple[ProfiledSteps, int]:
+    calls: list[int] = []
+    return profile_steps(partial(_train, calls), ranks, profiling, directory), len(calls)
+
+
+def alone(directory: Path, **changes: Any) -> tuple[ProfiledSteps, int]:
+    return _profile(Ranks(0, 1, torch.device("cpu")), PROFILING | changes, directory)
+
+
+def gemms(rows: list[TraceRow]) -> dict[int, dict[str, int]]:
+    return {
+        iteration: {row.phase: row.num_gemm_events for row in rows if row.iteration == iteration}
+        for iteration in sorted({row.iteration for row in rows})
+    }
+
+
+def test_every_rank_and_cycle_has_a_trace_of_its_recorded_steps(tmp_path: Path) -> None:
+    found = run_ranks(2, _profile, PROFILING | {"repeat": 2}, tmp_path)
+    for steps, calls in found:
+        assert calls == 8
+        assert steps.active == [2, 3, 6, 7]
+        assert steps.warnings == []
+        assert set(steps.traces) == {path.name for path in tmp_path.iterdir()}
+    assert set(found[0][0].traces) == {
+        *("trace_rank0.json.gz", "trace_rank1.json.gz"),
+        *("trace_cycle1_rank0.json.gz", "trace_cycle1_rank1.json.gz"),
+    }
+    for variant, active in {"": [2, 3], "cycle1_": [6, 7]}.items():
+        for rank in range(2):
+            rows = analyse_trace(tmp_path / f"trace_{variant}rank{rank}.json.gz")
+            assert gemms(rows) == dict.fromkeys(active, GEMMS)
+            assert all(row.num_comm_events == 1 and row.rank == rank for row in rows if row.phase == "all")
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_without_waiting_the_first_steps_are_recorded(tmp_path: Path, warmup: int) -> None:
+    steps, calls = alone(tmp_path, wait=0, warmup=warmup, active=3)
+    assert (calls, steps.active) == (warmup + 3, list(range(warmup, warmup + 3)))
+    assert gemms(analyse_trace(tmp_path / "trace_rank0.json.gz")) == dict.fromkeys(steps.active, GEMMS)
+
+
+def test_cycles_may_follow_each_other_at_once(tmp_path: Path) -> None:
+    steps, calls = alone(tmp_path, wait=0, warmup=0, active=1, repeat=3)
+    assert (calls, steps.active) == (3, [0, 1, 2])
+    found = [gemms(analyse_trace(tmp_path / name)) for name in steps.traces]
+    assert found == [{0: GEMMS}, {1: GEMMS}, {2: GEMMS}]
+
+
+@pytest.mark.parametrize("chrome", [True, False])
+def test_tensorboard_gets_a_file_for_every_cycle(tmp_path: Path, chrome: bool) -> None:
+    for _ in range(2):
+        # Of an earlier attempt nothing is left.
+        steps, _ = alone(tmp_path, tensorboard=True, chrome_trace=chrome, repeat=2)
+    files = sorted((tmp_path / "torch_profiler" / "rank0").iterdir())
+    assert all(TENSORBOARD_NAME.fullmatch(path.name) for path in files)
+    assert [list(gemms(analyse_trace(path))) for path in files] == [[2, 3], [6, 7]]
+    assert steps.traces == (["trace_rank0.json.gz", "trace_cycle1_rank0.json.gz"] if chrome else [])
+    assert {path.name for path in tmp_path.iterdir()} == {"torch_profiler", *steps.traces}
+
+
+def test_what_is_to_be_recorded_beside_is_in_the_trace(tmp_path: Path) -> None:
+    alone(tmp_path, record_shapes=True, profile_memory=True, with_stack=True)
+    trace = tmp_path / "trace_rank0.json.gz"
+    events = _events(trace)
+    products = [event for event in events if event["name"] == "aten::mm"]
+    assert products[0]["args"]["Input Dims"] == [[64, 64], [64, 64]]
+    assert any(event["name"] == "[memory]" for event in events)
+    assert any(event.get("cat") == "python_function" for event in events)
+    assert gemms(analyse_trace(trace)) == {2: GEMMS, 3: GEMMS}
+
+
+def _with_thread(ranks: Ranks, directory: Path) -> None:
+    def step() -> None:
+        _train([])
+        thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(64),))
+        thread.start()
+        thread.join()
+
+    profile_steps(step, ranks, PROFILING, directory)
+
+
+def test_other_threads_are_recorded(tmp_path: Path) -> None:
+    run_ranks(2, _with_thread, tmp_path)
+    rows = [row for row in analyse_trace(tmp_path / "trace_rank0.json.gz") if row.phase == "all"]
+    assert [row.num_comm_events for row in rows] == [2, 2]
+
+
+def test_on_rocm_no_chrome_trace_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3.42131")
+    steps, calls = alone(tmp_path)
+    assert (steps.traces, steps.active, calls) == ([], [], 0)
+    assert "no Chrome trace" in steps.warnings[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_rocm_tensorboard_is_written_by_the_user_s_own_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3.42131")
+    steps, _ = alone(tmp_path, tensorboard=True)
+    assert (steps.traces, steps.active, len(steps.warnings)) == ([], [2, 3], 2)
+    assert len(list((tmp_path / "torch_profiler" / "rank0").iterdir())) == 1
+
+
+def test_with_nothing_to_write_nothing_is_run(tmp_path: Path) -> None:
+    assert alone(tmp_path, chrome_trace=False) == (ProfiledSteps(), 0)
+
+
+def _events(trace: Path) -> list[dict[str, Any]]:
+    return json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

@@ -1,0 +1,98 @@
+"""Training runs on real GPUs: marks, kernels and streams are what they are said to be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.ranks import Ranks
+from overlap_sweep.run_directory import metrics_file
+from overlap_sweep.telemetry import StepRecord, read_metrics
+from overlap_sweep.trace.overlap import analyse_trace
+from tests.processes import run_ranks
+from tests.training.points import fsdp_point
+
+LARGE = (
+    *("model.hidden_size=2048", "model.ffn_hidden_size=8192", "model.num_attention_heads=16", "ranking.num_layers=4"),
+    *("ranking.sequence_length=128", "training.batch_size=64", "training.mixed_precision=bf16"),
+    *("training.max_steps=6", "profiling.enabled=true", "profiling.active=3", "workload.repeats=3"),
+)
+"""The device takes longer than the host, so that a mark is passed when the kernel behind it is there."""
+
+
+def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> None:
+    from overlap_sweep.training.run import run_training
+
+    for name, point in points.items():
+        (root / name).mkdir(exist_ok=True)
+        run_training({**point, "runtime": {**point["runtime"], "device": "cuda"}}, root / name, ranks)
+
+
+DDP = "distributed.strategy=ddp"
+ASKED = {
+    "fsdp2": [],
+    "own": ["distributed.enable_overlap=true"],
+    "post": ["fsdp.backward_prefetch=BACKWARD_POST", "fsdp.limit_all_gathers=true"],
+    "ddp": [DDP],
+    "ddp_own": [
+        "distributed.strategy=ddp",
+        "distributed.enable_overlap=true",
+        "distributed.overlap_reduce_scatter=true",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    run_ranks(2, _train, {name: fsdp_point(*LARGE, *given) for name, given in ASKED.items()}, root, device="cuda")
+    return root
+
+
+def profiled(directory: Path) -> list[StepRecord]:
+    return [record for record in read_metrics(directory / metrics_file(0)) if record.profiled]
+
+
+def kernels(trace: Path) -> list[dict[str, Any]]:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return [event for event in events if event.get("cat") == "kernel"]
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("name", ASKED)
+def test_marks_and_kernels_tell_the_same(name: str, runs: Path) -> None:
+    rows = [row for row in analyse_trace(runs / name / "trace_rank0.json.gz") if row.phase == "all"]
+    records = profiled(runs / name)
+    assert len(rows) == len(records) == 3
+    for record, row in zip(records, rows, strict=True):
+        comm_us = (record.overlap_ms + record.exposed_comm_ms) * 1e3
+        # Marks stand on both sides of the kernels, and the norm's little reduction has none.
+        assert comm_us == pytest.approx(row.comm_busy_us, rel=0.1, abs=1000)
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("name", ASKED)
+def test_nothing_overlaps_in_the_baseline(name: str, runs: Path) -> None:
+    rows = [row for row in analyse_trace(runs / name / "trace_none_rank0.json.gz") if row.phase == "all"]
+    assert [row.overlap_us for row in rows] == [0.0] * 3
+    assert all(row.comm_busy_us > 0 for row in rows)
+    assert max(row.overlap_us for row in analyse_trace(runs / name / "trace_rank0.json.gz")) > 0
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize(("name", "count"), [("own", 2), ("ddp_own", 2)])
+def test_collectives_run_on_streams_of_their_own(name: str, count: int, runs: Path) -> None:
+    streams = defaultdict(set)
+    for kernel in kernels(runs / name / "trace_rank0.json.gz"):
+        kind = next((k for k in ("AllGather", "ReduceScatter", "AllReduce") if k in kernel["name"]), "compute")
+        # The norm's and the meeting's are all-reduces of a number, on the stream that computes.
+        streams[kind].add(kernel["args"]["stream"])
+    compute = streams.pop("compute")
+    large = {kind: used - compute for kind, used in streams.items() if used - compute}
+    assert len(large) == count
+    assert len(set.union(*large.values())) == sum(map(len, large.values())) == count

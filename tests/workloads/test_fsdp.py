@@ -1,0 +1,138 @@
+"""workload=fsdp: what a point is completed to and refused for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from overlap_sweep import training_config
+from overlap_sweep.config import OF_WORKLOAD, SweepConfig
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.group import NO_MULTICAST, GroupConfig, shared_by, worker_environment
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.space import point_name
+from overlap_sweep.workloads import fsdp
+from tests.sweeps import ROOT
+from tests.training.points import fsdp_point
+
+
+def test_conf_lists_every_knob_with_its_default() -> None:
+    listed = yaml.safe_load((ROOT / "conf/workload/fsdp.yaml").read_text())
+    listed.pop("defaults")
+    environment = listed["distributed"].pop("env")
+    declared = {name: asdict(getattr(SweepConfig(), name)) for name in OF_WORKLOAD["fsdp"]}
+    declared["distributed"].pop("env")
+    assert listed == declared
+    assert set(environment.values()) == {None}
+
+
+def test_conf_lists_the_copy_engine_too() -> None:
+    listed = yaml.safe_load((ROOT / "conf/workload/copy_engine.yaml").read_text())
+    assert listed["copy_engine"] == asdict(training_config.CopyEngine())
+
+
+def test_a_point_knows_nothing_of_operators() -> None:
+    point = fsdp_point()
+    assert not {"operator", "method", "num_sm", "layer", "kernel", "copy_engine"} & point.keys()
+    assert (point["backend"], point["precision"], point["tp_size"]) == ("fsdp2", "fp32", 1)
+    assert point["workload"]["tokens"] == 2 * 2 * (6 + 2 + 1)
+
+
+def test_what_null_stands_for() -> None:
+    point = fsdp_point("training.max_steps=null", "training.batch_size=null", "profiling.enabled=null", "profile=none")
+    assert (point["training"]["max_steps"], point["training"]["batch_size"]) == (8, 4)
+    assert point["training"]["mixed_precision"] == "none"
+    assert point["profiling"]["enabled"] is False
+    assert "output_dir" not in point["training"]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("fsdp.forward_prefetch=often", "neither true, false nor a number of layers"),
+        ("fsdp.reshard_after_forward=1", "neither true, false nor a number of ranks"),
+        ("fsdp.backward_prefetch=LATER", "choose one of BACKWARD_PRE, BACKWARD_POST"),
+        ("backend=torch", "distributed.strategy"),
+        ("precision=bf16", "training.mixed_precision"),
+        ("+distributed.env.LD_PRELOAD=x", "no variable of NCCL"),
+        ("+distributed.env.NCCL_NVLS_ENABLE=1", "runtime.multicast"),
+        ("+distributed.env.CUDA_DEVICE_MAX_CONNECTIONS=1", "runtime.max_connections"),
+        ("copy_engine.matrix_size=8", "workload=copy_engine"),
+        ("m=8", "workload=kernel"),
+        ("distributed.dp_size=0", "out of range"),
+        ("runtime.device=cuda", "needs 2 GPUs"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(override: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        fsdp_point(override)
+
+
+def test_knobs_of_training_are_no_part_of_other_workloads() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        job = compose("config", ["workload=operator", "runtime.device=cpu", "fsdp.replicas=2"])
+    with pytest.raises(UserError, match=r"fsdp.replicas is for workload=fsdp"):
+        resolve(job)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["fsdp.use_orig_params=false"], "no flat parameters"),
+        (["fsdp.replicas=3"], "does not divide"),
+        (["fsdp.reshard_after_forward=2"], "no smaller part"),
+        (["distributed.strategy=ddp", "fsdp.forward_prefetch=true"], "changes nothing under DDP"),
+        (["distributed.strategy=ddp", "distributed.overlap_reduce_scatter=true"], "needs distributed.enable_overlap"),
+        (["distributed.overlap_reduce_scatter=true", "distributed.enable_overlap=true"], "is for DDP"),
+        (["streams.auxiliary=normal"], "which is off"),
+        (["compile.mode=default", "+compile.options.trace.enabled=true"], "not both"),
+        (["model.num_kv_heads=3"], "key-value heads"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: list[str], reason: str) -> None:
+    assert reason in (fsdp.refusal(fsdp_point(*overrides)) or "")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["fsdp.forward_prefetch=3", "fsdp.backward_prefetch=null", "fsdp.reshard_after_forward=false"],
+        ["distributed.dp_size=8", "fsdp.reshard_after_forward=4"],
+        ["distributed.dp_size=8", "fsdp.replicas=4"],
+        ["distributed.enable_overlap=true", "streams.auxiliary=normal"],
+        ["distributed.strategy=ddp", "distributed.enable_overlap=true", "distributed.overlap_reduce_scatter=true"],
+    ],
+)
+def test_what_makes_sense_is_not_refused(overrides: list[str]) -> None:
+    assert fsdp.refusal(fsdp_point(*overrides)) is None
+
+
+def test_the_environment_of_nccl_makes_another_group() -> None:
+    plain, given = fsdp_point(), fsdp_point("distributed.env.NCCL_MAX_CTAS=4", "distributed.env.HSA_ENABLE_SDMA=true")
+    environment = worker_environment(GroupConfig.of(given))
+    assert (environment["NCCL_MAX_CTAS"], environment["HSA_ENABLE_SDMA"]) == ("4", "1")
+    assert {name: environment[name] for name in NO_MULTICAST} == NO_MULTICAST
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
+    assert shared_by(plain) != shared_by(given)
+    assert shared_by(plain) == shared_by(fsdp_point("fsdp.forward_prefetch=true"))
+
+
+def name_of(*overrides: str) -> str:
+    point: dict[str, Any] = {
+        "model": {"name": "ranking"},
+        "workload": {"name": "fsdp"},
+        "tp_size": 2,
+        "method": "bulk",
+        "distributed": {"dp_size": 4, "strategy": "fsdp2"},
+    }
+    return point_name(point, ["workload=fsdp", "distributed.dp_size=4", *overrides])
+
+
+def test_names() -> None:
+    assert name_of() == "ranking_dp4_fsdp2"
+    assert name_of("fsdp.forward_prefetch=2") == "ranking_dp4_fsdp2_fsdp.forward_prefetch=2"
+    assert name_of("training.output_dir=/a/b") == "ranking_dp4_fsdp2"
