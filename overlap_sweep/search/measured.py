@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,15 +61,25 @@ class Measurements:
 
     def measure(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Result]]:
         """Each with its result, as far as the budget goes: of what is left out nothing is heard."""
+        for chunk, results in self._within_budget(requests, Job.of):
+            yield from zip(chunk, results, strict=True)
+
+    def measure_jobs(self, jobs: Sequence[Job]) -> list[Result]:
+        """The results of the first of them, as far as the budget goes."""
+        return [result for _, results in self._within_budget(jobs, lambda job: job) for result in results]
+
+    def _within_budget(
+        self, asked: Sequence[T], job_of: Callable[[T], Job]
+    ) -> Iterator[tuple[Sequence[T], list[Result]]]:
         left = self.budget.points_left
-        size = CHUNK if self.budget.max_minutes is not None else max(1, len(requests))
-        for chunk in batched(requests[:left], size):
+        size = CHUNK if self.budget.max_minutes is not None else max(1, len(asked))
+        for chunk in batched(asked[:left], size):
             if self.budget.spent:
                 return
-            jobs = list(map(Job.of, chunk))
+            jobs = list(map(job_of, chunk))
             self.budget.points += len(jobs)
             self.reused += sum(self._known_result(job) is not None for job in jobs)
-            yield from zip(chunk, self.run(jobs), strict=True)
+            yield chunk, self.run(jobs)
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Their results, whatever the budget says."""

@@ -1,0 +1,178 @@
+"""Which knobs a sweep searches, and what their values make of a point.
+
+A swept key is searched if the sweeper's `params` name it, or if it schedules training: everything below `fsdp`,
+`streams` and `distributed` but `distributed.strategy` and `distributed.dp_size`, and `runtime.max_connections`. Every
+combination of the other swept keys' values (`model=a,b`, `distributed.dp_size=4,8`, `distributed.strategy=fsdp2,ddp`)
+is a search of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep import space, workloads
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.group import shared_by
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search.knob_results import check_workload, same_point
+from overlap_sweep.search.knob_trail import Knob, Setting
+from overlap_sweep.search.measured import Job
+
+Values = Mapping[str, Sequence[str]]
+"""By key as it is typed, its values as text."""
+
+_SECTIONS = ("fsdp.", "streams.", "distributed.")
+_CASES = ("distributed.strategy", "distributed.dp_size")
+_OF_GPUS = ("streams.", "distributed.env.", "runtime.max_connections")
+"""Nothing of these is there on a CPU."""
+
+
+def is_searched(key: str, params: Collection[str]) -> bool:
+    name = key.lstrip("+")
+    return key in params or name == "runtime.max_connections" or (name.startswith(_SECTIONS) and name not in _CASES)
+
+
+def split(values: Values, params: Collection[str]) -> tuple[Values, Values]:
+    """Knobs, and what makes cases. A single value that is given by hand is no knob, but part of every case."""
+    knobs = {key: texts for key, texts in values.items() if is_searched(key, params) and len(texts) > 1}
+    return knobs, {key: texts for key, texts in values.items() if key not in knobs}
+
+
+@dataclass
+class KnobSpace:
+    """The knobs of one case, and its points."""
+
+    config: DictConfig
+    context: HydraContext
+    overrides: list[str]
+    """Of every point."""
+    label: str
+    knobs: tuple[Knob, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By key, why it is not searched."""
+    _base: DictConfig | None = None
+    _points: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    _refusals: dict[Setting, str | None] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> Setting:
+        return tuple(knob.values[0] for knob in self.knobs)
+
+    def overrides_of(self, setting: Setting) -> list[str]:
+        """Values that are not the baseline's; those are in `overrides` where the configuration has others."""
+        return [f"{k.key}={v}" for k, v in zip(self.knobs, setting, strict=True) if v != k.values[0]]
+
+    def point(self, *overrides: str) -> dict[str, Any]:
+        """Resolved. UserError for a wrong value."""
+        if overrides not in self._points:
+            self._points[overrides] = resolve(self._composed(overrides))
+        return self._points[overrides]
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """As Hydra composes it, which takes a tenth of a second: where it would only set values, they are set here."""
+        if self._base is None:
+            self._base = self._by_hydra(())
+        groups = self.config.hydra.runtime.choices
+        parsed = OverridesParser.create(config_loader=self.context.config_loader).parse_overrides(list(overrides))
+        if any(override.get_key_element() in groups or override.type != OverrideType.CHANGE for override in parsed):
+            return self._by_hydra(overrides)
+        config = copy.deepcopy(self._base)
+        for override in parsed:
+            OmegaConf.update(config, override.get_key_element(), override.value(), merge=True)
+        return config
+
+    def _by_hydra(self, overrides: Sequence[str]) -> DictConfig:
+        job = self.context.config_loader.load_sweep_config(self.config, [*self.overrides, *overrides])
+        return OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+
+    def job(self, setting: Setting, repetition: int) -> Job:
+        overrides = self.overrides_of(setting)
+        again = [f"repetition={repetition}"] if repetition else []
+        point = {**self.point(*overrides), "repetition": repetition}
+        # What tells the points apart comes first in their names, which are cut where they are long.
+        return Job([*overrides, *again, *self.overrides], point)
+
+    def refusal(self, setting: Setting) -> str | None:
+        """Why the setting makes no sense, or is another one in fact; None where it is worth a point."""
+        if setting not in self._refusals:
+            self._refusals[setting] = self._refusal(setting)
+        return self._refusals[setting]
+
+    def _refusal(self, setting: Setting) -> str | None:
+        point = self.point(*self.overrides_of(setting))
+        reason: str | None = workloads.load(point["workload"]["name"]).refusal(point)
+        if reason:
+            return reason
+        for index, knob in enumerate(self.knobs):
+            simpler = (*setting[:index], knob.values[0], *setting[index + 1 :])
+            if simpler != setting and same_point(self.point(*self.overrides_of(simpler))) == same_point(point):
+                return f"{knob.key}={setting[index]} changes nothing there"
+        return None
+
+
+def find_spaces(config: DictConfig, context: HydraContext, values: Values, params: Collection[str]) -> list[KnobSpace]:
+    """One for each case. UserError when there is nothing to search in any, or a value is wrong."""
+    knobs, fixed = split({key: [_spelled(text) for text in texts] for key, texts in values.items()}, params)
+    if not knobs:
+        raise UserError(
+            "there is nothing to search: give a knob several values, such as fsdp.forward_prefetch=false,1."
+        )
+    swept = [key for key, texts in fixed.items() if len(texts) > 1]
+    spaces = []
+    for combination in product(*fixed.values()):
+        spaces.append(_space(config, context, dict(zip(fixed, combination, strict=True)), knobs, swept))
+    if not any(found.knobs for found in spaces):
+        reasons = dict.fromkeys(f"{key}: {why}" for found in spaces for key, why in found.left_out.items())
+        raise UserError(f"there is nothing to search: {'; '.join(reasons)}.")
+    return spaces
+
+
+def _spelled(text: str) -> str:
+    """As one types it: Hydra gives Python's spelling."""
+    return text.lower() if text in ("True", "False") else text
+
+
+def _space(
+    config: DictConfig, context: HydraContext, given: Mapping[str, str], knobs: Values, swept: Sequence[str]
+) -> KnobSpace:
+    overrides = [f"{key}={value}" for key, value in given.items()]
+    plain = KnobSpace(config, context, overrides, "")
+    usual = plain.point()
+    check_workload(usual)
+    first = [f"{key}={texts[0]}" for key, texts in knobs.items() if plain.point(f"{key}={texts[0]}") != usual]
+    based = KnobSpace(config, context, [*overrides, *first], _label(usual, given, swept))
+    origin, found = based.point(), []
+    if reason := workloads.load(origin["workload"]["name"]).refusal(origin):
+        based.left_out["the baseline"] = reason
+        return based
+    for key, texts in knobs.items():
+        if usual["runtime"]["device"] == "cpu" and key.lstrip("+").startswith(_OF_GPUS):
+            based.left_out[key] = "it concerns GPUs only"
+            continue
+        points = {text: based.point(f"{key}={text}") for text in texts}
+        distinct = {same_point(point): text for text, point in reversed(points.items())}
+        kept = [text for text in texts if text in distinct.values()]
+        if len(kept) > 1:
+            restarts = any(shared_by(points[text]) != shared_by(origin) for text in kept)
+            found.append(Knob(key, tuple(kept), restarts))
+        else:
+            based.left_out[key] = f"{', '.join(texts)} are the same here"
+    based.knobs = tuple(found)
+    return based
+
+
+def _label(point: Mapping[str, Any], given: Mapping[str, str], swept: Sequence[str]) -> str:
+    ranks = space.world_size(point)
+    said = ("model", "model.name", "tp_size", "operator", *_CASES)
+    more = [f"{key}={given[key]}" for key in swept if key.lstrip("+") not in said]
+    start = f"{point['model']['name']} {space.subject(point)} on {ranks} rank{'' if ranks == 1 else 's'}"
+    return ", ".join([start, *more])

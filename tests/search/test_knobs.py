@@ -1,0 +1,242 @@
+"""The search over knobs on made-up workloads: what it finds, how few points it takes, and what it never claims."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from overlap_sweep.search.knob_answers import answer
+from overlap_sweep.search.knob_trail import Sample, Samples
+from overlap_sweep.search.knobs import KnobEffort
+from tests.search.knob_surfaces import KNOBS, Machine, Values
+
+
+def flat(values: Values) -> float:
+    return 1000.0
+
+
+def independent(values: Values) -> float:
+    """Prefetching and keeping parameters help, post hurts; the rest is idle."""
+    step_us = 1000.0 - 50 * (values["prefetch"] == "1") - 40 * (values["prefetch"] == "2")
+    return step_us - 40 * (values["reshard"] == "false") + 30 * (values["backward"] == "post")
+
+
+def interacting(values: Values) -> float:
+    """Limiting gathers hurts alone, and helps with two layers ahead; few CTAs help a little, and need a restart."""
+    step_us = 1000.0 - 40 * (values["prefetch"] == "1") - 55 * (values["prefetch"] == "2")
+    step_us -= 30 * (values["reshard"] == "false") + 25 * (values["ctas"] == "8")
+    return step_us + (-40 if values["prefetch"] == "2" else 20) * (values["limit"] == "true")
+
+
+def together(values: Values) -> float:
+    """Neither helps without the other."""
+    return 1000.0 - 60 * (values["own_streams"] == "true" and values["limit"] == "true")
+
+
+@pytest.mark.parametrize("surface", [independent, interacting, together])
+def test_the_fastest_setting_is_found_in_far_fewer_points_than_the_grid_has(surface: object) -> None:
+    machines = [Machine(surface, seed=seed) for seed in range(12)]  # type: ignore[arg-type]
+    trails = [machine.searched() for machine in machines]
+    regrets = [m.step_us(m.values(t.best)) / m.optimum_us - 1 for m, t in zip(machines, trails, strict=True)]
+    assert sum(regret < 0.01 for regret in regrets) >= 10
+    assert max(regrets) < 0.08
+    assert statistics.mean(len(machine.asked) for machine in machines) < 0.2 * trails[0].grid
+    assert max(len(machine.asked) for machine in machines) < 0.4 * trails[0].grid
+
+
+@pytest.mark.parametrize("between", [0.0, 0.003, 0.02])
+def test_where_nothing_helps_nothing_is_named(between: float) -> None:
+    """The noise that counts is what is true in about one of a hundred cases."""
+    machines = [Machine(flat, seed=seed, between=between) for seed in range(60)]
+    found = [answer(machine.searched()) for machine in machines]
+    assert sum(bool(search.best) for search in found) <= 1
+    assert max(len(machine.asked) for machine in machines) < 50
+
+
+def test_idle_values_are_never_named_beside_those_that_help() -> None:
+    for seed in range(25):
+        trail = Machine(independent, seed=seed).searched()
+        assert set(answer(trail).best) == {"prefetch", "reshard"}
+
+
+def test_drift_that_slows_down_everything_does_not_mislead() -> None:
+    for seed in range(8):
+        trail = Machine(independent, seed=seed, drift=0.15).searched()
+        assert set(answer(trail).best) == {"prefetch", "reshard"}
+        assert not answer(trail).by_time
+
+
+def test_a_simpler_setting_is_taken_where_the_noise_hides_the_difference() -> None:
+    """Of two values that help alike the one that stands first."""
+
+    def alike(values: Values) -> float:
+        return 1000.0 - 50 * (values["prefetch"] != "false")
+
+    found = [answer(Machine(alike, seed=seed).searched()).best for seed in range(12)]
+    assert found.count({"prefetch": "1"}) >= 10
+    assert all(set(best) == {"prefetch"} for best in found)
+
+
+def test_what_each_knob_contributes() -> None:
+    found = answer(Machine(interacting, seed=1).searched())
+    assert found.best == {"prefetch": "2", "reshard": "false", "limit": "true", "ctas": "8"}
+    assert found.proven
+    assert found.gain
+    assert found.gain.share == pytest.approx(0.15, abs=0.01)
+    assert found.over_none
+    assert found.over_none.share == pytest.approx(1 - 850 / 1100, abs=0.015)
+    of = {contribution.key: contribution for contribution in found.contributions}
+    alone = {"prefetch": 0.055, "reshard": 0.03, "limit": -0.02, "ctas": 0.025}
+    taken_away = {"prefetch": 115 / 965, "reshard": 30 / 880, "limit": 40 / 890, "ctas": 25 / 875}
+    for key, contribution in of.items():
+        assert contribution.alone
+        assert contribution.taken_away
+        assert contribution.alone.share == pytest.approx(alone[key], abs=0.015)
+        assert contribution.taken_away.share == pytest.approx(taken_away[key], abs=0.015)
+        assert contribution.taken_away.sure
+
+
+def test_the_proof_is_of_fresh_measurements_in_alternation() -> None:
+    machine = Machine(independent)
+    trail = machine.searched(KnobEffort(repeats=3))
+    members = list(trail.proof.of)
+    assert members[:2] == [trail.baseline, trail.best]
+    assert {len(samples) for samples in trail.proof.of.values()} == {3}
+    end = len(machine.asked)
+    rounds = [machine.asked[end - 3 * len(members) + i * len(members) :][: len(members)] for i in range(3)]
+    assert rounds == [members, members[::-1], members]
+
+
+def test_knobs_that_need_other_processes_come_last() -> None:
+    machine = Machine(independent)
+    trail = machine.searched()
+    other = [machine.values(setting)["ctas"] != "null" for setting in machine.asked]
+    first = other.index(True)
+    assert {"prefetch": "1", "reshard": "false"}.items() <= machine.values(machine.asked[first]).items()
+    assert trail.best in machine.asked[:first]
+
+
+def test_what_makes_no_sense_is_never_measured_and_what_unlocks_it_is_found() -> None:
+    """A priority is of streams of our own, which alone are slower."""
+
+    def refused(values: Values) -> str | None:
+        return "no such stream" if values["priority"] == "normal" and values["own_streams"] == "false" else None
+
+    def surface(values: Values) -> float:
+        own = values["own_streams"] == "true"
+        return 1000.0 + 15 * own - 60 * (own and values["priority"] == "normal")
+
+    for seed in range(8):
+        machine = Machine(surface, seed=seed, refuses=refused)
+        found = answer(machine.searched())
+        assert found.best == {"own_streams": "true", "priority": "normal"}
+        contributions = {c.key: c for c in found.contributions}
+        assert contributions["priority"].alone is None
+        assert contributions["own_streams"].taken_away is None
+
+
+def test_failures_are_remembered_with_all_that_contains_them() -> None:
+    def fails(values: Values) -> str | None:
+        return "out of memory" if values["reshard"] == "false" else None
+
+    machine = Machine(interacting, fails=fails)
+    trail = machine.searched()
+    failed = [setting for setting in machine.asked if machine.values(setting)["reshard"] == "false"]
+    assert len(failed) == 1
+    found = answer(trail)
+    assert found.best == {"prefetch": "2", "limit": "true", "ctas": "8"}
+    assert "reshard=false failed: out of memory" in found.notes
+
+
+def test_a_combination_that_fails_costs_only_what_contains_it() -> None:
+    def fails(values: Values) -> str | None:
+        return "out of memory" if values["reshard"] == "false" and values["prefetch"] == "1" else None
+
+    machine = Machine(independent, fails=fails)
+    found = answer(machine.searched())
+    assert found.best == {"prefetch": "2", "reshard": "false"}
+
+
+def test_without_a_baseline_there_is_no_answer() -> None:
+    machine = Machine(flat, fails=lambda values: "rank 1 died")
+    found = answer(machine.searched())
+    assert (found.time_us, found.dropped, len(machine.asked)) == (None, "rank 1 died", 1)
+
+
+def test_values_out_of_reach_are_not_tried_again() -> None:
+    def surface(values: Values) -> float:
+        return interacting(values) * (1.4 if values["backward"] == "null" else 1)
+
+    machine = Machine(surface)
+    found = answer(machine.searched(KnobEffort(reach=0.25)))
+    assert sum(machine.values(setting)["backward"] == "null" for setting in machine.asked) == 1
+    assert any("backward=null is 4" in note and note.endswith("not tried again") for note in found.notes)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 12, 20, 40])
+def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) -> None:
+    machine = Machine(interacting, max_points=most)
+    trail = machine.searched()
+    assert len(machine.asked) <= most
+    assert trail.cut
+    found = answer(trail)
+    assert found.time_us is not None
+    if found.best and found.proven:
+        assert {trail.baseline, trail.best} <= trail.proof.of.keys()
+    assert found.proven == (most >= 20 or not found.best)
+
+
+def test_with_one_repeat_nothing_is_measured_twice_before_the_proof() -> None:
+    machine = Machine(flat, between=0.0)
+    machine.searched(KnobEffort(repeats=1))
+    assert machine.times(tuple(knob.values[0] for knob in KNOBS)) <= 1 + 2
+
+
+def test_knobs_that_change_the_work_are_compared_by_times() -> None:
+    """Half the floor, and a step that is a tenth shorter: relative to its own floor it would look far slower."""
+
+    def cheaper(values: Values) -> float:
+        return 1000.0 - 100 * (values["reshard"] == "false")
+
+    def floor_us(values: Values) -> float:
+        return 400.0 if values["reshard"] == "false" else 800.0
+
+    told = Machine(cheaper, floor_us=floor_us, work=lambda values: values["reshard"], drift=0.002)
+    found = answer(told.searched())
+    assert found.best == {"reshard": "false"}
+    assert found.gain
+    assert found.gain.share == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_proof_does_not_rest_on_a_floor_that_differs() -> None:
+    """Nobody has said that this knob makes the floor longer: relative to it the step seems to gain."""
+
+    def floor_us(values: Values) -> float:
+        return 1000.0 if values["reshard"] == "false" else 800.0
+
+    machine = Machine(flat, floor_us=floor_us, drift=0.002)
+    trail = machine.searched()
+    assert trail.best == trail.baseline
+    assert not trail.proof.beside
+
+
+def test_noise_is_what_repeated_measurements_differ_by() -> None:
+    samples = Samples()
+    for level in (100.0, 110.0):
+        samples.add(("a",), Sample((level, level + 0.1, level - 0.1)))
+    samples.add(("b",), Sample((104.0, 104.1, 103.9)))
+    assert samples.estimate(("a",)).noise_us > 5
+    assert samples.estimate(("b",)).noise_us > samples.estimate(("a",)).noise_us
+    assert not samples.beats(("b",), ("a",))
+
+
+def test_of_two_changes_that_each_suffice_one_is_named() -> None:
+    """Beside the other each is idle, and yet not both can be taken back."""
+
+    def either(values: Values) -> float:
+        return 1000.0 - 60 * (values["reshard"] == "false" or values["limit"] == "true")
+
+    for seed in range(12):
+        found = answer(Machine(either, seed=seed).searched())
+        assert found.best in ({"reshard": "false"}, {"limit": "true"})
