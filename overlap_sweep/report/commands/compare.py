@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from overlap_sweep.analysis.comparison.traces import TraceComparison
     from overlap_sweep.report.comparison.charts import Chart
-    from overlap_sweep.report.comparison.operands import Operand
+    from overlap_sweep.report.comparison.operands import Kind, Operand
 
 
 class By(StrEnum):
@@ -39,6 +39,7 @@ class By(StrEnum):
 
 
 BY_OF_SWEEPS = (By.point, By.slot)
+BY_OF_TELEMETRY = (By.point,)
 BY_OF_TRACES = (By.phase, By.rank, By.class_, By.kernel, By.stream)
 
 
@@ -47,15 +48,22 @@ def compare(
         list[str],
         typer.Argument(
             metavar="[LABEL=]PATH...",
-            help="Two or more directories with results, or traces: files, or directories that hold only traces.",
+            help="Two or more directories with results, or with telemetry of training runs (rank_<r>_metrics.jsonl), "
+            "or traces: files, or directories that hold only traces.",
         ),
     ],
     reference: Annotated[
         str | None, typer.Option(metavar="LABEL|PATH", help="What the others are compared with; the first by default.")
     ] = None,
+    candidate: Annotated[
+        str | None, typer.Option(metavar="LABEL|PATH", help="Compare only this one with it; all others by default.")
+    ] = None,
     by: Annotated[
         By | None,
-        typer.Option(help="A row for each; point or slot of results, the others of traces. Default: point, phase."),
+        typer.Option(
+            help="A row for each; point or slot of results, the others of traces. Default: point, phase. Of telemetry "
+            "point prints every quantity of each run, however many."
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write JSON, tables and charts (PNG) there, too.")
@@ -63,13 +71,15 @@ def compare(
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
 ) -> None:
-    """Compare sweeps, machines, backends or traces: what is faster, what slower, and what else changed.
+    """Compare sweeps, training runs, machines, backends or traces: what is faster, what slower, and what else changed.
 
     Ratios are time over the reference's: below 1 is faster. Results match where model, tokens, precision, TP size,
     operator, pass and setting are the same; backend and device are compared, and so is what else differs throughout,
     such as the precision, if nothing matches otherwise. Repetitions are pooled, and what is inside the noise of both is
     the same. Layers match by the names of their variants, kernels by their sizes (m is in tokens) and implementations.
-    Traces match by rank, medians over the iterations.
+    Traces match by rank, medians over the iterations. Training runs match by the names of their run directories, one
+    run of each whatever it is called; --output writes summary.json and <label>_timeline.png. Telemetry that is not the
+    --candidate's is still summarised; results and traces that are not are left out.
 
     \b
     Columns of points and of slots (--by slot, the best of each):
@@ -82,6 +92,13 @@ def compare(
     and by class, kernel or stream:
       dataset reference phase by kind library name busy_us reference_busy_us difference_us ratio change
       total_us reference_total_us num_events reference_num_events
+    Columns of telemetry (values are medians over the steps; verdict: better, worse, lower, higher, or same):
+      dataset reference run reference_run quantity value noise reference_value reference_noise difference ratio
+      ratio_noise verdict count reference_count
+    with the quantities
+      step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_share overlap_ratio all_reduce_ms
+      reduce_scatter_ms auxiliary_ms samples_per_s sm_clock_mhz power_w temperature_c dips final_loss point_ms
+      none_ms floor_ms speedup hidden_fraction peak_memory_gb
 
     \b
     Examples:
@@ -89,32 +106,53 @@ def compare(
       python analyze.py compare te=results/te torch=results/torch --reference torch --output report
       python analyze.py compare old=multirun/2026-11-20 new=multirun/2026-11-21 --fail-if 'ratio > 1.05'
       python analyze.py compare old=a/trace_rank0.json.gz new=b/trace_rank0.json.gz --by kernel
+      python analyze.py compare rocm=logs/a cuda=logs/b --reference cuda --candidate rocm --output report
+      python analyze.py compare old=a new=b --fail-if "quantity == 'step_ms' and verdict == 'worse'"
 
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.report.comparison.operands import find_operands, is_trace, reference_of
+    from overlap_sweep.report.comparison.operands import Kind, find_operands, reference_and_candidate
 
     if len(operands) < 2:
         raise typer.BadParameter("give at least two to compare.", param_hint="[LABEL=]PATH")
     found = find_operands(operands)
-    base = reference_of(reference, found)
-    traces = [operand for operand in found if operand.traces]
-    if traces and len(traces) < len(found):
-        results = next(operand for operand in found if not operand.traces)
-        for operand in traces:
-            if operand.path.is_file() and not is_trace(operand.path):
-                raise UserError(f"{operand.path} is neither results nor a trace; give results, as {results.path} is.")
-        raise UserError(
-            f"{traces[0].path} is traces and {results.path} is results; compare traces with traces: give files of it."
-        )
-    allowed = BY_OF_TRACES if traces else BY_OF_SWEEPS
+    base, wanted = reference_and_candidate(reference, candidate, found)
+    kind = _only_kind(found)
+    allowed = {Kind.traces: BY_OF_TRACES, Kind.results: BY_OF_SWEEPS, Kind.telemetry: BY_OF_TELEMETRY}[kind]
     if by and by not in allowed:
-        what = "traces" if traces else "results"
-        raise UserError(f"--by {by.value} is not for {what}; choose among {', '.join(allowed)}.")
-    if traces:
-        _compare_traces(found, base, by or By.phase, output, format, fail_expressions)
+        raise UserError(f"--by {by.value} is not for {kind}; choose among {', '.join(allowed)}.")
+    if kind is Kind.telemetry:
+        _compare_telemetry(found, base, wanted, by, output, format, fail_expressions)
+        return
+    compared = [operand for operand in found if wanted is None or operand.label in (base, wanted)]
+    if kind is Kind.traces:
+        _compare_traces(compared, base, by or By.phase, output, format, fail_expressions)
     else:
-        _compare_sweeps(found, base, by, output, format, fail_expressions)
+        _compare_sweeps(compared, base, by, output, format, fail_expressions)
+
+
+def _only_kind(operands: Sequence[Operand]) -> Kind:
+    """UserError where they are of several."""
+    from overlap_sweep.report.comparison.operands import Kind, is_trace
+
+    first = {operand.kind: operand for operand in reversed(operands)}
+    if len(first) == 1:
+        return operands[0].kind
+    other = next(operand for kind, operand in first.items() if kind is not Kind.traces)
+    for operand in operands:
+        if operand.path.is_file() and not is_trace(operand.path):
+            raise UserError(
+                f"{operand.path} is neither {other.kind} nor a trace; give {other.kind}, as {other.path} is."
+            )
+    if Kind.traces in first:
+        traces = first[Kind.traces].path
+        raise UserError(
+            f"{traces} is traces and {other.path} is {other.kind}; compare traces with traces: give files of it."
+        )
+    raise UserError(
+        f"{first[Kind.telemetry].path} is telemetry of training runs and {first[Kind.results].path} is results without "
+        "any; compare like with like."
+    )
 
 
 def _compare_sweeps(
@@ -155,6 +193,37 @@ def _compare_sweeps(
         _write(output, {**summary(compared), "commands": commands}, frame, sweep_charts(compared), format)
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "slots" if by is By.slot else "points")
+
+
+def _compare_telemetry(
+    operands: Sequence[Operand],
+    reference: str,
+    candidate: str | None,
+    by: By | None,
+    output: Path | None,
+    format: TableFormat,
+    fail_expressions: Sequence[str] | None,
+) -> None:
+    from overlap_sweep.analysis.comparison import telemetry_rows
+    from overlap_sweep.analysis.comparison.telemetry import compare_telemetry, read_telemetry_dataset
+    from overlap_sweep.analysis.frame import to_frame
+    from overlap_sweep.report.comparison.telemetry_text import print_telemetry
+
+    datasets = [read_telemetry_dataset(operand.label, operand.path) for operand in operands]
+    compared = compare_telemetry(datasets, reference, candidate)
+    for warning in compared.warnings:
+        print_warning(warning)
+    frame = to_frame(telemetry_rows.quantity_rows(compared), telemetry_rows.COLUMNS)
+    check_fail_if(fail_expressions, frame)
+    print_rows(frame, format, print_table=lambda console: print_telemetry(compared, console, by is By.point))
+    if output:
+        from overlap_sweep.report.comparison.telemetry_charts import telemetry_charts
+        from overlap_sweep.report.comparison.telemetry_files import telemetry_summary_of, write_telemetry_files
+
+        charts = telemetry_charts(compared)
+        _print_written(write_telemetry_files(output, telemetry_summary_of(compared), frame, charts), format)
+    fail_for(compared.problems)
+    fail_if(fail_expressions, frame, "rows")
 
 
 def _compare_traces(
@@ -202,8 +271,12 @@ def _write(
     directory: Path, summary: dict[str, Any], frame: pd.DataFrame, charts: Sequence[Chart], format: TableFormat
 ) -> None:
     from overlap_sweep.report.comparison.files import write_files
+
+    _print_written(write_files(directory, summary, frame, charts), format)
+
+
+def _print_written(written: Sequence[Path], format: TableFormat) -> None:
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.text import print_written
 
-    written = write_files(directory, summary, frame, charts)
     print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))

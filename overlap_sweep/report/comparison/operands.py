@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from overlap_sweep.errors import UserError
 
 
+class Kind(StrEnum):
+    """What is compared with its like."""
+
+    results = "results"
+    traces = "traces"
+    telemetry = "telemetry"
+
+
 class Operand(NamedTuple):
-    """What is compared: results, or traces."""
+    """One of those that are compared."""
 
     label: str
     path: Path
+    kind: Kind
     traces: list[Path]
-    """Empty for results."""
+    """Empty for all but traces."""
 
 
 def find_operands(written: Sequence[str]) -> list[Operand]:
-    """UserError where something is not there, is neither results nor traces, or has the label of another."""
+    """UserError where something is not there, is neither results, telemetry nor traces, or has the label of another."""
     parsed = [label_and_path(one) for one in written]
     paths = [path for _, path in parsed]
     short = short_names([path for label, path in parsed if not label])
@@ -30,7 +40,7 @@ def find_operands(written: Sequence[str]) -> list[Operand]:
                 f"{paths[labels.index(label)]} and {paths[i]} are both called {label}; "
                 f"give them labels, as in a={paths[labels.index(label)]} b={paths[i]}."
             )
-    return [Operand(label, path, _traces_of(path)) for label, path in zip(labels, paths, strict=True)]
+    return [Operand(label, path, *_content(path)) for label, path in zip(labels, paths, strict=True)]
 
 
 def label_and_path(written: str) -> tuple[str | None, Path]:
@@ -74,21 +84,27 @@ def _shortened_words(names: Sequence[str]) -> list[str]:
     return list(names) if any(name.isdigit() for name in shortened) else shortened
 
 
-def _traces_of(path: Path) -> list[Path]:
-    """Of a file itself, of a directory without results its traces; else none. UserError where there is nothing."""
+def _content(path: Path) -> tuple[Kind, list[Path]]:
+    """A file is a trace; a directory is the telemetry of training runs if there is any, else results if there are any,
+    else traces: which. UserError where there is nothing."""
+    from overlap_sweep.analysis.telemetry import run_directories
     from overlap_sweep.run_directory import find_points
     from overlap_sweep.trace.search import find_traces, refused_links
 
     if not path.exists():
         raise UserError(f"{path} does not exist; give a directory with results, or traces.")
     if path.is_file():
-        return [path]
+        if path.name.endswith("_metrics.jsonl"):
+            raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
+        return Kind.traces, [path]
+    if run_directories(path):
+        return Kind.telemetry, []
     if find_points(path):
-        return []
+        return Kind.results, []
     if refused := refused_links(path):
         raise UserError(refused[0])
     if traces := find_traces(path):
-        return traces
+        return Kind.traces, traces
     raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")
 
 
@@ -103,12 +119,23 @@ def is_trace(path: Path) -> bool:
     return b'"traceEvents"' in start or start.lstrip()[:1] == b"[" or "trace" in path.name
 
 
-def reference_of(wanted: str | None, operands: Sequence[Operand]) -> str:
-    """Its label: the first's unless one is wanted, by its label or path."""
-    if wanted is None:
-        return operands[0].label
+def reference_and_candidate(
+    reference: str | None, candidate: str | None, operands: Sequence[Operand]
+) -> tuple[str, str | None]:
+    """Their labels, each wanted by its label or path. Without a reference it is the first that is not the candidate;
+    without a candidate all others are. UserError for what is none of them, or both."""
+    of_candidate = None if candidate is None else _label_of("--candidate", candidate, operands)
+    if reference is None:
+        return next(operand.label for operand in operands if operand.label != of_candidate), of_candidate
+    of_reference = _label_of("--reference", reference, operands)
+    if of_reference == of_candidate:
+        raise UserError(f"--candidate {candidate} is the reference, too; choose another.")
+    return of_reference, of_candidate
+
+
+def _label_of(option: str, wanted: str, operands: Sequence[Operand]) -> str:
     for operand in operands:
         if wanted in (operand.label, str(operand.path)) or Path(wanted).resolve() == operand.path.resolve():
             return operand.label
     labels = ", ".join(operand.label for operand in operands)
-    raise UserError(f"--reference {wanted} is none of what is compared; choose among {labels}.")
+    raise UserError(f"{option} {wanted} is none of what is compared; choose among {labels}.")

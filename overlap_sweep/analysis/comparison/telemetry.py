@@ -1,0 +1,249 @@
+"""Training runs against each other: every quantity of their telemetry with its noise, and where runs dip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from overlap_sweep.analysis.comparison.matching import MARGIN
+from overlap_sweep.analysis.comparison.ratios import geometric_mean, ratio
+from overlap_sweep.analysis.telemetry import Run, read_telemetry
+from overlap_sweep.analysis.telemetry_dips import Dip, find_dips, slow_devices
+from overlap_sweep.analysis.telemetry_steps import (
+    QUANTITIES,
+    Aggregate,
+    Selection,
+    Series,
+    aggregates,
+    select,
+    series,
+)
+from overlap_sweep.errors import UserError
+
+FEW_NAMES = 5
+
+Verdict = Literal["better", "worse", "same", "lower", "higher"]
+"""`lower` and `higher` where neither is better."""
+
+_KNOBS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
+_WHOLE_KNOBS = ("backend", "precision")
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run with what its steps come to."""
+
+    run: Run
+    selection: Selection
+    steps: Series
+    """Of the steps that count."""
+    aggregates: dict[str, Aggregate]
+    dips: list[Dip]
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+
+@dataclass(frozen=True)
+class TelemetryDataset:
+    """All runs of one operand."""
+
+    label: str
+    path: Path
+    runs: list[MeasuredRun]
+    problems: list[str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class QuantityRatio:
+    """One quantity of a run beside the reference's; either is None where only one of them knows it."""
+
+    quantity: str
+    ours: Aggregate | None
+    theirs: Aggregate | None
+
+    @property
+    def ratio(self) -> float:
+        """NaN where it is undefined."""
+        return ratio(self.ours.median if self.ours else None, self.theirs.median if self.theirs else None)
+
+    @property
+    def ratio_noise(self) -> float:
+        """Half-width: both relative noises, added as independent errors are. NaN where the ratio or a noise is."""
+        ours, theirs = self.ours, self.theirs
+        if ours is None or theirs is None or ours.noise is None or theirs.noise is None or not ours.median:
+            return math.nan
+        return abs(self.ratio) * math.hypot(ours.noise / ours.median, theirs.noise / (theirs.median or math.nan))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """`same` inside the noise of both, or within MARGIN of the reference. None where the noise is unknown."""
+        ours, theirs = self.ours, self.theirs
+        if ours is None or theirs is None or ours.noise is None or theirs.noise is None:
+            return None
+        if abs(ours.median - theirs.median) <= MARGIN * abs(theirs.median) or not ours.differs_from(theirs):
+            return "same"
+        change: Literal["lower", "higher"] = "lower" if ours.median < theirs.median else "higher"
+        better = QUANTITIES[self.quantity].better
+        if not better:
+            return change
+        return "better" if change == better else "worse"
+
+
+@dataclass(frozen=True)
+class RunMatch:
+    """A run beside the one of the reference that is the same point."""
+
+    dataset: str
+    reference: str
+    ours: MeasuredRun
+    theirs: MeasuredRun
+    quantities: dict[str, QuantityRatio]
+    """In the order of QUANTITIES, those that either knows; `step_ms` both know."""
+    settings: dict[str, tuple[Any, Any]]
+    """Knobs that differ: (reference's, ours), where both are known."""
+
+
+@dataclass(frozen=True)
+class TelemetryComparison:
+    """All that is known about runs beside each other."""
+
+    datasets: list[TelemetryDataset]
+    reference: str
+    candidates: list[str]
+    """The labels of those that are compared with it."""
+    matches: list[RunMatch]
+    unmatched: list[str]
+    """A sentence for each side that has runs which the other has not."""
+    problems: list[str]
+    warnings: list[str]
+
+    def of(self, label: str) -> list[RunMatch]:
+        return [match for match in self.matches if match.dataset == label]
+
+
+def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
+    """UserError when no run can be read, or none has two steps that count."""
+    reading = read_telemetry(path)
+    problems, warnings, runs = list(reading.problems), list(reading.warnings), []
+    for run in reading.runs:
+        selection = select(run)
+        if len(selection.measured) < 2:
+            problems.append(
+                f"{run.directory} has {len(selection.measured)} steps of all ranks beside warm-up and the profiler's, "
+                "too few; train for more."
+            )
+            continue
+        runs.append(measure(run, selection))
+        if selection.incomplete:
+            warnings.append(f"{run.name}: {_numbers(selection.incomplete)} left out: not all ranks recorded it.")
+        warnings += slow_devices(run, selection.measured)
+    if not runs:
+        raise UserError(problems[0])
+    return TelemetryDataset(label, path, runs, problems, warnings)
+
+
+def measure(run: Run, selection: Selection) -> MeasuredRun:
+    training = run.point.result.training if run.point and run.point.result else None
+    of_steps = series(run, selection.measured, training.samples_per_step if training else None)
+    dips = find_dips(run, selection.measured)
+    return MeasuredRun(run, selection, of_steps, aggregates(run, of_steps, selection, len(dips)), dips)
+
+
+def compare_telemetry(
+    datasets: Sequence[TelemetryDataset], reference: str, candidate: str | None = None
+) -> TelemetryComparison:
+    """`reference` and `candidate` are labels; without a candidate all others are compared. UserError where no run of
+    any is in the reference."""
+    base = next(dataset for dataset in datasets if dataset.label == reference)
+    compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
+    matches: list[RunMatch] = []
+    unmatched: list[str] = []
+    for dataset in compared:
+        found, missing = _matched(dataset, base)
+        matches += found
+        unmatched += missing
+    if not matches:
+        raise UserError(f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or one run of each.")
+    return TelemetryComparison(
+        datasets=list(datasets),
+        reference=reference,
+        candidates=[dataset.label for dataset in compared],
+        matches=matches,
+        unmatched=unmatched,
+        problems=[problem for dataset in datasets for problem in dataset.problems],
+        warnings=[f"{dataset.label}: {warning}" for dataset in datasets for warning in dataset.warnings],
+    )
+
+
+def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
+    """By quantity the geometric mean over the runs, where every run has a ratio above 0."""
+    by_quantity: dict[str, list[float]] = {}
+    for match in matches:
+        for name, quantity in match.quantities.items():
+            by_quantity.setdefault(name, []).append(quantity.ratio)
+    return {
+        name: geometric_mean(ratios)
+        for name, ratios in by_quantity.items()
+        if len(ratios) == len(matches) and all(one > 0 for one in ratios)
+    }
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Its knobs, as result.json has them: by `fsdp.forward_prefetch` and the like; empty of logs alone."""
+    config = run.point.config if run.point else {}
+    nested = {name: config[name] for name in (*_WHOLE_KNOBS, *_KNOBS) if name in config}
+    return _flat(nested)
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _matched(dataset: TelemetryDataset, base: TelemetryDataset) -> tuple[list[RunMatch], list[str]]:
+    """By name; one run of each is a pair whatever it is called."""
+    if len(dataset.runs) == len(base.runs) == 1:
+        return [_match(dataset.label, base.label, dataset.runs[0], base.runs[0])], []
+    ours, theirs = ({measured.name: measured for measured in one.runs} for one in (dataset, base))
+    unmatched = [
+        f"{len(only)} only in {one}, not in {other}: {_some(only)}."
+        for one, other, only in (
+            (base.label, dataset.label, [name for name in theirs if name not in ours]),
+            (dataset.label, base.label, [name for name in ours if name not in theirs]),
+        )
+        if only
+    ]
+    both = [name for name in theirs if name in ours]
+    return [_match(dataset.label, base.label, ours[name], theirs[name]) for name in both], unmatched
+
+
+def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
+    quantities = {
+        name: QuantityRatio(name, ours.aggregates.get(name), theirs.aggregates.get(name))
+        for name in QUANTITIES
+        if name in ours.aggregates or name in theirs.aggregates
+    }
+    own, others = settings_of(ours.run), settings_of(theirs.run)
+    settings = {
+        name: (others.get(name), own.get(name))
+        for name in dict.fromkeys([*others, *own])
+        if own and others and own.get(name) != others.get(name)
+    }
+    return RunMatch(label, reference, ours, theirs, quantities, settings)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", ... and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
+    return f"{', '.join(names[:FEW_NAMES])}{more}"
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {_some([str(number) for number in steps])}"

@@ -1,0 +1,56 @@
+"""What `compare --output` writes about training runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from overlap_sweep.analysis.comparison.telemetry import TelemetryComparison
+from overlap_sweep.analysis.comparison.telemetry_rows import telemetry_summary
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.comparison.charts import Chart, as_png
+from overlap_sweep.report.comparison.files import TABLE_FILE
+from overlap_sweep.report.csv_text import csv_of
+from overlap_sweep.report.provenance import describe_machine, launch_commands
+from overlap_sweep.run_directory import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUMMARY_FILE = "summary.json"
+
+
+def telemetry_summary_of(comparison: TelemetryComparison) -> dict[str, Any]:
+    """What analysis knows; with the machines in a line each, and the commands that measured the runs."""
+    machines, commands = {}, {}
+    for dataset in comparison.datasets:
+        machines[dataset.label] = list(
+            dict.fromkeys(describe_machine(measured.run.environment) for measured in dataset.runs)
+        )
+        commands[dataset.label] = launch_commands([one.run.point for one in dataset.runs if one.run.point])
+    return {**telemetry_summary(comparison), "machines": machines, "commands": commands}
+
+
+def write_telemetry_files(
+    directory: Path, summary: Mapping[str, Any], frame: pd.DataFrame, charts: Sequence[Chart]
+) -> list[Path]:
+    """All at once, after all could be made. UserError where the directory cannot be written to."""
+    parquet = io.BytesIO()
+    frame.to_parquet(parquet, index=False)
+    contents = {
+        # What is no number of JSON's becomes null.
+        SUMMARY_FILE: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+        f"{TABLE_FILE}.csv": csv_of(frame).encode(),
+        f"{TABLE_FILE}.parquet": parquet.getvalue(),
+        **{chart.file_name: as_png(chart) for chart in charts},
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return [write_atomically(directory / name, content) for name, content in contents.items()]
+    except OSError as error:
+        reason = f"cannot be written to ({error.strerror})"
+        raise UserError(f"{directory} {reason}; give another with --output.") from None

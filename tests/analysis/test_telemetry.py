@@ -1,0 +1,380 @@
+"""Telemetry of training runs: read in whatever state it is, put together over ranks and steps, searched for dips."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_sweep.analysis import telemetry
+from overlap_sweep.analysis.telemetry import Device, Run, read_telemetry
+from overlap_sweep.analysis.telemetry_dips import Dip, device_finding, find_dips, slow_devices
+from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select, series, spread
+from overlap_sweep.errors import UserError
+from tests.analysis.run_directories import config, write_point
+from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, record, wobbling, write_logs, write_run
+from tests.analysis.training_points import training_config, write_training
+
+
+def only_run(directory: Path) -> Run:
+    (run,) = read_telemetry(directory).runs
+    return run
+
+
+def measured_of(run: Run) -> dict[str, float]:
+    """The medians."""
+    selection = select(run)
+    found = aggregates(run, series(run, selection.measured), selection, dips=0)
+    return {name: known.median for name, known in found.items()}
+
+
+def test_logs_alone_are_enough(tmp_path: Path) -> None:
+    run = only_run(write_run(tmp_path / "run", steps=10, ranks=3))
+    assert (run.name, run.ranks, run.point, run.environment) == ("run", [0, 1, 2], None, {})
+    assert sorted(run.steps[2]) == list(range(10))
+    step = run.steps[1][4]
+    assert step.step_ms == pytest.approx(sum(wobbling(4, 1).values()))
+    assert step.hidden_share == pytest.approx(32 / (32 + step.exposed_comm_ms))
+
+
+def test_a_result_beside_the_logs_tells_more(tmp_path: Path) -> None:
+    point = training_config(**{"distributed.dp_size": 2})
+    directory = write_training(tmp_path, 1500.0, point, "fsdp_a", spread_us=10.0)
+    run = only_run(write_run(directory))
+    assert run.point
+    assert run.environment["host"] == "node7"
+    selection = select(run)
+    found = aggregates(run, series(run, selection.measured, samples_per_step=64), selection, dips=0)
+    assert found["samples_per_s"].median == pytest.approx(64e3 / found["step_ms"].median, rel=1e-3)
+    assert found["point_ms"].median == 1.5
+    assert found["speedup"].median == pytest.approx(2000 / 1500, rel=0.02)
+    assert found["hidden_fraction"].median == pytest.approx(0.5, abs=0.03)
+    assert found["peak_memory_gb"].median == 11.5
+    assert found["peak_memory_gb"].noise is None
+
+
+def test_what_the_steps_come_to(tmp_path: Path) -> None:
+    records = [
+        record(number, rank, compute_ms=80.0 + 10 * rank, hidden_ms=30.0, exposed_ms=10.0 - 4 * rank)
+        for number in range(6)
+        for rank in range(2)
+    ]
+    medians = measured_of(only_run(write_logs(tmp_path / "run", records)))
+    # The slowest rank's step; all else is the mean over the ranks.
+    assert medians["step_ms"] == pytest.approx(96.0)
+    assert medians["compute_ms"] == pytest.approx(85.0)
+    assert medians["exposed_comm_ms"] == pytest.approx(8.0)
+    assert medians["comm_ms"] == pytest.approx(38.0)
+    assert medians["hidden_comm_ms"] + medians["exposed_comm_ms"] == pytest.approx(medians["comm_ms"])
+    assert medians["hidden_share"] == pytest.approx(30 / 38)
+    assert medians["all_reduce_ms"] == 0
+    assert medians["auxiliary_ms"] == pytest.approx(15.0)
+    assert medians["final_loss"] == pytest.approx(0.7 - 5 / 1000)
+    assert medians["sm_clock_mhz"] == 1980
+    assert "samples_per_s" not in medians
+
+
+def test_quartiles_mean_and_noise() -> None:
+    found = aggregate([1.0, 2.0, 3.0, 4.0, math.nan, 10.0])
+    assert found
+    assert (found.q1, found.median, found.q3, found.mean, found.count) == (2.0, 3.0, 4.0, 4.0, 5)
+    assert found.noise == pytest.approx(1.57 * 2 / math.sqrt(5))
+    assert aggregate([math.nan, 1.0]) is None
+
+
+def test_without_communication_nothing_is_hidden(tmp_path: Path) -> None:
+    records = [record(number, hidden_ms=0.0, exposed_ms=0.0) for number in range(8)]
+    run = only_run(write_logs(tmp_path, records))
+    medians = measured_of(run)
+    assert medians["comm_ms"] == 0
+    assert not medians.keys() & {"hidden_share", "overlap_ratio"}
+    assert find_dips(run, select(run).measured) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [([], [0]), ([0], [0]), ([0, 1, 2], [0, 1, 2]), ([0, 1, 2, 3, 4], [0, 1, 2]), ([2], [0])],
+)
+def test_warm_up_is_the_first_step_and_slow_ones_after_it_up_to_a_tenth(
+    tmp_path: Path, slow: list[int], expected: list[int]
+) -> None:
+    records = [
+        record(number, idle_ms=100.0 if number in slow else 0.0, **wobbling(number))  # type: ignore[arg-type]
+        for number in range(30)
+    ]
+    selection = select(only_run(write_logs(tmp_path, records)))
+    assert selection.warm_up == expected
+    assert selection.measured == list(range(len(expected), 30))
+
+
+def test_profiled_and_incomplete_steps_are_left_out(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=10, profiled=3)
+    path = directory / "rank_1_metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], *lines[5:-1]]))
+    selection = select(only_run(directory))
+    assert selection.profiled == [10, 11]
+    assert selection.incomplete == [4, 12]
+    assert selection.measured == [1, 2, 3, 5, 6, 7, 8, 9]
+
+
+def test_few_steps_have_no_warm_up(tmp_path: Path) -> None:
+    run = only_run(write_logs(tmp_path, [record(0), record(1)]))
+    assert select(run).measured == [0, 1]
+    assert find_dips(run, [0, 1]) == []
+
+
+def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
+    for place in ("a/fsdp_1", "a/fsdp_2", "b/fsdp_2"):
+        write_run(tmp_path / place, steps=5)
+    assert [run.name for run in read_telemetry(tmp_path).runs] == ["fsdp_1", "a/fsdp_2", "b/fsdp_2"]
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    point = training_config(**{"distributed.dp_size": 2})
+    write_run(write_training(tmp_path, point=point, name="good"), steps=5)
+    write_run(
+        write_training(tmp_path, point=point, name="bad", status="failed", result={"error": "CUDA out of memory"})
+    )
+    write_training(tmp_path, point=point, name="bare")
+    write_run(write_training(tmp_path, point=training_config(), name="half"), steps=5)
+    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    reading = read_telemetry(tmp_path)
+    assert [run.name for run in reading.runs] == ["good", "half"]
+    assert reading.problems == []
+    assert sorted(reading.warnings) == [
+        f"{tmp_path} also has 1 result of workload=operator, left out; "
+        "give directories without telemetry to compare them.",
+        "bad is left out: failed: CUDA out of memory",
+        "bare is left out: it has no telemetry beside its result.",
+        "half has the telemetry of 2 of 4 ranks.",
+    ]
+
+
+def test_a_rank_that_was_not_copied_is_said(tmp_path: Path) -> None:
+    (write_run(tmp_path / "run", steps=5, ranks=3) / "rank_1_metrics.jsonl").unlink()
+    reading = read_telemetry(tmp_path)
+    assert reading.warnings == ["run has the telemetry of 2 of 3 ranks."]
+    assert reading.runs[0].ranks == [0, 2]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 400])
+def test_a_cut_off_last_line_is_no_problem(tmp_path: Path, cut: int) -> None:
+    path = write_run(tmp_path, steps=6, ranks=1) / "rank_0_metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    reading = read_telemetry(tmp_path)
+    assert reading.problems == []
+    assert sorted(reading.runs[0].steps[0]) == list(range(5))
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+BAD_LINES: dict[str, Change | bytes] = {
+    "no JSON": b"hello",
+    "empty": b"",
+    "binary": b"\0\1\xff",
+    "a list": b"[1, 2]",
+    "NaN": b'{"step": 3, "rank": 0, "step_ms": NaN}',
+    "deep": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "negative time": lambda r: r.update(step_ms=-1.0),
+    "no time": lambda r: r.update(step_ms=0.0),
+    "endless time": lambda r: r.update(step_ms=1e300),
+    "negative overlap": lambda r: r.update(overlap_ms=-5.0),
+    "no number": lambda r: r.update(exposed_comm_ms="7"),
+    "no streams": lambda r: r.update(streams_ms=[1.0]),
+    "an endless stream": lambda r: r["streams_ms"].update(compute=1e200),
+    "more overlap than there is": lambda r: r.update(overlap_ratio=7.0),
+    "negative step": lambda r: r.update(step=-1),
+    "huge step": lambda r: r.update(step=10**30),
+    "a fraction of a step": lambda r: r.update(step=1.5),
+    "another rank": lambda r: r.update(rank=5),
+    "a step once more": lambda r: r.update(step=2),
+    "a hot device": lambda r: r["device"].update(temperature_c=1e30),
+    "no clock": lambda r: r["device"].update(sm_clock_mhz="fast"),
+    "bits without end": lambda r: r["device"].update(throttle_reasons=2.0**80),
+    "negative bits": lambda r: r["device"].update(throttle_reasons=-1),
+}
+
+
+@pytest.mark.parametrize("change", BAD_LINES.values(), ids=BAD_LINES)
+def test_a_bad_line_is_one_sentence_and_the_rest_is_read(tmp_path: Path, change: Change | bytes) -> None:
+    path = write_run(tmp_path, steps=6, ranks=1) / "rank_0_metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    if isinstance(change, bytes):
+        lines[3] = change
+    else:
+        content = json.loads(lines[3])
+        change(content)
+        lines[3] = json.dumps(content).encode()
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    reading = read_telemetry(tmp_path)
+    (problem,) = reading.problems
+    assert problem.startswith(f"{path}: line 4 ")
+    assert len(problem) < 500
+    assert sorted(reading.runs[0].steps[0]) == [0, 1, 2, 4, 5]
+
+
+def test_a_file_of_nonsense_is_one_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", steps=6)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(b"nonsense\n" * 1000)
+    reading = read_telemetry(tmp_path)
+    assert [run.name for run in reading.runs] == ["good"]
+    (problem,) = reading.problems
+    assert "and 999 more lines: left out" in problem
+    (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(b"\n" * 1_000_000)
+    assert "line 1001 and what follows is not read" in read_telemetry(tmp_path).problems[0]
+
+
+def test_large_files_and_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path, steps=6, ranks=2) / "rank_0_metrics.jsonl"
+    content = path.read_bytes()
+    with path.open("ab") as file:
+        file.truncate(telemetry.MOST_BYTES + 1)
+    assert read_telemetry(tmp_path).problems == [f"{path} has more than 1024 MiB, so it is not read; remove it."]
+    monkeypatch.setattr(telemetry, "MOST_LINE_BYTES", 1 << 20)
+    path.write_bytes(content + b" " * (2 << 20))
+    reading = read_telemetry(tmp_path)
+    assert reading.problems == [f"{path}: line 7 has more than 1 MiB: it and what follows is not read."]
+    assert len(reading.runs[0].steps[0]) == 6
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "elsewhere", steps=6)
+    root = tmp_path / "root"
+    write_run(root / "run", steps=6, ranks=1)
+    (root / "run" / "rank_1_metrics.jsonl").symlink_to(elsewhere / "rank_1_metrics.jsonl")
+    (root / "linked").symlink_to(elsewhere)
+    reading = read_telemetry(root)
+    assert [run.ranks for run in reading.runs] == [[0]]
+    assert len(reading.problems) == 2
+    assert all("leads out of" in problem for problem in reading.problems)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", steps=6, ranks=1)
+    os.mkfifo(tmp_path / "run" / "rank_1_metrics.jsonl")
+    (tmp_path / "run" / "rank_2_metrics.jsonl").mkdir()
+    assert read_telemetry(tmp_path).runs[0].ranks == [0]
+
+
+def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "rank_0_metrics.jsonl").write_bytes(b"{")
+    with pytest.raises(UserError, match="has no whole step"):
+        read_telemetry(tmp_path)
+
+
+def test_a_loss_that_is_no_number_any_more(tmp_path: Path) -> None:
+    records = [record(number, loss=math.nan if number > 3 else 0.5, **wobbling(number)) for number in range(8)]  # type: ignore[arg-type]
+    run = only_run(write_logs(tmp_path, records))
+    assert run.steps[0][7].loss is None
+    assert "final_loss" not in measured_of(run)
+
+
+def dips_of(directory: Path) -> list[Dip]:
+    run = only_run(directory)
+    return find_dips(run, select(run).measured)
+
+
+def test_steps_that_are_all_alike_do_not_dip(tmp_path: Path) -> None:
+    assert dips_of(write_run(tmp_path)) == []
+
+
+def test_a_dip_that_the_device_explains(tmp_path: Path) -> None:
+    slow = {"compute_ms": 96.0, "hidden_ms": 17.0, "exposed_ms": 24.0, "device": SLOW_DEVICE}
+    waits = {"compute_ms": 80.0, "exposed_ms": 40.0}
+    (dip,) = dips_of(write_run(tmp_path, ranks=4, dips={(17, 3): slow, **{(17, rank): waits for rank in range(3)}}))
+    assert (dip.step, dip.rank, dip.other_ranks) == (17, 3, [0, 1, 2])
+    assert dip.hidden_share == pytest.approx(17 / 41)
+    assert dip.usual_hidden_share == pytest.approx(0.8, abs=0.01)
+    assert dip.less_hidden
+    assert dip.slower
+    assert dip.slowdown == pytest.approx(120 / 88.3 - 1, abs=0.01)
+    assert dip.device
+    assert dip.device.explains
+    assert dip.device.reasons == ["SW power cap"]
+    assert dip.device.usual.sm_clock_mhz == 1980
+
+
+def test_a_dip_that_it_does_not_explain(tmp_path: Path) -> None:
+    (dip,) = dips_of(write_run(tmp_path, dips={(9, 1): {"hidden_ms": 10.0, "exposed_ms": 30.0}}))
+    assert (dip.step, dip.rank, dip.other_ranks) == (9, 1, [])
+    assert dip.device
+    assert not dip.device.explains
+
+
+def test_a_step_without_samples_of_the_device(tmp_path: Path) -> None:
+    dips = {(9, 1): {"hidden_ms": 10.0, "exposed_ms": 30.0, "device": {}}}
+    (dip,) = dips_of(write_run(tmp_path, dips=dips))
+    assert dip.device is None
+
+
+def test_the_device_of_a_rank_that_does_not_stand_out_itself(tmp_path: Path) -> None:
+    """Its clock is low, but it is the others that wait for it."""
+    dips = {(9, 0): {"hidden_ms": 10.0, "exposed_ms": 30.0}, (9, 1): {"device": SLOW_DEVICE}}
+    (dip,) = dips_of(write_run(tmp_path, dips=dips))
+    assert dip.rank == 0
+    assert dip.device
+    assert (dip.device.rank, dip.device.explains) == (1, True)
+
+
+def test_noisy_steps_dip_only_far_beyond_their_noise(tmp_path: Path) -> None:
+    noisy = {(n, r): {"compute_ms": 80.0 + (n * 37 % 11) * 2} for n in range(1, 30) for r in range(2)}
+    assert dips_of(write_run(tmp_path / "noisy", dips=noisy)) == []
+    slow = {(12, r): {"compute_ms": 160.0} for r in range(2)}
+    (dip,) = dips_of(write_run(tmp_path / "slow", dips=noisy | slow))
+    assert (dip.step, dip.slower, dip.less_hidden) == (12, True, False)
+
+
+def test_small_changes_of_quiet_steps_are_no_dips(tmp_path: Path) -> None:
+    """The floor: 4 % slower is far beyond the noise here, but nothing to look at."""
+    small = {(12, r): {"compute_ms": 83.5, "hidden_ms": 30.0} for r in range(2)}
+    assert dips_of(write_run(tmp_path, dips=small)) == []
+
+
+def test_spread_is_not_widened_by_what_it_is_to_find() -> None:
+    assert spread([10.0] * 20 + [100.0] * 5) == spread([10.0] * 25)
+    assert spread([10.0] * 25, relative=0.05).tolerance == 0.5
+    assert spread([9.0, 10.0, 11.0]).tolerance == pytest.approx(4 * 1.4826)
+
+
+@pytest.mark.parametrize(
+    ("bits", "clock", "reasons", "explains"),
+    [
+        (0x4, 1980.0, ["SW power cap"], True),
+        (0x8 | 0x40, 1980.0, ["HW slowdown", "HW thermal slowdown"], True),
+        (0x20, 1000.0, ["SW thermal slowdown"], True),
+        (0x80, 1980.0, ["HW power brake"], True),
+        (0x1, 1980.0, ["GPU idle"], True),
+        (0x0, 1410.0, [], True),
+        (0x0, 1965.0, [], False),
+        (0x200, 1980.0, [], False),
+    ],
+)
+def test_throttle_reasons_by_their_names(bits: int, clock: float, reasons: list[str], explains: bool) -> None:
+    usual = msgspec.convert(USUAL_DEVICE, Device)
+    finding = device_finding(0, Device(sm_clock_mhz=clock, throttle_reasons=bits), usual)
+    assert finding
+    assert (finding.reasons, finding.explains) == (reasons, explains)
+
+
+def test_what_is_there_in_most_steps_explains_nothing_unless_the_clock_drops() -> None:
+    capped = Device(sm_clock_mhz=1700.0, throttle_reasons=4)
+    always = device_finding(0, capped, capped)
+    assert always
+    assert not always.explains
+    dropped = device_finding(0, Device(sm_clock_mhz=1400.0, throttle_reasons=4), capped)
+    assert dropped
+    assert dropped.reasons == ["SW power cap"]
+
+
+def test_a_rank_with_a_slow_clock_throughout_is_named(tmp_path: Path) -> None:
+    slow = {(n, 2): {"device": {**USUAL_DEVICE, "sm_clock_mhz": 1500.0}} for n in range(30)}
+    run = only_run(write_run(tmp_path / "run", ranks=4, dips=slow))
+    assert slow_devices(run, select(run).measured) == ["run: rank 2 runs at 1,500 MHz, the ranks' median is 1,980 MHz."]

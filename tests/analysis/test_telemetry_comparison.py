@@ -1,0 +1,190 @@
+"""Training runs beside each other: which match, what is beyond the noise, and what is told of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlap_sweep.analysis.comparison.telemetry import (
+    QuantityRatio,
+    TelemetryComparison,
+    Verdict,
+    compare_telemetry,
+    mean_ratios,
+    read_telemetry_dataset,
+)
+from overlap_sweep.analysis.comparison.telemetry_rows import COLUMNS, quantity_rows, telemetry_summary
+from overlap_sweep.analysis.telemetry_steps import QUANTITIES, Aggregate, single
+from overlap_sweep.errors import UserError
+from tests.analysis.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
+from tests.analysis.training_points import training_config, write_training
+
+POINT = training_config(**{"distributed.dp_size": 2})
+PREFETCHING = training_config(**{"distributed.dp_size": 2, "fsdp.forward_prefetch": 1})
+
+
+def compared(reference: str, candidate: str | None = None, **paths: Path) -> TelemetryComparison:
+    return compare_telemetry(
+        [read_telemetry_dataset(label, path) for label, path in paths.items()], reference, candidate
+    )
+
+
+def around(median: float, noise: float | None) -> Aggregate:
+    return Aggregate(median, median - 1, median + 1, median, noise, 20)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "ours", "theirs", "expected"),
+    [
+        ("step_ms", 110.0, 100.0, "worse"),
+        ("step_ms", 90.0, 100.0, "better"),
+        ("step_ms", 101.0, 100.0, "same"),
+        ("hidden_share", 0.9, 0.5, "same"),
+        ("samples_per_s", 90.0, 100.0, "worse"),
+        ("samples_per_s", 110.0, 100.0, "better"),
+        ("power_w", 110.0, 100.0, "higher"),
+        ("hidden_comm_ms", 90.0, 100.0, "lower"),
+        ("exposed_comm_ms", 5.0, 0.0, "worse"),
+        ("exposed_comm_ms", 0.0, 0.0, "same"),
+    ],
+)
+def test_verdicts_beside_a_noise_of_one(quantity: str, ours: float, theirs: float, expected: Verdict) -> None:
+    assert QuantityRatio(quantity, around(ours, 1.0), around(theirs, 1.0)).verdict == expected
+
+
+def test_less_than_the_margin_is_the_same_however_small_the_noise() -> None:
+    assert QuantityRatio("step_ms", around(100.4, 1e-6), around(100.0, 1e-6)).verdict == "same"
+    assert QuantityRatio("step_ms", around(100.6, 1e-6), around(100.0, 1e-6)).verdict == "worse"
+
+
+def test_ratios_and_their_noise() -> None:
+    one = QuantityRatio("step_ms", around(110.0, 1.1), around(100.0, 2.0))
+    assert one.ratio == pytest.approx(1.1)
+    assert one.ratio_noise == pytest.approx(1.1 * math.hypot(0.01, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (None, around(1.0, 0.1)),
+        (around(1.0, 0.1), None),
+        (single(3.0), single(4.0)),
+        (around(1.0, 0.1), around(0.0, 0.1)),
+    ],
+)
+def test_what_is_unknown_has_no_noise(ours: Aggregate | None, theirs: Aggregate | None) -> None:
+    one = QuantityRatio("step_ms", ours, theirs)
+    assert math.isnan(one.ratio_noise)
+    assert one.verdict in (None, "worse")
+
+
+def test_one_run_of_each_matches_whatever_it_is_called(tmp_path: Path) -> None:
+    both = compared("a", a=write_run(tmp_path / "one"), b=write_run(tmp_path / "other", factor=1.1))
+    (match,) = both.matches
+    assert (match.dataset, match.ours.name, match.theirs.name) == ("b", "other", "one")
+    assert match.quantities["step_ms"].ratio == pytest.approx(1.1, rel=1e-3)
+    assert match.quantities["step_ms"].verdict == "worse"
+    assert match.quantities["hidden_share"].verdict == "same"
+    assert match.settings == {}
+    assert both.unmatched == []
+
+
+def test_a_run_is_the_same_as_itself(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    (match,) = compared("a", a=path, b=path).matches
+    assert {one.verdict for one in match.quantities.values()} <= {"same", None}
+
+
+def test_runs_of_sweeps_match_by_name(tmp_path: Path) -> None:
+    for side, factor in (("a", 1.0), ("b", 0.8)):
+        for i, point in enumerate((POINT, PREFETCHING)):
+            write_run(
+                write_training(tmp_path / side, 1500.0 * factor, point, f"fsdp_{i}", spread_us=5.0), factor=factor
+            )
+    write_run(tmp_path / "a" / "fsdp_2")
+    write_run(tmp_path / "b" / "fsdp_3")
+    both = compared("a", a=tmp_path / "a", b=tmp_path / "b")
+    assert [match.ours.name for match in both.matches] == ["fsdp_0", "fsdp_1"]
+    assert both.unmatched == ["1 only in a, not in b: fsdp_2.", "1 only in b, not in a: fsdp_3."]
+    assert [match.quantities["point_ms"].verdict for match in both.matches] == ["better", "better"]
+    assert [match.quantities["floor_ms"].verdict for match in both.matches] == ["same", "same"]
+    assert mean_ratios(both.matches)["point_ms"] == pytest.approx(0.8)
+    assert mean_ratios(both.matches)["step_ms"] == pytest.approx(0.8, rel=1e-3)
+    assert "all_reduce_ms" not in mean_ratios(both.matches)
+
+
+def test_knobs_that_differ_are_told(tmp_path: Path) -> None:
+    for name, point in (("a", POINT), ("b", PREFETCHING)):
+        write_run(write_training(tmp_path, 1500.0, point, name))
+    (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
+    assert match.settings == {"fsdp.forward_prefetch": (0, 1)}
+
+
+def test_nothing_in_common_is_one_sentence(tmp_path: Path) -> None:
+    for place in ("a/x", "a/y", "b/z"):
+        write_run(tmp_path / place, steps=5)
+    with pytest.raises(UserError, match="No run is in both: 2 only in a, not in b: x, y") as error:
+        compared("a", a=tmp_path / "a", b=tmp_path / "b")
+    assert "\n" not in str(error.value)
+
+
+def test_only_the_candidate_is_compared_and_all_are_told(tmp_path: Path) -> None:
+    paths = {label: write_run(tmp_path / label) for label in ("a", "b", "c")}
+    both = compared("b", "c", **paths)
+    assert both.candidates == ["c"]
+    assert [(match.dataset, match.reference) for match in both.matches] == [("c", "b")]
+    summary = telemetry_summary(both)
+    assert summary["datasets"].keys() == {"a", "b", "c"}
+    assert summary["datasets"]["a"]["ratios"] == {}
+    assert summary["datasets"]["c"]["ratios"].keys() == {"c"}
+    assert summary["datasets"]["a"]["runs"]["a"]["aggregates"]["step_ms"]["count"] == 29
+    assert compared("b", **paths).candidates == ["a", "c"]
+
+
+def test_runs_that_are_too_short_are_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "long")
+    write_logs(tmp_path / "short", [record(0)])
+    dataset = read_telemetry_dataset("a", tmp_path)
+    assert [measured.name for measured in dataset.runs] == ["long"]
+    assert dataset.problems == [
+        f"{tmp_path / 'short'} has 1 steps of all ranks beside warm-up and the profiler's, too few; train for more."
+    ]
+    with pytest.raises(UserError, match="too few; train for more"):
+        read_telemetry_dataset("a", tmp_path / "short")
+
+
+def test_rows(tmp_path: Path) -> None:
+    both = compared("a", a=write_run(tmp_path / "one"), b=write_run(tmp_path / "other", factor=1.1))
+    rows = quantity_rows(both)
+    assert {tuple(row) for row in rows} == {tuple(COLUMNS)}
+    by_quantity = {row["quantity"]: row for row in rows}
+    assert by_quantity.keys() <= QUANTITIES.keys()
+    step = by_quantity["step_ms"]
+    assert (step["dataset"], step["reference"], step["run"], step["reference_run"]) == ("b", "a", "other", "one")
+    assert step["difference"] == pytest.approx(step["value"] - step["reference_value"])
+    assert (step["count"], step["verdict"]) == (29, "worse")
+    assert by_quantity["dips"]["verdict"] is None
+
+
+def test_the_summary_is_json_and_has_all(tmp_path: Path) -> None:
+    dips = {(17, 1): {"compute_ms": 120.0, "device": SLOW_DEVICE}}
+    directory = write_training(tmp_path, 1500.0, POINT, "fsdp", spread_us=5.0)
+    both = compared("a", a=write_run(tmp_path / "one"), b=write_run(directory, profiled=2, dips=dips))
+    summary = msgspec.json.decode(msgspec.json.encode(telemetry_summary(both)))
+    run = summary["datasets"]["b"]["runs"]["fsdp"]
+    assert run["ranks"] == [0, 1]
+    assert run["steps"] == {"measured": 29, "warm_up": [0], "profiled": [30, 31], "incomplete": []}
+    assert run["settings"]["fsdp.forward_prefetch"] == 0
+    assert run["environment"]["host"] == "node7"
+    assert run["aggregates"]["step_ms"].keys() == {"median", "q1", "q3", "mean", "noise", "count"}
+    (dip,) = run["dips"]
+    assert (dip["step"], dip["rank"], dip["device"]["reasons"]) == (17, 1, ["SW power cap"])
+    ratios = summary["datasets"]["b"]["ratios"]["fsdp"]
+    assert ratios["reference_run"] == "one"
+    assert ratios["quantities"]["step_ms"]["ratio"] == pytest.approx(1.0, rel=1e-3)
+    # Only one of both was timed in turns.
+    assert ratios["quantities"]["point_ms"] == {"ratio": None, "noise": None, "verdict": None}
+    assert summary["quantities"]["step_ms"]
