@@ -95,12 +95,18 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def _leave_out(point: dict[str, Any], names: Sequence[str], workload: str) -> None:
     """What only another workload knows. UserError where something of it was asked for."""
-    usual = OmegaConf.to_container(OmegaConf.structured(SweepConfig))
     for name in names:
-        given, unasked = point.pop(name), usual[name]  # type: ignore[index, call-overload]
+        given, unasked = point.pop(name), _usual()[name]
         changed = [key for key, value in given.items() if value != unasked[key]]
         if changed:
             raise UserError(f"{name}.{changed[0]} is for workload={workload}; add that, or leave it out.")
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    """What is not asked for."""
+    usual: dict[str, Any] = OmegaConf.to_container(OmegaConf.structured(SweepConfig))  # type: ignore[assignment]
+    return usual
 
 
 def _asked_gpus(point: Mapping[str, Any]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> None:
         run_training({**point, "runtime": {**point["runtime"], "device": "cuda"}}, root / name, ranks)
 
 
+WAIT_FOR_SMS_US = 100.0
+"""At most, on the average of a step's collectives."""
 DDP = "distributed.strategy=ddp"
 ASKED = {
     "fsdp2": [],
@@ -50,7 +52,9 @@ ASKED = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    run_ranks(2, _train, {name: fsdp_point(*LARGE, *given) for name, given in ASKED.items()}, root, device="cuda")
+    points = {name: fsdp_point(*LARGE, *given) for name, given in ASKED.items()}
+    # With one connection streams wait for each other, which no mark tells.
+    run_ranks(2, _train, points, root, device="cuda", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"})
     return root
 
 
@@ -71,8 +75,10 @@ def test_marks_and_kernels_tell_the_same(name: str, runs: Path) -> None:
     assert len(rows) == len(records) == 3
     for record, row in zip(records, rows, strict=True):
         comm_us = (record.overlap_ms + record.exposed_comm_ms) * 1e3
-        # Marks stand on both sides of the kernels, and the norm's little reduction has none.
-        assert comm_us == pytest.approx(row.comm_busy_us, rel=0.1, abs=1000)
+        # A mark is passed when the stream comes to it, a kernel begins when it finds free SMs.
+        assert row.comm_busy_us * 0.98 < comm_us < row.comm_busy_us * 1.02 + WAIT_FOR_SMS_US * row.num_comm_events
+        # Between the marks of a layer are gaps between its kernels, too.
+        assert record.exposed_comm_ms * 1e3 == pytest.approx(row.exposed_comm_us, abs=0.05 * record.step_ms * 1e3)
 
 
 @pytest.mark.gpu(count=2)
@@ -85,14 +91,14 @@ def test_nothing_overlaps_in_the_baseline(name: str, runs: Path) -> None:
 
 
 @pytest.mark.gpu(count=2)
-@pytest.mark.parametrize(("name", "count"), [("own", 2), ("ddp_own", 2)])
-def test_collectives_run_on_streams_of_their_own(name: str, count: int, runs: Path) -> None:
-    streams = defaultdict(set)
+@pytest.mark.parametrize(
+    ("name", "kinds"), [("own", ("AllGather", "ReduceScatter")), ("ddp_own", ("AllReduce", "ReduceScatter"))]
+)
+def test_collectives_run_on_streams_of_their_own(name: str, kinds: tuple[str, ...], runs: Path) -> None:
+    busy_us: dict[str, Counter[int]] = defaultdict(Counter)
     for kernel in kernels(runs / name / "trace_rank0.json.gz"):
         kind = next((k for k in ("AllGather", "ReduceScatter", "AllReduce") if k in kernel["name"]), "compute")
-        # The norm's and the meeting's are all-reduces of a number, on the stream that computes.
-        streams[kind].add(kernel["args"]["stream"])
-    compute = streams.pop("compute")
-    large = {kind: used - compute for kind, used in streams.items() if used - compute}
-    assert len(large) == count
-    assert len(set.union(*large.values())) == sum(map(len, large.values())) == count
+        busy_us[kind][kernel["args"]["stream"]] += kernel["dur"]
+    # What is on another stream, too, are the reductions of single numbers.
+    mostly = {kind: busy_us[kind].most_common(1)[0][0] for kind in ("compute", *kinds)}
+    assert len(set(mostly.values())) == 3
