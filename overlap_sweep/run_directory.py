@@ -109,8 +109,8 @@ class TrainingRun(msgspec.Struct, kw_only=True):
     samples_per_step: int
     """Of all ranks and micro batches."""
     parameters: int
-    losses: list[float]
-    """By step of the recorded run, mean over all ranks' samples."""
+    losses: list[float | None]
+    """By step of the recorded run, mean over all ranks' samples; null where it is no number."""
     peak_memory_gb: float | None = None
     """Most that tensors took on a GPU of any rank, 10^9 bytes; null on a CPU."""
     compiled: str = "no"

@@ -59,8 +59,8 @@ class StepRecord(msgspec.Struct, kw_only=True):
     """Streams that were active at a time, averaged over the time in which any was."""
     max_concurrency: int
     active_segments: list[Segment]
-    loss: float
-    """Mean over all ranks' samples."""
+    loss: float | None
+    """Mean over all ranks' samples; null where it is no number."""
     learning_rate: float
     grad_norm: float | None
     """Before clipping, over all ranks; null where it is infinite (fp16, whose step is then left out)."""

@@ -22,8 +22,8 @@ class Recording:
     """Keeps steps until it is told to write: to read a mark is to wait for the device."""
 
     def __init__(self, directory: Path, ranks: Ranks, sampler: DeviceSampler, log_interval: int) -> None:
-        self.losses: list[float] = []
-        """Of the steps that were not profiled, mean over all ranks."""
+        self.losses: list[float | None] = []
+        """Of the steps that were not profiled, mean over all ranks; None where it is no number."""
         self._path, self._ranks, self._sampler = directory / metrics_file(ranks.rank), ranks, sampler
         self._log_interval = log_interval
         self._waiting: list[tuple[Step, bool]] = []
@@ -52,7 +52,7 @@ class Recording:
         last = records[-1]
         if self._ranks.rank == 0:
             print(
-                f"step {last.step}: loss {last.loss:.4f}, {last.step_ms:.2f} ms, "
+                f"step {last.step}: loss {losses[-1]:.4f}, {last.step_ms:.2f} ms, "
                 f"{last.exposed_comm_ms:.2f} ms of communication exposed",
                 flush=True,
             )
@@ -70,7 +70,7 @@ class Recording:
             rank=self._ranks.rank,
             started=step.started,
             profiled=profiled,
-            loss=loss,
+            loss=loss if math.isfinite(loss) else None,
             learning_rate=step.learning_rate,
             grad_norm=norm if math.isfinite(norm) else None,
             loss_scale=step.loss_scale,
