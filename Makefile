@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels test test-long lint clean
+.PHONY: sweep tune kernels fsdp test test-long lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -17,6 +17,13 @@ tune: .venv/.installed
 kernels: .venv/.installed
 	$(BIN)/python launch.py -m workload=kernel kernel=ag_gemm,gemm_rs,gemm_ar backend=torch,transformer_engine,symm_mem,flux m=64,256 n=1024 k=512 runtime.device=cpu hydra.sweep.dir=multirun/make_kernels
 	$(BIN)/python analyze.py multirun/make_kernels
+
+## FSDP2 on this machine: a grid, its tables, two of its runs' telemetry side by side; and GEMMs beside copies.
+fsdp: .venv/.installed
+	$(BIN)/python launch.py -m workload=fsdp model=ranking_tiny runtime.device=cpu fsdp.forward_prefetch=false,true training.max_steps=6 workload.repeats=5 hydra.sweep.dir=multirun/make_fsdp
+	$(BIN)/python analyze.py multirun/make_fsdp
+	$(BIN)/python analyze.py compare on_demand=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_runtime.device=cpu_fsdp.forward_prefetch=False_training.max_steps=6_workload.repeats=5 ahead=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_runtime.device=cpu_fsdp.forward_prefetch=True_training.max_steps=6_workload.repeats=5 --reference on_demand --output multirun/make_fsdp/compared
+	$(BIN)/python launch.py -m workload=copy_engine runtime.device=cpu copy_engine.matrix_size=512 copy_engine.copy_mb=4,16 hydra.sweep.dir=multirun/make_copies
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -m "not slurm and not faults and not end_to_end"

@@ -75,8 +75,10 @@ def test_marks_and_kernels_tell_the_same(name: str, runs: Path) -> None:
     assert len(rows) == len(records) == 3
     for record, row in zip(records, rows, strict=True):
         comm_us = (record.overlap_ms + record.exposed_comm_ms) * 1e3
-        # A mark is passed when the stream comes to it, a kernel begins when it finds free SMs.
-        assert row.comm_busy_us * 0.98 < comm_us < row.comm_busy_us * 1.02 + WAIT_FOR_SMS_US * row.num_comm_events
+        # The norm's reductions have no marks, and wait for the other rank. A mark is passed when the stream comes to
+        # it, a kernel begins when it finds free SMs.
+        assert comm_us > 0.98 * row.comm_busy_us - 1000
+        assert comm_us < 1.02 * row.comm_busy_us + WAIT_FOR_SMS_US * row.num_comm_events
         # Between the marks of a layer are gaps between its kernels, too.
         assert record.exposed_comm_ms * 1e3 == pytest.approx(row.exposed_comm_us, abs=0.05 * record.step_ms * 1e3)
 

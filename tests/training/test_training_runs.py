@@ -12,10 +12,13 @@ import torch
 
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import TrainingRun, metrics_file
-from overlap_sweep.telemetry import StepRecord, read_metrics
+from overlap_sweep.telemetry import StepRecord
 from overlap_sweep.trace.overlap import analyse_trace
 from tests.processes import run_ranks
 from tests.training.points import fsdp_point
+from tests.training.runs import losses, telemetry, train
+
+pytestmark = pytest.mark.end_to_end
 
 FSDP2 = {
     "defaults": [],
@@ -38,33 +41,6 @@ DDP = {
         *("distributed.bucket_cap_mb=0.01", "distributed.overlap_clone_for_reduce_scatter=false"),
     ],
 }
-
-
-def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, dict[str, Any]]:
-    from overlap_sweep.training.run import run_training
-
-    found = {}
-    for name, point in points.items():
-        directory = root / name.replace(" ", "_")
-        directory.mkdir(exist_ok=True)
-        torch._dynamo.reset()
-        found[name] = run_training(point, directory, ranks)
-    return found
-
-
-def train(root: Path, ranks: int, **overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """By name what rank 0 returns."""
-    points = {name: fsdp_point(f"distributed.dp_size={ranks}", *given) for name, given in overrides.items()}
-    found: dict[str, dict[str, Any]] = run_ranks(ranks, _train, points, root)[0]
-    return found
-
-
-def losses(found: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
-    return {name: one["training"].losses for name, one in found.items()}
-
-
-def telemetry(directory: Path, rank: int = 0) -> list[StepRecord]:
-    return read_metrics(directory / metrics_file(rank))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The runs behind docs/results/*-fsdp-*.md, each with its log and its analysis in OUT, the most wanted first.
+#   benchmarks/fsdp_results.sh OUT [RANKS [NAME ...]]     only the runs of these names
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=$1 ranks=${2:-8} only=" ${*:3} "
+mkdir -p "$out"
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+
+# NAME OVERRIDES...: a sweep into OUT/NAME, then its analysis; the log ends in the seconds it took.
+sweep() {
+  local name=$1 start=$SECONDS
+  shift
+  [[ $only == "  " || $only == *" $name "* ]] || return 0
+  timeout 290 python3 launch.py -m hydra.sweep.dir="$out/$name" profile=none "$@" > "$out/$name.log" 2>&1
+  echo "$((SECONDS - start)) s" >> "$out/$name.log"
+  timeout 60 python3 analyze.py "$out/$name" > "$out/$name.txt" 2>&1
+  echo "$name: $(tail -2 "$out/$name.log" | tr '\n' ' ')"
+}
+
+# Layers of Llama-3 8B's sizes, which take a GPU longer than the host takes to enqueue them.
+layers=(workload=fsdp model=llama3_8b ranking.num_layers=4 distributed.dp_size="$ranks" training.batch_size=32)
+short=(training.max_steps=6 workload.repeats=5 workload.steps=2)
+
+sweep grid "${layers[@]}" "${short[@]}" fsdp.forward_prefetch=false,1,2 training.gradient_accumulation=1,2,4 training.mixed_precision=bf16,fp16
+sweep grid_fp32 "${layers[@]}" "${short[@]}" workload.steps=1 fsdp.forward_prefetch=false,1,2 training.gradient_accumulation=1,2 training.mixed_precision=none
+sweep search_fsdp2 +experiment=fsdp_overlap "${layers[@]:1}" search.max_minutes=4
+sweep search_ddp +experiment=fsdp_overlap "${layers[@]:1}" distributed.strategy=ddp search.max_minutes=3
+sweep connections "${layers[@]}" distributed.strategy=fsdp2,ddp runtime.max_connections=1,8
+sweep compiled "${layers[@]}" compile.enabled=false,true training.batch_size=8,32
+sweep copies workload=copy_engine copy_engine.matrix_size=4096,8192 copy_engine.copy_mb=64,256 \
+  copy_engine.direction=device_to_device,peer,host_to_device,device_to_host
