@@ -33,21 +33,29 @@ def main(config: DictConfig) -> float:
 
 
 def print_measured() -> None:
-    """What the layers and kernels that were measured say: little enough to be read at once, unlike the points of a
-    sweep of operators. Kernels of several backends are compared with each other."""
-    measured = [o.directory for o in outcomes.all if o.workload in ("layer", "kernel") and o.status == "ok"]
+    """What the layers, kernels, training runs and copies that were measured say: little enough to be read at once,
+    unlike the points of a sweep of operators. Those that are alike are compared with each other."""
+    told = ("layer", "kernel", "fsdp", "copy_engine")
+    measured = [o.directory for o in outcomes.all if o.workload in told and o.status == "ok"]
     if measured:
         from overlap_sweep.analysis.points import read_points
         from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.copies import print_copies
         from overlap_sweep.report.kernels import print_kernels
         from overlap_sweep.report.layers import print_layer
+        from overlap_sweep.report.training import print_training
 
-        points = [point for directory in measured for point in read_points(directory).points]
+        readings = [read_points(directory) for directory in measured]
+        for problem in (problem for reading in readings for problem in reading.problems):
+            print(f"warning: {problem}", file=sys.stderr)
+        points = [point for reading in readings for point in reading.points]
         console = console_for(sys.stdout)
         for point in points:
             if point.is_layer:
                 print_layer(point, console)
         print_kernels(points, console)
+        print_training(points, console)
+        print_copies(points, console)
 
 
 if __name__ == "__main__":

@@ -174,3 +174,10 @@ class CopyEngine:
     copies: int = ranged(4, 1, 1000)
     iterations: int | None = ranged(None, 3, 10**5)
     """Timed; null: 21, on a CPU 7."""
+
+
+TRAINING_ON: dict[str, dict[str, Any]] = {
+    "cuda": {"max_steps": 30, "batch_size": 64, "mixed_precision": "bf16"},
+    "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},
+}
+"""What null stands for in `training`, by device."""

@@ -16,6 +16,8 @@ UPDATE = "update overlap_sweep"
 _MOST_US = 1e15
 """31 years, for one pass."""
 _LONGEST_NAME = 100
+_ROUNDING = 1e-6
+"""Relative: quartiles of equal times may be a last digit apart."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Word = str | int | float | bool | None
@@ -35,8 +37,12 @@ def is_whole(timing: Timing) -> bool:
     return timing.median_us > 0 and len(timing.samples_us) > 1 and max(map(abs, times_us)) < _MOST_US
 
 
+def is_sorted(low_us: float, middle_us: float, high_us: float) -> bool:
+    return low_us <= middle_us * (1 + _ROUNDING) and middle_us <= high_us * (1 + _ROUNDING)
+
+
 def check_name(name: str, path: Path) -> None:
-    """Of a kernel's backend, operator or implementation; those from elsewhere may be any word. UserError where it is
-    none."""
+    """Of a kernel's backend, operator or implementation, of a variant, a knob or its value; those from elsewhere may be
+    any word. UserError where it is none."""
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise UserError(f"{path} has the name {name[:_LONGEST_NAME]!r}, too long or not printable; {MEASURE_AGAIN}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,13 @@ from overlap_sweep.analysis.check_parts import (
     is_whole,
 )
 from overlap_sweep.analysis.kernel_checks import check_implementations, check_kernel
+from overlap_sweep.analysis.training_checks import (
+    check_copies,
+    check_copy_config,
+    check_resolved,
+    check_training,
+    check_training_config,
+)
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import KERNELS
 from overlap_sweep.overlap_cfg import NO_YAML, SWITCH_DEFAULTS
@@ -148,6 +155,8 @@ _CONFIG_OF_WORKLOAD: dict[str, type[_Config]] = {
     "operator": _OperatorConfig,
     "layer": _LayerConfig,
     "kernel": _KernelConfig,
+    "fsdp": _Config,
+    "copy_engine": _Config,
 }
 
 
@@ -192,6 +201,10 @@ def check_config(config: Any, path: Path) -> None:
     try:
         workload = msgspec.convert(config, _Config).workload.name
         known = msgspec.convert(config, _CONFIG_OF_WORKLOAD.get(workload, _Config))
+        if workload == "fsdp":
+            check_training_config(config, path)
+        elif workload == "copy_engine":
+            check_copy_config(config, path)
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({error}); {MEASURE_AGAIN}.") from None
     if isinstance(known, _KernelConfig):
@@ -229,6 +242,8 @@ def check_result(result: Result, path: Path) -> None:
         raise UserError(f"{path} is no result of a point ({error}); {MEASURE_AGAIN}.") from None
     if workload == "kernel":
         check_kernel(result, path)
+    if workload in ("fsdp", "copy_engine"):
+        check_resolved(result, path)
     _check_slots(settings, path, result.point["operator"] if workload == "operator" else None)
     for slots in of_variants:
         _check_slots(slots, path)
@@ -237,7 +252,7 @@ def check_result(result: Result, path: Path) -> None:
     if result.status == "failed" and result.relative_error and "tolerance" not in result.point["workload"]:
         raise UserError(f"{path} says nothing of the workload's tolerance; {MEASURE_AGAIN}.")
     if result.status == "ok":
-        {"operator": _check_times, "layer": _check_variants, "kernel": check_implementations}[workload](result, path)
+        _CHECK_OF_WORKLOAD[workload](result, path)
 
 
 def check_tuner(record: TunerRecord, path: Path) -> None:
@@ -306,6 +321,16 @@ def _check_variants(result: Result, path: Path) -> None:
     rounds = {len(timing.samples_us) for timing in timings}
     if len(rounds) != 1 or not (complete and positive and all(map(is_whole, timings))):
         raise UserError(f"{path} is ok without whole times of its variants; {MEASURE_AGAIN}.")
+
+
+_CHECK_OF_WORKLOAD: dict[str, Callable[[Result, Path], None]] = {
+    "operator": _check_times,
+    "layer": _check_variants,
+    "kernel": check_implementations,
+    "fsdp": check_training,
+    "copy_engine": check_copies,
+}
+"""Of a point that is ok."""
 
 
 def _excess(content: Iterable[Any]) -> str | None:

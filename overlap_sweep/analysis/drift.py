@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_sweep import space
@@ -60,7 +60,6 @@ def _baselines(results: Iterable[Result], pass_name: str) -> dict[str, list[floa
 
 
 def _drift(tp_size: int, operator: str, pass_name: str, baseline: str, times_us: list[float]) -> Drift:
-    half = len(times_us) // 2
     return Drift(
         tp_size=tp_size,
         operator=operator,
@@ -70,5 +69,11 @@ def _drift(tp_size: int, operator: str, pass_name: str, baseline: str, times_us:
         median_us=statistics.median(times_us),
         lowest_us=min(times_us),
         highest_us=max(times_us),
-        change=statistics.median(times_us[-half:]) / statistics.median(times_us[:half]) - 1,
+        change=later_change(times_us),
     )
+
+
+def later_change(times_us: Sequence[float]) -> float:
+    """Median of the later half over the median of the earlier half, minus 1. Of at least two times."""
+    half = len(times_us) // 2
+    return statistics.median(times_us[-half:]) / statistics.median(times_us[:half]) - 1

@@ -20,14 +20,16 @@ from overlap_sweep.analysis.comparison.ratios import ratio
 from overlap_sweep.analysis.estimate import Estimate, notch_us, pooled_none
 from overlap_sweep.analysis.frame import Row, column_types
 from overlap_sweep.analysis.kernels import name_in_tables
+from overlap_sweep.analysis.training import measured as measured_training
+from overlap_sweep.analysis.training_knobs import knobs_of, setting_in_words
 from overlap_sweep.analysis.trials import FLOOR, NONE
 from overlap_sweep.errors import UserError
 from overlap_sweep.identity import environment_identity, key_of, point_identity
 from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.run_directory import Result, Timing
 
-CHANGES_NOTHING = ("repetition", "profile")
-"""Of a point: measured again, or looked at after its time was taken."""
+CHANGES_NOTHING = ("repetition", "profile", "profiling", "telemetry")
+"""Of a point: measured again, or looked at before or after its time was taken."""
 
 MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
 """Of an environment's identity the hardware; the rest are versions."""
@@ -93,7 +95,8 @@ class Series:
 
     point: Mapping[str, Any]
     setting: str
-    """What its slots are given, in a word; of a layer the variant, of a kernel the implementation."""
+    """What its slots are given, in a word; of a layer the variant, of a kernel the implementation, of a training step
+    the knobs that were turned."""
     times: tuple[Times, ...]
     """By environment, in the order in which they were first measured."""
 
@@ -148,8 +151,8 @@ def history(measurements: Iterable[Kept]) -> History:
     problems = []
     for kept in measurements:
         result = kept.result
-        # Of a kernel, and of a layer, it is told of each.
-        launch_bound = result.launch_bound and not result.implementations
+        # Of a kernel, and of a layer, it is told of each; a training step takes what it takes, whoever limits it.
+        launch_bound = result.launch_bound and not result.implementations and not result.training
         if result.status != "ok" or launch_bound:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
@@ -202,8 +205,18 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _samples(kept: Kept) -> dict[str, _Sample]:
     """By setting; of a layer each of its variants but the floor, of a kernel each of its implementations beside the
-    parts that they are made of, of an operator the one that it was given."""
+    parts that they are made of, of an operator or a training step the one that it was given, of GEMMs beside copies
+    both at once."""
     result = kept.result
+    if _workload(result.point) == "fsdp":
+        step = measured_training(result).step
+        ranks, knobs = space.world_size(result.point), knobs_of(result.point)
+        setting = f"{ranks} ranks, {setting_in_words(knobs, knobs)}"
+        return {setting: _Sample(kept, (step["point"],), step["none"].median_us)}
+    if _workload(result.point) == "copy_engine":
+        assert result.copies
+        times = result.copies.times
+        return {"overlapped": _Sample(kept, (times["overlapped"],), times["sequential"].median_us)}
     if _workload(result.point) == "kernel":
         sequential_us = result.implementations[SEQUENTIAL].time.median_us
         return {
@@ -219,9 +232,9 @@ def _samples(kept: Kept) -> dict[str, _Sample]:
             for name, variant in result.variants.items()
             if name != FLOOR and not variant.launch_bound
         }
-    times = [result.times[name] for name in space.passes(result.point)]
-    none_us = sum(of_pass.none.median_us for of_pass in times)
-    return {space.settings_name(result.settings): _Sample(kept, tuple(of_pass.point for of_pass in times), none_us)}
+    passes = [result.times[name] for name in space.passes(result.point)]
+    none_us = sum(of_pass.none.median_us for of_pass in passes)
+    return {space.settings_name(result.settings): _Sample(kept, tuple(of_pass.point for of_pass in passes), none_us)}
 
 
 def _workload(point: Mapping[str, Any]) -> str:
@@ -287,7 +300,7 @@ def point_cells(series: Series) -> Row:
 
 
 def _passes(point: Mapping[str, Any]) -> str:
-    of_workload = {"layer": "all", "kernel": "fwd"}
+    of_workload = {"layer": "all", "kernel": "fwd", "fsdp": "step", "copy_engine": "all"}
     return of_workload.get(_workload(point)) or "+".join(space.passes(point))
 
 

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_sweep.analysis.check_parts import MEASURE_AGAIN, UPDATE, Count, SizedWorkload, Word, check_name, is_whole
+from overlap_sweep.analysis.check_parts import (
+    MEASURE_AGAIN,
+    UPDATE,
+    Count,
+    SizedWorkload,
+    Word,
+    check_name,
+    is_sorted,
+    is_whole,
+)
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import BASELINES, PRECISION_OF_DTYPE, KernelShape
 from overlap_sweep.run_directory import ImplementationTimes, Result
 
 _LEAST_US = 1e-6
 """Rates are quotients by times."""
-_ROUNDING = 1e-6
-"""Relative: quartiles of equal times may be a last digit apart."""
 _MOST_IMPLEMENTATIONS = 200
 """A chart has a row for each."""
 
@@ -88,12 +95,8 @@ def _contradiction(name: str, one: ImplementationTimes) -> str | None:
     error, timing = one.relative_error, one.time
     if error is not None and not (isfinite(error) and error >= 0):
         return f"a relative error of {error}"
-    if not _are_sorted(timing.q1_us, timing.median_us, timing.q3_us):
+    if not is_sorted(timing.q1_us, timing.median_us, timing.q3_us):
         return f"a median of {timing.median_us:g} us outside of its quartiles"
-    if not _are_sorted(min(timing.samples_us), timing.median_us, max(timing.samples_us)):
+    if not is_sorted(min(timing.samples_us), timing.median_us, max(timing.samples_us)):
         return f"a median of {timing.median_us:g} us outside of its samples"
     return "as a baseline an independent GEMM" if one.independent and name in BASELINES else None
-
-
-def _are_sorted(low_us: float, middle_us: float, high_us: float) -> bool:
-    return low_us <= middle_us * (1 + _ROUNDING) and middle_us <= high_us * (1 + _ROUNDING)

@@ -19,7 +19,7 @@ from overlap_sweep.analysis.checks import (
     refused_traces,
 )
 from overlap_sweep.errors import UserError
-from overlap_sweep.kernel_shape import CUSTOM
+from overlap_sweep.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
 from overlap_sweep.trace.places import links_out
 
@@ -72,7 +72,7 @@ class Point:
 
     @property
     def workload(self) -> str:
-        """What it runs: `operator`, `layer` or `kernel`."""
+        """What it runs: `operator`, `layer`, `kernel`, `fsdp` or `copy_engine`."""
         return str(self.config["workload"]["name"])
 
     @property
@@ -89,6 +89,16 @@ class Point:
     def is_kernel(self) -> bool:
         """One GEMM with one collective by several implementations."""
         return self.workload == "kernel"
+
+    @property
+    def is_training(self) -> bool:
+        """Training steps under FSDP2 or DDP."""
+        return self.workload == "fsdp"
+
+    @property
+    def is_copy(self) -> bool:
+        """GEMMs beside copies."""
+        return self.workload == "copy_engine"
 
     @property
     def why_not_ok(self) -> str:
@@ -150,8 +160,8 @@ def read_points(root: Path) -> Reading:
 
 
 def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
-    """The `ok` points of operators by what must be equal for a comparison. Layers hold their own, for kernels see
-    kernels.py."""
+    """The `ok` points of operators by what must be equal for a comparison. Layers hold their own; for kernels see
+    kernels.py, for training runs training.py, for copies copies.py."""
     cases = defaultdict(list)
     for point in points:
         if point.status == "ok" and point.is_operator:
@@ -175,8 +185,9 @@ def _read_point(directory: Path, root: Path) -> Point:
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)
     check_config(config, path)
-    if config["workload"]["name"] == "kernel":
-        config = _asked_kernel(config)
+    asked = {"kernel": _asked_kernel, "fsdp": _asked_training, "copy_engine": _asked_copies}
+    if complete := asked.get(config["workload"]["name"]):
+        config = complete(config)
     return Point(directory, "missing", config, None)
 
 
@@ -184,3 +195,17 @@ def _asked_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
     known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
     return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
+
+
+def _asked_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With what training alone decides; a precision that was left to the device is unknown."""
+    asked = config["training"]["mixed_precision"]
+    precision = "fp32" if asked == "none" else asked
+    return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}
+
+
+def _asked_copies(config: Mapping[str, Any]) -> dict[str, Any]:
+    copy = config["copy_engine"]
+    known = {"backend": "copy_engine", "precision": PRECISION_OF_DTYPE.get(copy["dtype"]), "tp_size": 1}
+    workload = {**config["workload"], "tokens": copy["matrix_size"]}
+    return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}

@@ -10,6 +10,7 @@ from pathlib import Path
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
 from overlap_sweep.analysis.conditions import GpuConditions, gpu_conditions
+from overlap_sweep.analysis.copies import CopyAnalysis, analyse_copies, copy_rows
 from overlap_sweep.analysis.drift import Drift, baseline_drift
 from overlap_sweep.analysis.failures import failures
 from overlap_sweep.analysis.frame import Row, table_rows
@@ -24,6 +25,8 @@ from overlap_sweep.analysis.repeats import Repeats, repeated
 from overlap_sweep.analysis.scaling import Scaling, scale_case
 from overlap_sweep.analysis.switches import Plan, SwitchAdvice, plan
 from overlap_sweep.analysis.traces import read_traces
+from overlap_sweep.analysis.training import TrainingAnalysis, analyse_training, is_host_limited
+from overlap_sweep.analysis.training_frame import training_rows
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 
@@ -142,6 +145,12 @@ class Analysis:
     kernel_rows: list[Row]
     """The tidy table of kernels, see kernel_frame.COLUMNS."""
     kernels: list[KernelAnalysis]
+    training_rows: list[Row]
+    """The tidy table of training runs, see training_frame.COLUMNS."""
+    training: list[TrainingAnalysis]
+    copy_rows: list[Row]
+    """The tidy table of GEMMs beside copies, see copies.COPY_COLUMNS."""
+    copies: list[CopyAnalysis]
     records: Records
     """What the sweeps that searched say of themselves."""
     strays: list[Unproven]
@@ -178,6 +187,9 @@ class Analysis:
         launch_bound = sum(len(case.launch_bound) for case in self.cases)
         launch_bound += sum(layer.launch_bound for layer in self.layers)
         launch_bound += sum(kernel.launch_bound_points for kernel in self.kernels)
+        training = (point.result for of_case in self.training for point in of_case.points)
+        launch_bound += sum(is_host_limited(result) for result in training if result)
+        launch_bound += sum(row.launch_bound for of_case in self.copies for row in of_case.rows)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
             "points": len(self.reading.points) + len(self.reading.problems),
@@ -217,6 +229,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         )
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
     kernels = analyse_kernels(reading.points)
+    training, copies = analyse_training(reading.points), analyse_copies(reading.points)
     return Analysis(
         reading=reading,
         config=config,
@@ -226,6 +239,10 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         layers=layers,
         kernel_rows=kernel_rows(reading.points, kernels, root),
         kernels=kernels,
+        training_rows=training_rows(reading.points, training, root),
+        training=training,
+        copy_rows=copy_rows(reading.points, root),
+        copies=copies,
         records=records,
         strays=[one for one in found if isinstance(one, Unproven) and one.case is None],
         problems=[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.analysis import kernel_frame, layer_frame
+from overlap_sweep.analysis import copies, kernel_frame, layer_frame, training_frame
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
@@ -25,6 +25,8 @@ from overlap_sweep.trace.places import is_below
 TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
 KERNEL_TABLE_FILE = "kernels"
+TRAINING_TABLE_FILE = "training"
+COPY_TABLE_FILE = "copies"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +64,10 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
         yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
     if analysis.kernel_rows:
         yield from _table(to_frame(analysis.kernel_rows, kernel_frame.COLUMNS), directory / KERNEL_TABLE_FILE)
+    if analysis.training_rows:
+        yield from _table(to_frame(analysis.training_rows, training_frame.COLUMNS), directory / TRAINING_TABLE_FILE)
+    if analysis.copy_rows:
+        yield from _table(to_frame(analysis.copy_rows, copies.COPY_COLUMNS), directory / COPY_TABLE_FILE)
     for case in analysis.cases:
         folder = directory / analysis.folder(case)
         points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
+from overlap_sweep.analysis.conditions import GpuConditions, gpu_conditions
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.proof import spoken
@@ -18,9 +19,10 @@ from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.switches import Plan
 from overlap_sweep.analysis.trials import DEFAULT
-from overlap_sweep.report import async_tp, kernels, layers, proofs
+from overlap_sweep.report import async_tp, copies, kernels, layers, proofs, training
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.console import console_for, fits, print_lines
+from overlap_sweep.report.knob_search import print_knob_searches
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.report.searches import print_searches
@@ -45,7 +47,11 @@ def summary_text(analysis: Analysis) -> str:
     for kernel in analysis.kernels:
         _heading(console, f"Details of {kernels.title(kernel)}")
         print_lines([_measured(kernel.points)], console)
+    for of_case in analysis.training:
+        _heading(console, f"Details of {training.title(of_case)}")
+        print_lines([_measured(of_case.points), *_in_conditions(gpu_conditions(of_case.points))], console)
     print_searches(analysis, console)
+    print_knob_searches(analysis.reading.root, console)
     commands = launch_commands(analysis.reading.points)
     if commands:
         _heading(console, "Commands")
@@ -63,6 +69,8 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     kernels.print_analyses(analysis.kernels, console, most_tables)
     if most_tables is not None and len(analysis.kernels) > most_tables:
         print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
+    training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
+    copies.print_analyses(analysis.copies, console)
     proofs.print_tuners(analysis, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")
@@ -210,11 +218,7 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
         [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)], console
     )
     print_lines([_measured(case.points)], console)
-    if case.conditions:
-        (coolest, hottest), (slowest, fastest) = case.conditions.temperature_c, case.conditions.sm_clock_mhz
-        print_lines(
-            [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"], console
-        )
+    print_lines(_in_conditions(case.conditions), console)
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):
@@ -224,6 +228,13 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
             of = f"{drift.operator} {drift.pass_name} {drift.baseline}"
             table.add_row(str(drift.tp_size), of, str(drift.measurements), *times, f"{drift.change:+.1%}")
         console.print(table)
+
+
+def _in_conditions(conditions: GpuConditions | None) -> list[str]:
+    if not conditions:
+        return []
+    (coolest, hottest), (slowest, fastest) = conditions.temperature_c, conditions.sm_clock_mhz
+    return [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"]
 
 
 def _measured(points: Sequence[Point]) -> str:

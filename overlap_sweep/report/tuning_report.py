@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.analysis.choice import PassChoice
+from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.frame import config_id, hidden_fraction
 from overlap_sweep.analysis.kernel_frame import answer_rows, comparable_cells
 from overlap_sweep.analysis.kernel_warnings import warnings
 from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, answers_in_words
+from overlap_sweep.analysis.knob_effects import knob_contributions
 from overlap_sweep.analysis.layer_frame import point_cells, variant_cells
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.proof import spoken
 from overlap_sweep.analysis.scaling import Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.analysis.training import TrainingAnalysis
+from overlap_sweep.analysis.training_frame import answer_rows as training_answer_rows
+from overlap_sweep.analysis.training_frame import contribution_cells, setting_cells
+from overlap_sweep.analysis.training_warnings import copy_warnings
+from overlap_sweep.analysis.training_warnings import warnings as training_warnings
 from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.report import async_tp
 from overlap_sweep.report.layers import verdict
@@ -38,7 +45,9 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
     layer point, with one in `variants` for each row of the tidy table of layers. `proof` has the entries of proof.json,
     and `tuner` those of its tuners. `kernels` has one entry per kernel case, with an answer for each m in `answers` and
-    in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels.
+    in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels. `training` has one entry
+    per case of training runs with the best setting, all `settings` and what each knob contributed in `knobs`, `copies`
+    one for each direction; `training_points` and `copy_points` are the rows of their tidy tables.
     """
     cases = [_case(case) for case in analysis.cases]
     return {
@@ -79,7 +88,11 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "configurations": [_row(row) for row in analysis.rows],
         "layers": _layers(analysis),
         "kernels": [_kernel(kernel) for kernel in analysis.kernels],
-        "kernel_points": [{name: finite(value) for name, value in row.items()} for row in analysis.kernel_rows],
+        "kernel_points": _finite(analysis.kernel_rows),
+        "training": [_training(of_case) for of_case in analysis.training],
+        "training_points": _finite(analysis.training_rows),
+        "copies": [_copies(of_case) for of_case in analysis.copies],
+        "copy_points": _finite(analysis.copy_rows),
         "proof": outcome_entries(analysis),
         "tuner": tuner_entries(analysis),
     }
@@ -195,6 +208,42 @@ def _kernel(kernel: KernelAnalysis) -> dict[str, Any]:
 def _comparable(row: ImplementationRow) -> dict[str, Any]:
     cells = {name: finite(value) for name, value in comparable_cells(row).items()}
     return {**cells, "setting": dict(row.setting), "points": list(row.points)}
+
+
+def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
+    environment, *others = environments(of_case.points)
+    (best,) = _finite(training_answer_rows([of_case]))
+    return {
+        **of_case.case._asdict(),
+        "parameters": of_case.parameters,
+        "measured": measured_when(of_case.points),
+        "environment": environment,
+        "other_environments": others,
+        "best": {**best, "knobs": of_case.best.knobs},
+        "shared": of_case.shared,
+        "warnings": training_warnings(of_case),
+        "settings": [
+            {**cells, "knobs": row.knobs, "points": list(row.points)}
+            for row, cells in zip(of_case.rows, _finite(map(setting_cells, of_case.rows)), strict=True)
+        ],
+        "knobs": _finite(map(contribution_cells, knob_contributions(of_case))),
+    }
+
+
+def _copies(of_case: CopyAnalysis) -> dict[str, Any]:
+    points = [row.point for row in of_case.rows]
+    return {
+        **of_case.case._asdict(),
+        "measured": measured_when(points),
+        "environment": environments(points)[0],
+        "answer": of_case.answer,
+        "warnings": copy_warnings(of_case.rows),
+        "points": [point.name for point in points],
+    }
+
+
+def _finite(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: finite(value) for name, value in row.items()} for row in rows]
 
 
 def _tp_scaling(scaling: Scaling) -> dict[str, Any]:

@@ -39,8 +39,16 @@ def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
     workload = point["workload"]
     of_point = (point["model"]["name"], space.world_size(point), point["backend"], point["precision"])
     what = (space.subject(point), *(point.get("implementations") or ()))
-    of_workload = (what, workload["name"], workload["tokens"], workload["repeats"])
+    of_workload = (what, workload["name"], workload["tokens"], workload["repeats"], *_of_training(point))
     return (*of_point, point["runtime"]["device"], *of_workload)
+
+
+def _of_training(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    if point["workload"]["name"] != "fsdp":
+        return ()
+    steps = (point["training"]["max_steps"], point["workload"]["steps"])
+    # Compiling takes longer than all the steps.
+    return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
 
 
 limits = TimeLimits()

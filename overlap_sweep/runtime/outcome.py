@@ -13,7 +13,7 @@ from pathlib import Path
 
 from overlap_sweep import space
 from overlap_sweep.kernel_shape import SEQUENTIAL
-from overlap_sweep.run_directory import Result, Status
+from overlap_sweep.run_directory import Result, Status, TrainingRun
 
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""
@@ -28,6 +28,10 @@ class Outcome:
     speedup: float | None
     """Over the same without overlap, of an operator in the passes that the point is about."""
     workload: str
+    samples_per_s: float | None = None
+    """Of a training step."""
+    trained: str | None = None
+    """The model and the ranks whose samples these are."""
 
     @property
     def name(self) -> str:
@@ -42,16 +46,41 @@ class Outcome:
         elif result.implementations:
             sequential_us = result.implementations[SEQUENTIAL].time.median_us
             speedup = sequential_us / result.objective_us if result.objective_us else None
+        elif result.training:
+            return cls._of_training(result, result.training, directory)
+        elif result.copies:
+            times = result.copies.times
+            speedup = times["sequential"].median_us / times["overlapped"].median_us
         elif result.objective_us:
             none_us = sum(result.times[name].none.median_us for name in space.passes(result.point))
             speedup = none_us / result.objective_us
         workload = result.point["workload"]["name"]
         return cls(directory, result.status, result.error, result.objective_us, speedup, workload)
 
+    @classmethod
+    def _of_training(cls, result: Result, run: TrainingRun, directory: Path) -> Outcome:
+        step_us, none_us = run.step["point"].median_us, run.step["none"].median_us
+        return cls(
+            directory,
+            result.status,
+            result.error,
+            result.objective_us,
+            speedup=none_us / step_us,
+            workload=result.point["workload"]["name"],
+            samples_per_s=run.samples_per_step / step_us * 1e6,
+            trained=f"{result.point['model']['name']} on {space.world_size(result.point)}",
+        )
+
+    @property
+    def compared(self) -> str:
+        """Of one with a speedup."""
+        reference = "sequential" if self.workload in ("kernel", "copy_engine") else "none"
+        rate = f"  {self.samples_per_s:,.0f} samples/s" if self.samples_per_s else ""
+        return f"{self.speedup:.3f}x {reference}{rate}"
+
     def __str__(self) -> str:
         if self.objective_us is not None:
-            reference = "sequential" if self.workload == "kernel" else "none"
-            compared = f"  {self.speedup:.3f}x {reference}" if self.speedup else ""
+            compared = f"  {self.compared}" if self.speedup else ""
             return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms{compared}"
         reason = (self.reason or "").splitlines()[0]
         return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"
@@ -92,10 +121,14 @@ class Outcomes:
         return self.expected - {outcome.directory for outcome in self.all}
 
     def best(self) -> Outcome | None:
-        """The largest speedup: times of different operators or TP sizes cannot be compared. Kernels have an answer for
-        each shape instead."""
-        compared = (o for o in self.all if o.speedup is not None and o.workload != "kernel")
-        return max(compared, key=lambda o: o.speedup or 0.0, default=None)
+        """The largest speedup: times of different operators or TP sizes cannot be compared. Of training steps the most
+        samples per second, unless they are of several models. Kernels and copies have an answer for each shape
+        instead."""
+        compared = [o for o in self.all if o.speedup is not None and o.workload not in ("kernel", "copy_engine")]
+        trained = {o.trained for o in compared}
+        if trained == {None} or not compared:
+            return max(compared, key=lambda o: o.speedup or 0.0, default=None)
+        return max(compared, key=lambda o: o.samples_per_s or 0.0) if len(trained) == 1 else None
 
     def counts(self) -> Counter[str]:
         return Counter(outcome.status for outcome in self.all)

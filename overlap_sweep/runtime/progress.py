@@ -63,7 +63,7 @@ def _lines(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
         yield
     best = outcomes.best()
     if best and not outcomes.searching:
-        print(f"best    {best.name}  {best.speedup:.3f}x none", file=console.file, flush=True)
+        print(f"best    {best.name}  {best.compared}", file=console.file, flush=True)
 
 
 @contextmanager

@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.training_config import TRAINING_ON
 
 if TYPE_CHECKING:
     from overlap_sweep.ranks import Ranks
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_steps": 30, "batch_size": 64, "mixed_precision": "bf16"},
-    "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},
-}
-"""What null stands for in `training`, by device."""
 
 PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
 
@@ -33,7 +28,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: who shards is said by distributed.strategy; leave backend out.")
-    training = {**DEFAULTS[device], **{name: v for name, v in point["training"].items() if v is not None}}
+    training = {**TRAINING_ON[device], **{name: v for name, v in point["training"].items() if v is not None}}
     # It says where results go, not what is measured.
     training.pop("output_dir", None)
     if profiling["enabled"] is None:

@@ -10,6 +10,7 @@ from overlap_sweep.analysis.history import HISTORY_COLUMNS, History, describe_ch
 from overlap_sweep.identity import environment_identity
 from overlap_sweep.run_directory import Result
 from tests.analysis.run_directories import layer_config, variant
+from tests.analysis.training_points import copy_config, copy_times, training_config, training_run
 from tests.store.measured import environment, result
 
 OLD, NEW = environment(), environment(packages={"torch": "2.13.0"}, driver="580.2")
@@ -174,3 +175,27 @@ def test_changes_in_words() -> None:
     before, after = environment_identity(OLD), environment_identity(environment(variables={"NCCL_NVLS_ENABLE": "1"}))
     assert describe_change(before, after) == "UB_SKIPMC 1 -> none, NCCL_NVLS_ENABLE none -> 1"
     assert describe_change(before, before) == ""
+
+
+def test_training_steps_and_copies_have_a_row_each() -> None:
+    def step(step_us: float, minute: int, on: dict[str, Any], **changed: Any) -> Result:
+        # How often clocks are looked at changes nothing.
+        point = training_config(**{"fsdp.forward_prefetch": 1, "telemetry": {"sample_interval_s": minute}})
+        run = training_run(step_us, point=point)
+        return result(minute=minute, on=on, times={}, training=run, resolved=point, **changed)
+
+    # A step takes what it takes, also where the host is what limits it.
+    new = environment({"torch": "2.13.0"})
+    both = {"times": {}, "copies": copy_times(1100.0)}
+    copies = result(minute=2, on=environment(), resolved=copy_config(), **both)
+    found = of(step(1500.0, 0, environment()), step(1200.0, 1, new, launch_bound=True), copies)
+    assert found.left_out == {}
+    rows = {(row["operator"], row["time_us"]): row for row in history_rows(found.series)}
+    assert rows.keys() == {
+        *(("fsdp2 step", 1500.0), ("fsdp2 step", 1200.0), ("4096 GEMM, 64 MiB host_to_device", 1100.0)),
+    }
+    faster = rows["fsdp2 step", 1200.0]
+    assert (faster["pass"], faster["none_us"], faster["ratio"], faster["verdict"]) == ("step", 2000.0, 0.8, "faster")
+    assert faster["setting"] == "4 ranks, forward_prefetch=1"
+    beside = rows["4096 GEMM, 64 MiB host_to_device", 1100.0]
+    assert (beside["pass"], beside["setting"], beside["none_us"]) == ("all", "overlapped", 1400.0)

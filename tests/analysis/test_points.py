@@ -142,7 +142,7 @@ def test_an_ok_layer_needs_whole_variants(tmp_path: Path, variants: dict[str, Va
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"workload": {"name": "model", "tokens": 1}}, "says model, which is none of operator, layer, kernel; update"),
+        ({"workload": {"name": "model", "tokens": 1}}, "says model, which is none of operator, layer, kernel, fsdp"),
         ({"workload": {"tokens": 1}}, "describes no point"),
         ({"layer": {"kind": "linear"}}, "describes no point"),
     ],

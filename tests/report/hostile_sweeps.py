@@ -15,6 +15,7 @@ from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
 from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import config, layer_config, write_layer, write_point
+from tests.analysis.training_points import copy_config, training_config, write_copies, write_training
 from tests.report.page.reports import analysis_of
 from tests.report.tuned_sweeps import rounds, write_tuned_sweep
 
@@ -38,7 +39,8 @@ TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
 def write_hostile_sweep(directory: Path) -> Path:
-    """Operator points of every status, whole layers, kernels, a proof, traces, and the tuner's records."""
+    """Operator points of every status, whole layers, kernels, training runs, copies, a proof, traces, and the tuner's
+    records."""
     inner = directory / FOLDER
     write_tuned_sweep(inner)
     for i, status in enumerate(("failed", "timeout", "skipped")):
@@ -53,6 +55,13 @@ def write_hostile_sweep(directory: Path) -> Path:
         write_kernel(inner, kernel, kernel_config(m), left_out={"refused": PAYLOAD, "wrong": PAYLOAD})
     write_kernel(inner, {"ring": implementation(150.0)}, kernel_config(tp_size=8))
     write_kernel(inner, {}, kernel_config(), status="skipped")
+    for ahead in (0, 1):
+        write_training(inner, 1500.0 - 300 * ahead, training_config(**{"fsdp.forward_prefetch": ahead}))
+    write_training(inner, point=training_config(**{"compile.enabled": True}), compiled=f"no: {PAYLOAD}")
+    write_training(inner, status="timeout", result={"error": PAYLOAD})
+    for size in (2048, 4096):
+        write_copies(inner, point=copy_config(matrix_size=size))
+    write_copies(inner, status="failed", result={"error": PAYLOAD})
     (inner / "missing" / ".hydra").mkdir(parents=True)
     missing = _poisoned_point(config(4, "fc1", "all", "bulk", num_sm=2))
     (inner / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(missing))
@@ -108,6 +117,11 @@ def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
         poisoned |= {"precision": point["precision"], "operator": WORD, "backend": WORD}
     if "layer" in point:
         poisoned["layer"] = {**point["layer"], "kind": PAYLOAD}
+    if "distributed" in point:
+        poisoned["distributed"] = {**point["distributed"], "env": {WORD: WORD}}
+        poisoned["compile"] = {**point["compile"], "mode": WORD, "options": {WORD: [WORD]}}
+    if "copy_engine" in point:
+        poisoned["copy_engine"] = {**point["copy_engine"], "direction": WORD, "dtype": WORD}
     return poisoned
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from overlap_sweep.run_directory import Result, Status
 from overlap_sweep.runtime.limits import LEAST_S, TimeLimits
+from tests.analysis.training_points import copy_config, training_config
 from tests.points import layer_point, operator_point
 
 seconds = st.floats(0.01, 10_000)
@@ -84,3 +85,27 @@ def test_points_of_another_kind_say_nothing(other: dict[str, Any]) -> None:
 )
 def test_only_what_was_measured_here_counts(result: Result) -> None:
     assert limits_after(result).limit_s(operator_point()) == 300.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training.max_steps": 300},
+        {"training.batch_size": 32},
+        {"training.gradient_accumulation": 4},
+        {"distributed.dp_size": 8},
+        {"distributed.strategy": "ddp"},
+        {"compile.enabled": True},
+    ],
+    ids=str,
+)
+def test_training_runs_that_do_more_are_of_another_kind(changes: dict[str, Any]) -> None:
+    limits = limits_after(measured(training_config(**{"fsdp.forward_prefetch": 1}), 5.0))
+    assert limits.limit_s(training_config()) == 50.0
+    assert limits.limit_s(training_config(**changes)) == 300.0
+
+
+def test_copies_of_a_size_are_of_a_kind() -> None:
+    limits = limits_after(measured(copy_config(), 5.0))
+    assert limits.limit_s(copy_config()) == 50.0
+    assert limits.limit_s(copy_config(copy_mb=1024.0)) == limits.limit_s(copy_config("peer")) == 300.0

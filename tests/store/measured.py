@@ -38,16 +38,18 @@ def result(
     spread_us: float = 0.0,
     none_us: float = 100.0,
     point: dict[str, Any] | None = None,
+    resolved: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Result:
-    """An operator's backward pass by bulk, measured at that minute of the hour; a spread is half the IQR."""
-    resolved = operator_point(**{"num_sm": num_sm, "repetition": 0, **(point or {})})
+    """An operator's backward pass by bulk, measured at that minute of the hour; a spread is half the IQR. Of another
+    workload `resolved` is the whole point, and `fields` what it measured."""
+    resolved = resolved or operator_point(**{"num_sm": num_sm, "repetition": 0, **(point or {})})
     times = {"fwd": pass_times(50.0), "bwd": pass_times(time_us, none_us, spread_us=spread_us)}
     usual: dict[str, Any] = {
         "name": "p",
         "point": resolved,
         "status": "ok",
-        "settings": space.settings(resolved),
+        "settings": space.settings(resolved) if "operator" in resolved else {},
         "times": times,
         "objective_us": time_us,
         "environment": on or ENVIRONMENT,

@@ -42,6 +42,26 @@ SHOWN_OF_KERNELS = (
     *("hidden_fraction", "speedup", "over_bound", "independent", "chosen", "launch_bound", "status"),
 )
 
+SHOWN_OF_TRAINING = (
+    *(
+        "ranks",
+        "strategy",
+        "batch_size",
+        "setting",
+        "step_us",
+        "noise_us",
+        "none_us",
+        "floor_us",
+        "hidden_fraction",
+        "speedup",
+    ),
+    *("samples_per_s", "peak_memory_gb", "loss", "chosen", "launch_bound", "status"),
+)
+SHOWN_OF_COPIES = (
+    *("direction", "matrix_size", "copy_mb", "gemm_us", "copy_us", "sequential_us", "overlapped_us", "saving_us"),
+    *("saving_share", "hidden_fraction", "slowdown", "launch_bound", "status"),
+)
+
 
 class Rows(StrEnum):
     """What a table is of."""
@@ -49,6 +69,19 @@ class Rows(StrEnum):
     operators = "operators"
     layers = "layers"
     kernels = "kernels"
+    training = "training"
+    copies = "copies"
+
+
+_SHOWN = {
+    Rows.operators: SHOWN,
+    Rows.layers: SHOWN_OF_LAYERS,
+    Rows.kernels: SHOWN_OF_KERNELS,
+    Rows.training: SHOWN_OF_TRAINING,
+    Rows.copies: SHOWN_OF_COPIES,
+}
+_ALONE = {"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies}
+"""By workload what is shown unasked where there is nothing else."""
 
 
 def query(
@@ -62,6 +95,13 @@ def query(
     layers: Annotated[bool, typer.Option("--layers", help="The rows of whole layers instead of operators.")] = False,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="The rows of kernels; also without it where there is nothing else.")
+    ] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="The rows of training runs; also without it where there is nothing else.")
+    ] = False,
+    copies: Annotated[
+        bool,
+        typer.Option("--copies", help="The rows of GEMMs beside copies; also without it where there is nothing else."),
     ] = False,
     columns: Annotated[
         str | None,
@@ -92,6 +132,8 @@ def query(
       python analyze.py query multirun/2026-11-20 "slot == 'fc1_dgrad'" --format csv > fc1_dgrad.csv
       python analyze.py query multirun/2026-11-20 --layers 'ratio < 1' --fail-if 'ratio_high >= 1'
       python analyze.py query multirun/2026-11-20 --kernels 'm == 8192 and not independent' --sort kernel,time_us
+      python analyze.py query multirun/2026-11-20 --training 'forward_prefetch > 0' --sort=-samples_per_s
+      python analyze.py query multirun/2026-11-20 --copies "direction == 'device_to_host' and hidden_fraction < 0.5"
 
     \b
     Columns:
@@ -124,12 +166,31 @@ def query(
       true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf independent launch_bound chosen
       microseconds   time_us q1_us q3_us sequential_us gemm_only_us comm_only_us bound_us
       plain numbers  tflops link_gb_per_s hidden_fraction speedup over_bound relative_error
+    \b
+    Columns with --training, one row per point:
+      text           point directory model device strategy precision setting backward_prefetch reshard_after_forward
+                     reduce_dtype status error compiled
+      whole numbers  ranks turned batch_size gradient_accumulation forward_prefetch replicas repeats samples_per_step
+                     parameters
+      true, false    limit_all_gathers enable_overlap compile launch_bound chosen
+      microseconds   step_us noise_us q1_us q3_us none_us floor_us host_us comm_us exposed_us us_per_sample
+      plain numbers  bucket_cap_mb speedup hidden_fraction samples_per_s tokens_per_s peak_memory_gb first_loss loss
+    \b
+    Columns with --copies, one row per point:
+      text           point directory device direction dtype status error
+      whole numbers  matrix_size gemms copies repeats
+      true, false    launch_bound
+      microseconds   gemm_us copy_us sequential_us overlapped_us saving_us saving_noise_us ideal_us
+      plain numbers  copy_mb saving_share hidden_fraction slowdown tflops_alone tflops_overlapped gb_per_s_alone
+                     gb_per_s_overlapped
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    if layers and kernels:
-        raise typer.BadParameter("--layers and --kernels: give only one.")
-    table, rows, problems = _table(directory, Rows.layers if layers else Rows.kernels if kernels else None)
+    given = {Rows.layers: layers, Rows.kernels: kernels, Rows.training: training, Rows.copies: copies}
+    asked_rows = [one for one, is_given in given.items() if is_given]
+    if len(asked_rows) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{one}' for one in asked_rows)}: give only one.")
+    table, rows, problems = _table(directory, asked_rows[0] if asked_rows else None)
     wanted = condition(table, expression) if expression is not None else None
     matching = table[wanted.mask] if wanted else table
     check_fail_if(fail_expressions, matching)
@@ -157,33 +218,49 @@ def query(
 
 def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list[str]]:
     """All rows, what they are of, and a sentence for each file that cannot be read. Where nothing was asked for, of
-    operators, unless there are only kernels."""
-    from overlap_sweep.analysis import kernel_frame, layer_frame
+    operators, unless there are only kernels, only training runs, or only copies."""
+    from overlap_sweep.analysis import kernel_frame, layer_frame, training_frame
+    from overlap_sweep.analysis.copies import COPY_COLUMNS, copy_rows
     from overlap_sweep.analysis.frame import COLUMNS, table_rows, to_frame
     from overlap_sweep.analysis.kernels import analyse_kernels
     from overlap_sweep.analysis.layers import analyse_layer
     from overlap_sweep.analysis.points import read_points
     from overlap_sweep.analysis.traces import read_traces
-    from overlap_sweep.report.files import KERNEL_TABLE_FILE, LAYER_TABLE_FILE, TABLE_FILE
+    from overlap_sweep.analysis.training import analyse_training
+    from overlap_sweep.report.files import (
+        COPY_TABLE_FILE,
+        KERNEL_TABLE_FILE,
+        LAYER_TABLE_FILE,
+        TABLE_FILE,
+        TRAINING_TABLE_FILE,
+    )
 
     written = {
         Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
         Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
         Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
+        Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
+        Rows.copies: (directory / f"{COPY_TABLE_FILE}.parquet", COPY_COLUMNS),
     }
     try:
         reading = read_points(directory)
     except UserError:
         there = [one for one, (path, _) in written.items() if path.is_file()]
-        rows = rows or (Rows.kernels if there == [Rows.kernels] else Rows.operators)
+        rows = rows or (there[0] if len(there) == 1 and there[0] in _ALONE.values() else Rows.operators)
         if rows not in there:
             raise
         return _written(*written[rows]), rows, []
     points = reading.points
-    rows = rows or (Rows.kernels if points and all(point.is_kernel for point in points) else Rows.operators)
+    workloads = {point.workload for point in points}
+    rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
     if rows is Rows.kernels:
         of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
         return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
+    if rows is Rows.training:
+        of_training = training_frame.training_rows(points, analyse_training(points), directory)
+        return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
+    if rows is Rows.copies:
+        return to_frame(copy_rows(points, directory), COPY_COLUMNS), rows, list(reading.problems)
     if rows is Rows.layers:
         analyses = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
         of_layers = layer_frame.layer_rows(points, analyses, directory)
@@ -237,7 +314,7 @@ def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str
     why = ["error"] if len(rows) and not is_ok.any() else []
     # A point that was not measured doesn't know its GPU, only that there was to be one.
     known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
-    usual = {Rows.operators: SHOWN, Rows.layers: SHOWN_OF_LAYERS, Rows.kernels: SHOWN_OF_KERNELS}[of]
+    usual = _SHOWN[of]
     in_question = [name for name in CASE if name in rows and name not in usual]
     cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]

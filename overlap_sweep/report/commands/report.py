@@ -42,8 +42,9 @@ def report(
     analysis.overlap_threshold=0.5       from this overlap ratio on an overlap is called effective
 
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
-    does. These rows are also what --fail-if looks at. Where there are only kernels, they are one per kernel and shape:
-    the implementation to use there.
+    does. These rows are also what --fail-if looks at. Where there are no operators, they are one per kernel and shape:
+    the implementation to use there; or one per model, ranks and device that was trained: the best setting; or one per
+    point of GEMMs beside copies.
 
     \b
       model backend device precision tokens tp_size slot operator phase pass
@@ -55,6 +56,13 @@ def report(
       kernel m n k tp_size precision device backend implementation method num_sm aggregate num_splits cga_size
       set_sm_margin use_ce atomic_gemm fp8_buf other_knobs time_us noise_us sequential_us gemm_only_us comm_only_us
       bound_us tflops link_gb_per_s hidden_fraction speedup over_bound relative_error reason
+    \b
+    of training runs:
+      model ranks device strategy precision setting overrides turned batch_size gradient_accumulation forward_prefetch
+      backward_prefetch limit_all_gathers reshard_after_forward replicas reduce_dtype enable_overlap bucket_cap_mb
+      compile step_us noise_us none_us floor_us host_us speedup hidden_fraction comm_us exposed_us us_per_sample
+      samples_per_step samples_per_s tokens_per_s peak_memory_gb parameters loss compiled launch_bound reference gain
+      reason
 
     \b
     Examples:
@@ -89,13 +97,23 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none and kernels of these."""
-    from overlap_sweep.analysis import answers, kernel_frame
+    """Of operators, or where there are none of kernels, training runs or copies, the first that there are."""
+    from overlap_sweep.analysis import answers, copies, kernel_frame, training_frame
     from overlap_sweep.analysis.frame import to_frame
-    from overlap_sweep.report.files import KERNEL_TABLE_FILE
+    from overlap_sweep.report.files import COPY_TABLE_FILE, KERNEL_TABLE_FILE, TRAINING_TABLE_FILE
 
-    if analysis.kernel_rows and not analysis.rows:
-        return to_frame(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS)
-    if analysis.kernel_rows and format is not TableFormat.table:
-        print_aside(f"These are the answers about operators; those about kernels are in {KERNEL_TABLE_FILE}.csv.")
-    return to_frame(answers.answer_rows(analysis), answers.COLUMNS)
+    of_training = (training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS)
+    found = [
+        ("operators", analysis.rows, "points", (answers.answer_rows(analysis), answers.COLUMNS)),
+        (
+            *("kernels", analysis.kernel_rows, KERNEL_TABLE_FILE),
+            (kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),
+        ),
+        ("training runs", analysis.training_rows, TRAINING_TABLE_FILE, of_training),
+        ("copies", analysis.copy_rows, COPY_TABLE_FILE, (analysis.copy_rows, copies.COPY_COLUMNS)),
+    ]
+    told, *others = [one for one in found if one[1]] or found[:1]
+    if format is not TableFormat.table:
+        for what, _, file, _ in others:
+            print_aside(f"These are the answers about {told[0]}; those about {what} are in {file}.csv.")
+    return to_frame(*told[3])

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.kernels import KernelAnalysis
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.proof import Outcome, Proof, named
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
+from overlap_sweep.analysis.training import TrainingAnalysis
 from overlap_sweep.analysis.trials import NONE, TUNED
 from overlap_sweep.report.page import (
+    copies_chart,
     hidden_fraction,
     kernel_chart,
     kernel_dots,
+    knob_chart,
     layer_chart,
     num_sm,
+    time_bars,
     timeline,
     tp_scaling,
+    training_chart,
 )
 from overlap_sweep.report.page.figures import Figure, figure
 
@@ -112,6 +118,20 @@ def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
         return figure(name, kernel_dots.describe(dots), dots, kernel_dots.chart)
     panel = kernel_chart.kernel_panel(kernel)
     return figure(name, kernel_chart.describe(panel), panel, kernel_chart.chart)
+
+
+def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Figure | None]:
+    """The settings, and what each knob contributed, if that can be told."""
+    panel, knobs = training_chart.training_panel(training), knob_chart.knob_panel(training)
+    return (
+        figure(name, time_bars.describe(panel), panel, time_bars.chart),
+        figure(f"{name}_knobs", knob_chart.describe(knobs), knobs, knob_chart.chart) if knobs else None,
+    )
+
+
+def copies_figure(copies: CopyAnalysis, name: str) -> Figure:
+    panel = copies_chart.copies_panel(copies)
+    return figure(name, time_bars.describe(panel), panel, time_bars.chart)
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:

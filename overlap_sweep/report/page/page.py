@@ -8,19 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from overlap_sweep.analysis.choice import DEFAULT_MARGIN
+from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
-from overlap_sweep.report import async_tp, kernels, layers
+from overlap_sweep.analysis.training import TrainingAnalysis
+from overlap_sweep.report import async_tp, copies, kernels, layers, training
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.page import libraries
 from overlap_sweep.report.page.answers import Answer, answers, scaling_sentence
-from overlap_sweep.report.page.case_figures import CaseFigures, case_figures, kernel_figure, loose_layer_figures
+from overlap_sweep.report.page.case_figures import (
+    CaseFigures,
+    case_figures,
+    copies_figure,
+    kernel_figure,
+    loose_layer_figures,
+    training_figures,
+)
 from overlap_sweep.report.page.environment import machines
 from overlap_sweep.report.page.figures import Figure, script_safe
 from overlap_sweep.report.page.kernels_table import compared_table, kernels_table
 from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.page.pngs import column, png
 from overlap_sweep.report.page.points_table import Table, layers_table, points_table
+from overlap_sweep.report.page.training_tables import copies_table, settings_table, sizes_table, training_table
 from overlap_sweep.report.provenance import launch_commands, measured_when
 
 FILE_NAME = "report.html"
@@ -73,20 +83,65 @@ class KernelSection:
     table: Table
 
 
+@dataclass(frozen=True)
+class TrainingSection:
+    number: int
+    """From 1 on, in the page's addresses."""
+    title: str
+    brief: str
+    answers: list[str]
+    cautions: list[str]
+    chart: Figure
+    knobs: Figure | None
+    table: Table
+
+
+@dataclass(frozen=True)
+class CopySection:
+    number: int
+    direction: str
+    answer: str
+    chart: Figure
+    table: Table
+
+
+@dataclass(frozen=True)
+class Sections:
+    """All of the page's, but those that every page has."""
+
+    cases: list[CaseSection]
+    loose: list[LayerSection]
+    kernels: list[KernelSection]
+    training: list[TrainingSection]
+    copies: list[CopySection]
+
+
 def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Paths below the report's directory; `beside` are the names of the other files there."""
-    cases = [_case(case, analysis, i) for i, case in enumerate(analysis.cases)]
-    loose = [_layer(i, analysis) for i in range(len(analysis.loose_layers))]
-    of_kernels = [_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)]
-    yield FILE_NAME, _page(analysis, cases, loose, of_kernels, command, beside).encode()
-    for section in cases:
+    sections = Sections(
+        cases=[_case(case, analysis, i) for i, case in enumerate(analysis.cases)],
+        loose=[_layer(i, analysis) for i in range(len(analysis.loose_layers))],
+        kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
+        training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
+        copies=[_copies(of_case, i) for i, of_case in enumerate(analysis.copies, start=1)],
+    )
+    yield FILE_NAME, _page(analysis, sections, command, beside).encode()
+    for section in sections.cases:
         for name, content in _plots(section.figures):
             yield (PurePosixPath(section.folder) / PLOTS / name).as_posix(), content
-    for layer in loose:
-        yield f"{PLOTS}/{layer.chart.name}.png", png([layer.chart])
-    for kernel in of_kernels:
-        if kernel.chart:
-            yield f"{PLOTS}/{kernel.chart.name}.png", png([kernel.chart])
+    for chart in _single_charts(sections):
+        yield f"{PLOTS}/{chart.name}.png", png([chart])
+
+
+def _single_charts(sections: Sections) -> Iterator[Figure]:
+    """Those with a file of their own."""
+    yield from (layer.chart for layer in sections.loose)
+    yield from (kernel.chart for kernel in sections.kernels if kernel.chart)
+    for of_training in sections.training:
+        yield of_training.chart
+        if of_training.knobs:
+            yield of_training.knobs
+    yield from (of_copies.chart for of_copies in sections.copies)
 
 
 def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
@@ -127,6 +182,25 @@ def _kernel(kernel: KernelAnalysis, number: int, analysis: Analysis) -> KernelSe
     )
 
 
+def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
+    chart, knobs = training_figures(of_case, f"training_{number}")
+    return TrainingSection(
+        number=number,
+        title=training.title(of_case),
+        brief=of_case.case.brief,
+        answers=training.answers(of_case),
+        cautions=training.cautions(of_case),
+        chart=chart,
+        knobs=knobs,
+        table=settings_table(of_case),
+    )
+
+
+def _copies(of_case: CopyAnalysis, number: int) -> CopySection:
+    chart = copies_figure(of_case, f"copies_{number}")
+    return CopySection(number, of_case.case.direction, of_case.answer, chart, sizes_table(of_case))
+
+
 def _plots(figures: CaseFigures) -> Iterator[tuple[str, bytes]]:
     for figure in (*figures.hidden, *figures.layers):
         yield f"{_plain(figure.name)}.png", png([figure])
@@ -147,9 +221,7 @@ def _plain(name: str) -> str:
 
 def _page(
     analysis: Analysis,
-    cases: Sequence[CaseSection],
-    loose: Sequence[LayerSection],
-    of_kernels: Sequence[KernelSection],
+    sections: Sections,
     command: str,
     beside: Sequence[str],
 ) -> str:
@@ -160,16 +232,18 @@ def _page(
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     points = analysis.reading.points
-    models = list(
-        dict.fromkeys(point.case.model for point in points if not point.is_kernel or point.config["operator"])
-    )
-    sizes = list(dict.fromkeys(kernel.case.kernel for kernel in analysis.kernels)) if not models else []
     return environment.get_template("page.html.j2").render(
-        title=f"Communication overlap of {', '.join([*models, *sizes])}",
+        title=f"Communication overlap of {', '.join(_subjects(analysis))}",
         measured=measured_when(points),
-        cases=cases,
-        loose=loose,
-        kernels=of_kernels,
+        cases=sections.cases,
+        loose=sections.loose,
+        kernels=sections.kernels,
+        training=sections.training,
+        training_legend=training.LEGEND,
+        copies=sections.copies,
+        copies_title=copies.title(analysis.copies) if analysis.copies else "",
+        copies_legend=copies.LEGEND,
+        copies_cautions=copies.cautions(analysis.copies),
         margin=f"{DEFAULT_MARGIN:.1%}",
         most_charts=MOST_KERNEL_CHARTS,
         counts={name: count for name, count in analysis.counts().items() if count},
@@ -177,6 +251,8 @@ def _page(
         layers=layers_table(analysis),
         kernel_points=kernels_table(analysis) if len(analysis.kernel_rows) <= MOST_KERNEL_ROWS else None,
         kernel_rows=len(analysis.kernel_rows),
+        training_points=training_table(analysis),
+        copy_points=copies_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),
@@ -190,6 +266,18 @@ def _page(
         tables_script=libraries.tables_script(),
         page_script=(here / "page.js").read_text(),
     )
+
+
+def _subjects(analysis: Analysis) -> list[str]:
+    """What was measured: models, or where sizes were given the kernels, or copies."""
+    named = (
+        point.case.model
+        for point in analysis.reading.points
+        if not point.is_copy and (not point.is_kernel or point.config["operator"])
+    )
+    models = list(dict.fromkeys(named))
+    kernels_alone = list(dict.fromkeys(kernel.case.kernel for kernel in analysis.kernels)) if not models else []
+    return [*models, *kernels_alone, *(["GEMMs and copies"] if analysis.copies else [])]
 
 
 def _tuners(analysis: Analysis) -> list[str]:

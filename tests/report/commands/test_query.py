@@ -10,9 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlap_sweep.analysis import frame, kernel_frame, layer_frame
+from overlap_sweep.analysis import frame, kernel_frame, layer_frame, training_frame
+from overlap_sweep.analysis.copies import COPY_COLUMNS
 from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import config, pass_times, variant, write_layer, write_point
+from tests.analysis.training_points import write_sweep_of_copies, write_sweep_of_training
 from tests.report.sweeps import write_sweep
 from tests.report.test_command_line import ROOT, TRACE, analyze, assert_one_error, files_below, on_terminal
 from tests.report.test_kernels import write_family
@@ -260,3 +262,27 @@ def test_of_kernels_that_all_failed_the_reasons_are_shown(tmp_path: Path) -> Non
     assert "flux is not installed" in process.stdout
     write_kernel(tmp_path, {"a": implementation(150.0)})
     assert "flux is not installed" in analyze("query", tmp_path, "status != 'ok'").stdout
+
+
+def test_rows_of_training_runs_and_copies(tmp_path: Path) -> None:
+    write_sweep_of_training(tmp_path / "training")
+    found = rows(tmp_path / "training")
+    assert len(found) == 9
+    assert found[0].keys() == training_frame.COLUMNS.keys()
+    write_sweep_of_copies(tmp_path / "copies")
+    assert rows(tmp_path / "copies")[0].keys() == COPY_COLUMNS.keys()
+    # Of several kinds of points, those that are asked for.
+    chosen = rows(tmp_path, "--training", "chosen")
+    assert [row["directory"] for row in chosen] == ["training/fsdp_6"]
+    shown = analyze("query", tmp_path, "--copies", "hidden_fraction > 0.5", "--sort", "matrix_size").stdout
+    assert shown.splitlines()[1].split()[:3] == ["direction", "matrix_size", "copy_mb"]
+    assert shown.count("device_to_host") == 4
+    refused = analyze("query", tmp_path, "--copies", "--training")
+    assert refused.returncode == 2
+    assert "--training and --copies: give only one" in " ".join(refused.stderr.replace("\u2502", " ").split())
+
+
+def test_rows_of_training_runs_that_were_analysed_elsewhere(tmp_path: Path) -> None:
+    raw = rows(write_sweep_of_training(tmp_path / "training"))
+    analyze(tmp_path / "training", "--output", tmp_path / "reports")
+    assert rows(tmp_path / "reports") == rows(tmp_path / "reports", "--training") == raw

@@ -1,0 +1,129 @@
+"""What each knob changes: every two settings of training steps that differ in nothing else."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, differ
+from overlap_sweep.analysis.training_knobs import Knobs, brief, in_words, usual
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """Two settings that differ in one knob alone."""
+
+    knob: str
+    before: TrainingRow
+    """With the usual value, or where neither has it the smaller one."""
+    after: TrainingRow
+
+    @property
+    def change(self) -> float:
+        """Of the time that a sample takes: -0.1 is a tenth less."""
+        return self.after.of_sample.time_us / self.before.of_sample.time_us - 1
+
+    @property
+    def noise(self) -> float:
+        """Of the change."""
+        ours, theirs = self.after.of_sample, self.before.of_sample
+        relative = math.hypot(ours.noise_us / ours.time_us, theirs.noise_us / theirs.time_us)
+        return relative * ours.time_us / theirs.time_us
+
+    @property
+    def differs(self) -> bool:
+        return differ(self.before, self.after)
+
+    @property
+    def values(self) -> tuple[Any, Any]:
+        return self.before.knobs.get(self.knob), self.after.knobs.get(self.knob)
+
+
+@dataclass(frozen=True)
+class KnobContribution:
+    """One change of one knob, wherever it was measured."""
+
+    knob: str
+    before: Any
+    after: Any
+    effects: list[KnobEffect]
+    beside_best: KnobEffect | None
+    """With all other knobs as in the best setting."""
+    taken: bool
+    """Whether the best setting has it as it is after the change."""
+
+    @property
+    def change(self) -> float:
+        """The median of the effects."""
+        return statistics.median(effect.change for effect in self.effects)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        changes = [effect.change for effect in self.effects]
+        return min(changes), max(changes)
+
+    @property
+    def noise(self) -> float:
+        """Of a typical effect."""
+        return statistics.median(effect.noise for effect in self.effects)
+
+    @property
+    def differs(self) -> int:
+        """In how many of them the change is more than noise."""
+        return sum(effect.differs for effect in self.effects)
+
+    @property
+    def what(self) -> str:
+        return f"{in_words(self.before)} \N{RIGHTWARDS ARROW} {in_words(self.after)}"
+
+    @property
+    def name(self) -> str:
+        return brief(self.knob)
+
+
+def knob_effects(analysis: TrainingAnalysis) -> list[KnobEffect]:
+    """Every pair of rows that differ in one knob alone."""
+    return [effect for name in analysis.differing for effect in _of_knob(name, analysis.rows, analysis.differing)]
+
+
+def knob_contributions(analysis: TrainingAnalysis) -> list[KnobContribution]:
+    """Of each knob every change from one value to another; what moved most comes first."""
+    found: dict[tuple[str, str, str], list[KnobEffect]] = defaultdict(list)
+    for effect in knob_effects(analysis):
+        before, after = effect.values
+        found[effect.knob, in_words(before), in_words(after)].append(effect)
+    return sorted((_contribution(effects, analysis.best) for effects in found.values()), key=_place)
+
+
+def _of_knob(name: str, rows: Sequence[TrainingRow], among: Sequence[str]) -> Iterator[KnobEffect]:
+    alike: dict[tuple[str, ...], list[TrainingRow]] = defaultdict(list)
+    for row in rows:
+        alike[tuple(repr(row.knobs.get(other)) for other in among if other != name)].append(row)
+    for group in alike.values():
+        ordered = sorted(group, key=lambda row: _order(row.knobs, name))
+        for i, before in enumerate(ordered):
+            for after in ordered[i + 1 :]:
+                yield KnobEffect(name, before, after)
+
+
+def _order(knobs: Knobs, name: str) -> tuple[bool, float, str]:
+    """The usual value first, then numbers from low to high, then words."""
+    value = knobs.get(name)
+    number = float(value) if isinstance(value, int | float) else math.inf
+    return value != usual(knobs, name), number, in_words(value)
+
+
+def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribution:
+    knob, (before, after) = effects[0].knob, effects[0].values
+    beside_best = next((effect for effect in effects if best in (effect.before, effect.after)), None)
+    taken = in_words(best.knobs.get(knob)) == in_words(after)
+    return KnobContribution(knob, before, after, effects, beside_best, taken)
+
+
+def _place(contribution: KnobContribution) -> tuple[Any, ...]:
+    told = contribution.beside_best.change if contribution.beside_best else contribution.change
+    return contribution.beside_best is None, -abs(told)
