@@ -66,8 +66,8 @@ def disagreements(points: Iterable[Point]) -> Iterator[str]:
             yield (
                 f"{point.name}: by the telemetry's marks {found.by_marks_ms:.2f} ms of communication are exposed in a "
                 f"profiled step of {found.step_ms:.1f} ms, by the kernels in the trace {found.by_kernels_ms:.2f}: "
-                "believe the kernels. Gaps between a layer's kernels count as its computation, as when the host is slow, "
-                "or streams wait for each other (CUDA_DEVICE_MAX_CONNECTIONS=1)."
+                "believe the kernels. Gaps between a layer's kernels count as its computation, as when the host is "
+                "slow, or streams wait for each other (CUDA_DEVICE_MAX_CONNECTIONS=1)."
             )
 
 

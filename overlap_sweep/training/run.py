@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -86,6 +87,13 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
         "traces": traces,
         "warnings": warnings,
     }
+
+
+def forget(ranks: Ranks) -> None:
+    """Free what a run has left: models and FSDP2's hooks refer to each other, and the next point needs the memory."""
+    gc.collect()
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _step(steps: TrainingSteps, collectives: Collectives, mode: str, _turn: int) -> Step:

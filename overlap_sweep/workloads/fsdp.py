@@ -124,6 +124,9 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train with telemetry, profile, and compare with no overlap and no communication."""
-    from overlap_sweep.training.run import run_training
+    from overlap_sweep.training.run import forget, run_training
 
-    return run_training(point, directory, ranks)
+    try:
+        return run_training(point, directory, ranks)
+    finally:
+        forget(ranks)

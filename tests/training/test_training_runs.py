@@ -234,3 +234,25 @@ def test_the_baselines_are_what_they_are_called(strategy: str, tmp_path: Path) -
         assert sum_of_comm(none) > 0
         assert sum_of_comm(floor) == 0
         assert math.isfinite(floor.loss)
+
+
+def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> int:
+    """How many of the tensors that the points have made are there after them."""
+    import gc
+
+    from overlap_sweep.workloads import fsdp
+
+    def count() -> int:
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    before = count()
+    for point in points:
+        fsdp.run(point, root, ranks)
+    return count() - before
+
+
+def test_a_point_leaves_no_memory_to_the_next(tmp_path: Path) -> None:
+    asked = [FSDP2["defaults"], FSDP2["limited"], FSDP2["backward_post"], DDP["ddp load"]]
+    left = run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path)
+    # A model has dozens of parameters; clocks and counters stay.
+    assert max(left) < 5
