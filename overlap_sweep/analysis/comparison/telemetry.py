@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from overlap_sweep.analysis.comparison.matching import MARGIN
 from overlap_sweep.analysis.comparison.ratios import geometric_mean, ratio
+from overlap_sweep.analysis.marks_and_kernels import disagreements
 from overlap_sweep.analysis.telemetry import Run, read_telemetry
 from overlap_sweep.analysis.telemetry_dips import Dip, find_dips, slow_devices
 from overlap_sweep.analysis.telemetry_steps import (
@@ -143,6 +144,7 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
         if selection.incomplete:
             warnings.append(f"{run.name}: {_numbers(selection.incomplete)} left out: not all ranks recorded it.")
         warnings += slow_devices(run, selection.measured)
+        warnings += disagreements([run.point] if run.point else [])
     if not runs:
         raise UserError(problems[0])
     return TelemetryDataset(label, path, runs, problems, warnings)
@@ -198,7 +200,8 @@ def settings_of(run: Run) -> dict[str, Any]:
     """Its knobs, as result.json has them: by `fsdp.forward_prefetch` and the like; empty of logs alone."""
     config = run.point.config if run.point else {}
     nested = {name: config[name] for name in (*_WHOLE_KNOBS, *_KNOBS) if name in config}
-    return _flat(nested)
+    connections = config.get("runtime", {}).get("max_connections")
+    return _flat(nested) | ({"runtime.max_connections": connections} if config else {})
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

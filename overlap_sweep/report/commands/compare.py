@@ -218,10 +218,9 @@ def _compare_telemetry(
     print_rows(frame, format, print_table=lambda console: print_telemetry(compared, console, by is By.point))
     if output:
         from overlap_sweep.report.comparison.telemetry_charts import telemetry_charts
-        from overlap_sweep.report.comparison.telemetry_files import telemetry_summary_of, write_telemetry_files
+        from overlap_sweep.report.comparison.telemetry_summary import SUMMARY_FILE, telemetry_summary_of
 
-        charts = telemetry_charts(compared)
-        _print_written(write_telemetry_files(output, telemetry_summary_of(compared), frame, charts), format)
+        _write(output, telemetry_summary_of(compared), frame, telemetry_charts(compared), format, SUMMARY_FILE)
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "rows")
 
@@ -268,15 +267,16 @@ def _trace_frame(compared: TraceComparison, by: By) -> pd.DataFrame:
 
 
 def _write(
-    directory: Path, summary: dict[str, Any], frame: pd.DataFrame, charts: Sequence[Chart], format: TableFormat
+    directory: Path,
+    summary: dict[str, Any],
+    frame: pd.DataFrame,
+    charts: Sequence[Chart],
+    format: TableFormat,
+    summary_file: str | None = None,
 ) -> None:
-    from overlap_sweep.report.comparison.files import write_files
-
-    _print_written(write_files(directory, summary, frame, charts), format)
-
-
-def _print_written(written: Sequence[Path], format: TableFormat) -> None:
+    from overlap_sweep.report.comparison.files import SUMMARY_FILE, write_files
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.text import print_written
 
+    written = write_files(directory, summary, frame, charts, summary_file or SUMMARY_FILE)
     print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))

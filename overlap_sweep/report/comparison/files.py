@@ -21,14 +21,18 @@ SUMMARY_FILE, TABLE_FILE = "comparison.json", "comparison"
 
 
 def write_files(
-    directory: Path, summary: Mapping[str, Any], frame: pd.DataFrame, charts: Sequence[Chart]
+    directory: Path,
+    summary: Mapping[str, Any],
+    frame: pd.DataFrame,
+    charts: Sequence[Chart],
+    summary_file: str = SUMMARY_FILE,
 ) -> list[Path]:
     """All at once, after all could be made. UserError where the directory cannot be written to."""
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False)
     contents = {
         # What is no number of JSON's becomes null.
-        SUMMARY_FILE: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+        summary_file: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
         f"{TABLE_FILE}.csv": csv_of(frame).encode(),
         f"{TABLE_FILE}.parquet": parquet.getvalue(),
         **{chart.file_name: as_png(chart) for chart in charts},
