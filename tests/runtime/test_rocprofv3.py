@@ -20,6 +20,8 @@ from overlap_sweep.runtime.pool import WorkerPool
 from tests.points import operator_point
 from tests.sweeps import ROOT, Launch, wait_for
 
+pytestmark = pytest.mark.end_to_end
+
 TINY = (
     *("workload=fsdp", "model=ranking_tiny", "runtime.device=cpu", "profile=none", "profiling.rocprofv3=true"),
     *("ranking.num_layers=1", "ranking.sequence_length=4", "ranking.num_sparse_features=2", "training.max_steps=2"),
@@ -141,7 +143,6 @@ def test_where_it_is_missing_the_launcher_says_so_unless_it_only_hands_on(
     assert resolve(config)["profiling"]["rocprofv3"]
 
 
-@pytest.mark.end_to_end
 def test_a_training_run_under_it_by_the_command(rocprofv3: Callable[[str], Path], tmp_path: Path) -> None:
     rocprofv3("exec")
     launch = Launch(tmp_path / "runs")

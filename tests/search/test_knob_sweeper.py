@@ -27,6 +27,8 @@ from overlap_sweep.search.knob_sweeper import sweep
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
 from tests.sweeps import ROOT, Launch
 
+pytestmark = pytest.mark.end_to_end
+
 EXPERIMENT = yaml.safe_load((ROOT / "conf" / "experiment" / "fsdp_overlap.yaml").read_text())
 PARAMS = EXPERIMENT["hydra"]["sweeper"]["params"]
 TINY = ("workload=fsdp", "model=ranking_tiny", "runtime.device=cpu", "profile=none")
@@ -294,7 +296,6 @@ def test_layers_and_kernels_have_no_one_time_to_compare(tmp_path: Path) -> None:
         searched(tmp_path, fixed=("workload=layer", *ON_CPU), params={"num_sm": "1,2"})
 
 
-@pytest.mark.end_to_end
 def test_a_real_search_ends_with_an_answer_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "search")
     small = ("training.max_steps=2", "training.batch_size=1", "ranking.num_layers=2", "ranking.sequence_length=8")

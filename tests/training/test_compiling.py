@@ -12,6 +12,8 @@ from overlap_sweep.ranks import Ranks
 from overlap_sweep.training.compiling import compile_layers
 from tests.processes import run_ranks
 
+pytestmark = pytest.mark.end_to_end
+
 ALONE = Ranks(0, 1, torch.device("cpu"))
 COMPILE: dict[str, Any] = {
     **{"enabled": True, "backend": "aot_eager", "mode": None, "fullgraph": False, "dynamic": None, "options": {}},
@@ -78,7 +80,6 @@ def test_compiled_layers_compute_the_same_under_the_same_names(backend: str) -> 
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.end_to_end
 def test_inductor_computes_the_same() -> None:
     plain, model = layers(count=2), layers(count=2)
     assert compiled(model, backend="inductor", dynamic=False) == "inductor"

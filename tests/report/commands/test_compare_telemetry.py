@@ -24,6 +24,8 @@ from tests.report.hostile_sweeps import PAYLOAD
 from tests.report.test_command_line import ROOT, analyze, assert_one_error, on_terminal
 from tests.sweeps import Launch
 
+pytestmark = pytest.mark.end_to_end
+
 TRACE = ROOT / "tests" / "data" / "traces" / "h200x4_llama3_70b_layer_none.json.gz"
 PNG = b"\x89PNG\r\n\x1a\n"
 POINT = training_config(**{"distributed.dp_size": 2})
@@ -214,7 +216,6 @@ def test_a_dip_in_words(tmp_path: Path) -> None:
     assert describe_dip(measured.dips[0]).endswith("25% slower; no sample of the device")
 
 
-@pytest.mark.end_to_end
 def test_a_sweep_of_the_products_own(tmp_path: Path) -> None:
     small = ("workload=fsdp", "model=ranking_tiny", "runtime.device=cpu", "training.max_steps=6", "profile=none")
     launched = Launch(tmp_path / "sweep").run("-m", *small, "workload.repeats=3", "fsdp.forward_prefetch=false,true")
