@@ -84,7 +84,9 @@ class TrainingSteps:
             grad_norm = self._update()
             self._recorder.end_computing()
             end = self._recorder.mark()
-            loss = torch.stack(losses).mean()
+            with torch.no_grad():
+                # Its number among autograd's would make it the last of the forward.
+                loss = torch.stack(losses).mean()
         self._taken += 1
         waited_s = self._collectives.blocked_s - blocked_s
         return Step(
