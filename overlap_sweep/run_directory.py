@@ -105,7 +105,8 @@ class TrainingRun(msgspec.Struct, kw_only=True):
     collective alone on the device; `floor`, the same computation without communication. Their i-th samples were taken
     side by side, so they pair."""
     host_us: dict[str, float]
-    """By variant how long the host took to enqueue a step, without waiting for the device: median, slowest rank."""
+    """By variant how long the host took to enqueue a step, without waiting for the device: median, slowest rank. Empty
+    on a CPU; without a variant whose launches waited for the device."""
     samples_per_step: int
     """Of all ranks and micro batches."""
     parameters: int

@@ -33,14 +33,14 @@ class StepRecord(msgspec.Struct, kw_only=True):
     """One line: one step of one rank."""
 
     step: int
-    """Counted through over the run."""
+    """Counted through over the run; those under the profiler that it throws away have no line."""
     rank: int
     started: float
     """When the host began it: seconds since 1970, UTC."""
     profiled: bool = False
     """torch.profiler was on: its spans are the same, its times are longer."""
     step_ms: float
-    """From its start to the next one's, on the device."""
+    """From its start to the end of its optimizer, on the device."""
     streams_ms: dict[str, float]
     """For how long each of STREAMS was active: unions of its spans."""
     compute_allreduce_ms: float

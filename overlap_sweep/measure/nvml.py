@@ -13,12 +13,12 @@ import torch
 
 @cache
 def handle_of(device: torch.device) -> Any | None:
-    """The GPU as NVML knows it, whose order need not be CUDA's; None without NVML."""
+    """The GPU as NVML knows it, whose order need not be CUDA's; None without NVML, and for a part of a GPU (MIG)."""
     try:
         pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return None
-    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def read(handle: Any) -> dict[str, float]:

@@ -83,6 +83,9 @@ class GroupConfig:
     """What the agent's command line begins with: a profiler that all processes of the group are run under. It has the
     point's directory in it, so that each such point has a group of its own."""
 
+    of_point: str = ""
+    """The directory of a point that leaves behind what no other should have: a group of its own."""
+
     @classmethod
     def of(cls, point: Mapping[str, Any], directory: Path | None = None) -> GroupConfig:
         """Without a directory there is no wrapper, which would write there."""
@@ -92,8 +95,19 @@ class GroupConfig:
         connections = runtime.get("max_connections") or MAX_CONNECTIONS.get(point["backend"], 1)
         environment = tuple(sorted(point.get("distributed", {}).get("env", {}).items()))
         wrapper = _wrapper(point, directory) if directory else ()
-        world_size = space.world_size(point)
-        return cls(world_size, max_connections=connections, environment=environment, wrapper=wrapper, **given)
+        return cls(
+            world_size=space.world_size(point),
+            max_connections=connections,
+            environment=environment,
+            wrapper=wrapper,
+            of_point=str(directory) if directory and _leaves_groups(point) else "",
+            **given,
+        )
+
+
+def _leaves_groups(point: Mapping[str, Any]) -> bool:
+    """FSDP2 makes two process groups for each unit that stays gathered within a smaller group, and keeps them."""
+    return type(point.get("fsdp", {}).get("reshard_after_forward")) is int
 
 
 def _wrapper(point: Mapping[str, Any], directory: Path) -> tuple[str, ...]:

@@ -39,14 +39,18 @@ def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
     workload = point["workload"]
     of_point = (point["model"]["name"], space.world_size(point), point["backend"], point["precision"])
     what = (space.subject(point), *(point.get("implementations") or ()))
-    of_workload = (what, workload["name"], workload["tokens"], workload["repeats"], *_of_training(point))
+    of_workload = (what, workload["name"], workload["tokens"], workload["repeats"], *_more(point))
     return (*of_point, point["runtime"]["device"], *of_workload)
 
 
-def _of_training(point: Mapping[str, Any]) -> tuple[Any, ...]:
+def _more(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    if point["workload"]["name"] == "copy_engine":
+        return point["copy_engine"]["gemms"], point["copy_engine"]["copies"]
     if point["workload"]["name"] != "fsdp":
         return ()
-    steps = (point["training"]["max_steps"], point["workload"]["steps"])
+    profiling = point["profiling"]
+    profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
+    steps = (point["training"]["max_steps"], point["workload"]["steps"], profiled)
     # Compiling takes longer than all the steps.
     return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
 

@@ -111,9 +111,7 @@ class Collectives:
         """A future that is done, for whoever waits for it on a stream, when the collective is: it holds `value`, which
         the collective changes in place."""
         if self.mode == NONE:
-            # DDP asks in the middle of a layer's backward.
-            with self._recorder.not_computing():
-                self.now(stream, issue)
+            self.alone(stream, issue)
         elif self.mode == POINT and self._on_gpu and self._own_streams:
             self._beside(stream, issue)
             with torch.cuda.stream(self._streams[stream]):
@@ -121,6 +119,11 @@ class Collectives:
         elif self.mode == POINT:
             return self._asynchronously(stream, issue).get_future().then(lambda _: value)
         return self._done(value)
+
+    def alone(self, stream: str, issue: Issue) -> None:
+        """In mode `none`, in the middle of a layer's backward, where DDP asks for it."""
+        with self._recorder.not_computing():
+            self.now(stream, issue)
 
     def beside_step(self, stream: str, issue: Issue, tensors: tuple[Tensor, ...]) -> None:
         """What nobody waits for before the step ends, in a group of its own. The tensors are kept until then."""

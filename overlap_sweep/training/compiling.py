@@ -12,6 +12,8 @@ from torch import nn
 from overlap_sweep.ranks import Ranks
 
 NO = "no"
+LONGEST_REASON = 200
+"""Characters: inductor lists all of its options in a line."""
 
 
 def compile_layers(
@@ -30,6 +32,8 @@ def compile_layers(
     """
     if not config["enabled"]:
         return NO
+    # What other points of the process have compiled would decide what is compiled now, and whether at all.
+    torch._dynamo.reset()
     options = _options(config)
     try:
         layers[0].compile(**options)
@@ -60,7 +64,8 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 def _told(error: Exception) -> str:
     """`<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
     cause = getattr(error, "inner_exception", error)
-    return f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+    line = next(iter(str(cause).splitlines()), "")
+    return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"
 
 
 def _shared(failure: str | None, ranks: Ranks) -> str | None:

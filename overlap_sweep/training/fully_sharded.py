@@ -69,7 +69,7 @@ def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collec
             unit.backward_ended = partial(units[index - 1].unshard, async_op=True)
         if fsdp["limit_all_gathers"]:
             unit.forward_ended = collectives.layer_computed
-            unit.backward_ended = _both(unit.backward_ended, collectives.layer_computed)
+            unit.backward_ended = _both(collectives.layer_computed, unit.backward_ended)
 
 
 def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collectives, gradients: Tensor) -> None:
@@ -81,12 +81,16 @@ def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collecti
     if collectives.mode != FLOOR:
         collectives.now(ALL_REDUCE, issue)
     gradients.div_(replicas)
+    if gradients.is_cuda:
+        # FSDP2 lets go of them once they are cast, and the stream of the reduce-scatter that made them would reuse the
+        # memory while this one still reduces.
+        gradients.record_stream(torch.cuda.current_stream())
 
 
 def _both(first: Any, second: Any) -> Any:
     def call() -> None:
-        second()
         first()
+        second()
 
     return call
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.telemetry import ALL_REDUCE, REDUCE_SCATTER
-from overlap_sweep.training.collectives import POINT, Collectives
+from overlap_sweep.training.collectives import FLOOR, NONE, Collectives
 
 
 def replicate(
@@ -35,7 +35,7 @@ def replicate(
     def hook(_: None, bucket: dist.GradBucket) -> Future[Tensor]:
         gradients = bucket.buffer()
         gradients.div_(ranks.world_size)
-        if load and collectives.mode == POINT:
+        if load and collectives.mode != FLOOR:
             load.add(gradients, collectives)
 
         def issue(asynchronously: bool) -> dist.Work | None:
@@ -65,7 +65,10 @@ class _Load:
         def issue(asynchronously: bool) -> dist.Work | None:
             return dist.reduce_scatter_tensor(part, whole, group=group, async_op=asynchronously)
 
-        collectives.beside_step(REDUCE_SCATTER, issue, (whole, part))
+        if collectives.mode == NONE:
+            collectives.alone(REDUCE_SCATTER, issue)
+        else:
+            collectives.beside_step(REDUCE_SCATTER, issue, (whole, part))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from overlap_sweep.measure.scheduled_profile import profile_steps
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import TrainingRun, metrics_file
+from overlap_sweep.run_directory import Timing, TrainingRun, metrics_file
 from overlap_sweep.seeding import stream
 from overlap_sweep.training import fully_sharded
 from overlap_sweep.training.collectives import FLOOR, NONE, POINT, Collectives
@@ -30,63 +31,99 @@ from overlap_sweep.training.spans import Recorder
 from overlap_sweep.training.steady_clock import SteadyClock
 from overlap_sweep.training.steps import Step, TrainingSteps
 from overlap_sweep.training.streams import Streams
+from overlap_sweep.training_config import HOST_LIMITS
 
-HOST_LIMITS = 0.95
-"""Share of a step's time from which on the host that enqueues it is what takes so long."""
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in training, and what its steps are issued through."""
+
+    steps: TrainingSteps
+    collectives: Collectives
+    recorder: Recorder
+    parameters: int
+    compiled: str
+
+    def step(self, mode: str) -> Step:
+        self.collectives.mode = mode
+        return self.steps.run()
 
 
 def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """The measured fields of the point's Result. Collective."""
-    on_gpu = ranks.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    recorder = Recorder(ranks.device)
-    streams = Streams(point["streams"], ranks.device)
-    collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
-    model = _initial_model(point, ranks, recorder)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    compiled = compile_layers([layer.body for layer in model.layers], point["compile"], partial(_try, point), ranks)  # type: ignore[misc]
-    with streams.computing():
-        # DDP's gradients are summed up on the stream that it was made on.
-        trained = _distributed(model, point, ranks, collectives)
-    steps = TrainingSteps(trained, point, ranks, collectives, streams, recorder)
-
+    trained = _set_up(point, ranks)
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
         recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])
-        recorder.on = True
+        trained.recorder.on = True
         for _ in range(point["training"]["max_steps"]):
-            recording.add(steps.run())
+            recording.add(trained.step(POINT))
         recording.write()
-        traces, warnings = _profile(point, steps, recording, directory, ranks)
-        recorder.on = False
-    steps.freeze()
-    in_mode = {mode: Variant(partial(_step, steps, collectives, mode)) for mode in (POINT, NONE, FLOOR)}
+        peak_gb = _peak_gb(ranks)
+        traces, warnings = _profile(point, trained, recording, directory, ranks)
+        trained.recorder.on = False
+    trained.steps.freeze()
+    in_mode = {mode: Variant(partial(_step, trained, mode)) for mode in (POINT, NONE, FLOOR)}
     if traces:
-        collectives.mode = NONE
-        active = point["profiling"]["active"]
-        traces += capture_each({NONE: in_mode[NONE]}, ranks, active, directory)
-    clock = SteadyClock(ranks, point["workload"]["steps"])
-    samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
-    times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
-    host_us = {mode: clock.host_us(variant) for mode, variant in in_mode.items()} if on_gpu else {}
-    peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
+        traces += capture_each({NONE: in_mode[NONE]}, ranks, point["profiling"]["active"], directory)
+    times, host_us = _compare(point, in_mode, ranks)
     training = TrainingRun(
         step=times,
         host_us=host_us,
         samples_per_step=_samples_per_step(point),
-        parameters=parameters,
+        parameters=trained.parameters,
         losses=recording.losses,
         peak_memory_gb=peak_gb,
-        compiled=compiled,
+        compiled=trained.compiled,
         telemetry=[metrics_file(rank) for rank in range(ranks.world_size)],
     )
     return {
         "training": training,
         "objective_us": times[POINT].median_us,
-        "launch_bound": bool(host_us) and host_us[POINT] > HOST_LIMITS * times[POINT].median_us,
+        "launch_bound": host_us.get(POINT, 0.0) > HOST_LIMITS * times[POINT].median_us,
         "traces": traces,
         "warnings": warnings,
     }
+
+
+def _set_up(point: Mapping[str, Any], ranks: Ranks) -> Trained:
+    recorder, streams = Recorder(ranks.device), Streams(point["streams"], ranks.device)
+    collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
+    model = _initial_model(point, ranks, recorder)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    layers = [unit.body for unit in model.units[1:-1]]
+    compiled = compile_layers(layers, point["compile"], partial(_try, point), ranks)
+    with streams.computing():
+        # DDP's gradients are summed up on the stream that it was made on.
+        distributed = _distributed(model, point, ranks, collectives)
+    steps = TrainingSteps(distributed, point, ranks, collectives, streams, recorder)
+    if ranks.device.type == "cuda":
+        # Not of the whole model that every rank has had until it was sharded.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return Trained(steps, collectives, recorder, parameters, compiled)
+
+
+def _peak_gb(ranks: Ranks) -> float | None:
+    if ranks.device.type != "cuda":
+        return None
+    return ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0]
+
+
+def _step(trained: Trained, mode: str, _turn: int) -> Step:
+    return trained.step(mode)
+
+
+def _compare(
+    point: Mapping[str, Any], in_mode: Mapping[str, Variant], ranks: Ranks
+) -> tuple[dict[str, Timing], dict[str, float]]:
+    """Whole steps in turns; by mode their times, and on a GPU the host's."""
+    clock = SteadyClock(ranks, point["workload"]["steps"])
+    samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
+    times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
+    if ranks.device.type != "cuda":
+        return times, {}
+    host_us = {mode: clock.host_us(variant) for mode, variant in in_mode.items()}
+    return times, {mode: us for mode, us in host_us.items() if us is not None}
 
 
 def forget(ranks: Ranks) -> None:
@@ -96,19 +133,14 @@ def forget(ranks: Ranks) -> None:
         torch.cuda.empty_cache()
 
 
-def _step(steps: TrainingSteps, collectives: Collectives, mode: str, _turn: int) -> Step:
-    collectives.mode = mode
-    return steps.run()
-
-
 def _profile(
-    point: Mapping[str, Any], steps: TrainingSteps, recording: Recording, directory: Path, ranks: Ranks
+    point: Mapping[str, Any], trained: Trained, recording: Recording, directory: Path, ranks: Ranks
 ) -> tuple[list[str], list[str]]:
     """Further steps under the profiler; the names of the traces, and what a reader must know."""
     if not point["profiling"]["enabled"]:
         return [], []
     taken: list[Step] = []
-    profiled = profile_steps(lambda: taken.append(steps.run()), ranks, point["profiling"], directory)
+    profiled = profile_steps(lambda: taken.append(trained.step(POINT)), ranks, point["profiling"], directory)
     for index in profiled.active:
         recording.add(taken[index], profiled=True)
     recording.write()

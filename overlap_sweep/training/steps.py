@@ -67,6 +67,7 @@ class TrainingSteps:
         # FSDP2 computes in what it gathers.
         by_autocast = isinstance(model, DistributedDataParallel) and point["precision"] != "fp32"
         self._autocast_dtype = DTYPES[point["precision"]] if by_autocast else None
+        self._fixed_scale: float | None = None
         self._taken = 0
         self._taken_micro_batches = 0
 
@@ -103,7 +104,9 @@ class TrainingSteps:
         )
 
     def freeze(self) -> None:
-        """From now on steps take as long as before, and change no weight."""
+        """From now on steps take as long as before, and change neither a weight nor the scale of the loss: without
+        communication ranks would not agree on it."""
+        self._fixed_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
         self._schedule.base_lrs = [0.0] * len(self._schedule.base_lrs)
@@ -147,7 +150,7 @@ class TrainingSteps:
         if self._scaler.is_enabled():
             # It asks the device whether the gradients are finite.
             self._collectives.blocked_s += time.perf_counter() - began_s
-        self._scaler.update()
+        self._scaler.update(self._fixed_scale)
         self._optimizer.zero_grad()
         self._schedule.step()
         return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from overlap_sweep.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER
+from overlap_sweep.telemetry import COMPUTE
 
 PRIORITY = {"normal": 0, "high": -1}
 """torch's: less is sooner. A high-priority kernel's blocks take the SMs that become free before others'."""
@@ -35,11 +35,6 @@ class Streams:
         with torch.cuda.stream(compute):
             yield
         outer.wait_stream(compute)
-
-    def join(self) -> None:
-        """The stream that computes waits for all that communicate."""
-        for name in (ALL_REDUCE, REDUCE_SCATTER, AUXILIARY) if self._streams else ():
-            self[COMPUTE].wait_stream(self[name])
 
 
 def _stream(device: torch.device, priority: str) -> torch.cuda.Stream:

@@ -96,6 +96,7 @@ def test_only_what_was_measured_here_counts(result: Result) -> None:
         {"distributed.dp_size": 8},
         {"distributed.strategy": "ddp"},
         {"compile.enabled": True},
+        {"profiling.enabled": True},
     ],
     ids=str,
 )
@@ -109,3 +110,6 @@ def test_copies_of_a_size_are_of_a_kind() -> None:
     limits = limits_after(measured(copy_config(), 5.0))
     assert limits.limit_s(copy_config()) == 50.0
     assert limits.limit_s(copy_config(copy_mb=1024.0)) == limits.limit_s(copy_config("peer")) == 300.0
+    many = copy_config()
+    many["copy_engine"]["copies"] = 300
+    assert limits.limit_s(many) == 300.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import metrics_file
 from overlap_sweep.telemetry import StepRecord, read_metrics
@@ -21,7 +19,6 @@ def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[
     for name, point in points.items():
         directory = root / name.replace(" ", "_")
         directory.mkdir(exist_ok=True)
-        torch._dynamo.reset()
         found[name] = run_training(point, directory, ranks)
     return found
 

@@ -143,23 +143,19 @@ def test_lines_tell_steps_and_rates(pair: tuple[Path, dict[str, dict[str, Any]]]
 
 def _set_up(ranks: Ranks, point: dict[str, Any]) -> tuple[Any, Any, Any]:
     """A model in training that records; its steps, itself, its collectives."""
-    from overlap_sweep.training import run
-    from overlap_sweep.training.collectives import Collectives
-    from overlap_sweep.training.spans import Recorder
-    from overlap_sweep.training.steps import TrainingSteps
-    from overlap_sweep.training.streams import Streams
+    from overlap_sweep.training.run import _set_up as set_up
 
-    recorder, streams = Recorder(ranks.device, on=True), Streams(point["streams"], ranks.device)
-    collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
-    model = run._distributed(run._initial_model(point, ranks, recorder), point, ranks, collectives)
-    return TrainingSteps(model, point, ranks, collectives, streams, recorder), model, collectives
+    trained = set_up(point, ranks)
+    trained.recorder.on = True
+    return trained.steps, trained.steps._model, trained.collectives
 
 
 def _spans(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Counter[str]]:
     """How many spans of each kind the second step of each point has."""
     found = {}
     for name, point in points.items():
-        steps, _, _ = _set_up(ranks, point)
+        steps, _, collectives = _set_up(ranks, point)
+        collectives.mode = name.partition(" ")[2] if name.startswith("load ") else "point"
         steps.run()
         found[name] = Counter(span.stream for span in steps.run().spans)
     return found
@@ -169,7 +165,7 @@ def test_how_often_a_step_communicates() -> None:
     twice = ["training.gradient_accumulation=2"]
     asked = {"defaults": [], "accumulated": twice, "kept": FSDP2["kept"], "replicas": ["fsdp.replicas=2"]}
     asked |= {"ddp": DDP["ddp small buckets"], "ddp accumulated": [*DDP["ddp small buckets"], *twice]}
-    asked["load"] = DDP["ddp load"]
+    asked |= dict.fromkeys(("load", "load none", "load floor"), DDP["ddp load"])
     found = run_ranks(4, _spans, {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()})
     units = 5
     assert found[0]["defaults"] == {"compute": 2 * units + 1, "auxiliary": 2 * units, "reduce_scatter": units}
@@ -177,6 +173,9 @@ def test_how_often_a_step_communicates() -> None:
     assert found[0]["kept"]["auxiliary"] == units
     assert found[0]["replicas"]["all_reduce"] == units
     assert found[0]["ddp"]["all_reduce"] == found[0]["ddp accumulated"]["all_reduce"] > units
+    # What loads the point loads it without overlap, too.
+    assert found[0]["load none"]["reduce_scatter"] == found[0]["load"]["reduce_scatter"]
+    assert set(found[0]["load floor"]) == {"compute"}
     assert found[0]["load"]["all_reduce"] == found[0]["load"]["reduce_scatter"] > units
     assert found[1:] == found[:-1]
 
@@ -249,6 +248,28 @@ def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> int:
     for point in points:
         fsdp.run(point, root, ranks)
     return count() - before
+
+
+def _recompiled(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> list[int]:
+    """How many graphs torch.compile has made for each point."""
+    from torch._dynamo.utils import counters
+
+    from overlap_sweep.workloads import fsdp
+
+    graphs = []
+    for point in points:
+        counters.clear()
+        fsdp.run(point, root, ranks)
+        graphs.append(counters["stats"]["unique_graphs"])
+    return graphs
+
+
+def test_every_point_compiles_its_own_layers(tmp_path: Path) -> None:
+    """torch would take what it has compiled for other points, and at last nothing."""
+    asked = [[*FSDP2["compiled"], f"training.batch_size={batch}"] for batch in range(2, 12)]
+    graphs = run_ranks(2, _recompiled, [fsdp_point(*given) for given in asked], tmp_path)
+    assert graphs[0] == [graphs[0][0]] * len(asked)
+    assert graphs[0][0] > 0
 
 
 def test_a_point_leaves_no_memory_to_the_next(tmp_path: Path) -> None:
