@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from overlap_sweep.analysis.checks import check_place
@@ -13,7 +13,6 @@ from overlap_sweep.analysis.traces import own_traces
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import metrics_file
 from overlap_sweep.trace.files import read_trace_files
-from overlap_sweep.trace.overlap import TraceRow
 
 NOTABLE = 0.05
 """Share of a step."""
@@ -21,11 +20,19 @@ NOTABLE = 0.05
 
 @dataclass(frozen=True)
 class Exposed:
-    """Communication without computation beside it in rank 0's profiled steps, medians. Milliseconds."""
+    """Communication without computation beside it in rank 0's profiled steps. Milliseconds."""
 
     by_marks_ms: float
-    by_kernels_ms: float
+    """Median, as the step's."""
     step_ms: float
+    kernels_ms: Sequence[float]
+    """By iteration of the traces."""
+    kernels_hidden_share: Sequence[float]
+    """The rest of their communication; of the iterations that have any."""
+
+    @property
+    def by_kernels_ms(self) -> float:
+        return statistics.median(self.kernels_ms)
 
     @property
     def disagree(self) -> bool:
@@ -44,13 +51,15 @@ def exposed(point: Point) -> Exposed | None:
     # What of it cannot be read is said where telemetry is compared.
     steps, _ = read_steps(path, 0)
     records = [step for step in steps.values() if step.profiled]
-    rows = list(_whole_iterations(row for file in read_trace_files(traces, with_parts=False) for row in file.rows))
+    files = read_trace_files(traces, with_parts=False)
+    rows = [row for file in files for row in file.rows if row.phase == "all"]
     if not records or not rows:
         return None
     return Exposed(
         by_marks_ms=statistics.median(record.exposed_comm_ms for record in records),
-        by_kernels_ms=statistics.median(row.exposed_comm_us for row in rows) / 1e3,
         step_ms=statistics.median(record.step_ms for record in records),
+        kernels_ms=[row.exposed_comm_us / 1e3 for row in rows],
+        kernels_hidden_share=[1 - row.exposed_comm_us / row.comm_busy_us for row in rows if row.comm_busy_us],
     )
 
 
@@ -63,13 +72,14 @@ def disagreements(points: Iterable[Point]) -> Iterator[str]:
             yield str(error)
             continue
         if found and found.disagree:
-            yield (
-                f"{point.name}: by the telemetry's marks {found.by_marks_ms:.2f} ms of communication are exposed in a "
-                f"profiled step of {found.step_ms:.1f} ms, by the kernels in the trace {found.by_kernels_ms:.2f}: "
-                "believe the kernels. Gaps between a layer's kernels count as its computation, as when the host is "
-                "slow, or streams wait for each other (CUDA_DEVICE_MAX_CONNECTIONS=1)."
-            )
+            yield disagreement(point.name, found)
 
 
-def _whole_iterations(rows: Iterable[TraceRow]) -> Iterator[TraceRow]:
-    return (row for row in rows if row.phase == "all")
+def disagreement(name: str, found: Exposed) -> str:
+    """Of the point of that name."""
+    return (
+        f"{name}: by the telemetry's marks {found.by_marks_ms:.2f} ms of communication are exposed in a "
+        f"profiled step of {found.step_ms:.1f} ms, by the kernels in the trace {found.by_kernels_ms:.2f}: "
+        "believe the kernels. Gaps between a layer's kernels count as its computation, as when the host is "
+        "slow, or streams wait for each other (CUDA_DEVICE_MAX_CONNECTIONS=1)."
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -26,9 +26,12 @@ MOST_BYTES = 1 << 30
 MOST_LINE_BYTES = 64 << 20
 MOST_WRONG_LINES = 1000
 """After so many the rest of a file is not looked at."""
+FEW_NAMES = 3
+"""Of runs, in a sentence about many."""
 
 Ms = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """Up to 11 days."""
+_Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Sample = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] | None
 
 
@@ -50,11 +53,18 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     profiled: bool = False
     step_ms: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
     streams_ms: dict[str, Ms]
+    compute_allreduce_ms: Ms | None = None
+    compute_reducescatter_ms: Ms | None = None
+    compute_auxiliary_ms: Ms | None = None
     overlap_ms: Ms
     exposed_comm_ms: Ms
     overlap_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.001)] | None
+    utilisation: dict[str, _Number] = {}
+    mean_concurrency: _Number | None = None
+    max_concurrency: _Number | None = None
     loss: float | None = None
     """None where it is no number any more."""
+    grad_norm: float | None = None
     device: Device = Device()
 
     @property
@@ -113,7 +123,7 @@ def read_telemetry(root: Path) -> TelemetryReading:
         if link.is_dir() and find_metrics(link)
     ]
     names = _names(directories, root)
-    runs = []
+    runs: list[Run] = []
     for directory in directories:
         point = points.get(directory)
         if not directory.relative_to(root).as_posix().isprintable():
@@ -127,8 +137,9 @@ def read_telemetry(root: Path) -> TelemetryReading:
         if steps:
             runs.append(Run(names[directory], directory, steps, point))
             warnings += _cautions(runs[-1])
+    warnings += _launch_bound(runs)
     warnings += [
-        f"{point.name} is left out: it has no telemetry beside its result."
+        f"{point.name} is left out: it has no telemetry beside its result; copy its rank_<r>_metrics.jsonl, too."
         for directory, point in points.items()
         if point.workload == "fsdp" and point.status == "ok" and directory not in names
     ]
@@ -231,6 +242,18 @@ def _names(directories: list[Path], root: Path) -> dict[Path, str]:
     }
 
 
+def _launch_bound(runs: Sequence[Run]) -> list[str]:
+    """At most one sentence."""
+    names = [run.name for run in runs if run.point and run.point.result and run.point.result.launch_bound]
+    if not names:
+        return []
+    why = "the host could not enqueue as fast as the GPU ran"
+    if len(names) == 1:
+        return [f"{names[0]} is launch-bound: {why}."]
+    more = f", and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
+    return [f"{len(names)} runs are launch-bound, {why}: {', '.join(names[:FEW_NAMES])}{more}."]
+
+
 def _cautions(run: Run) -> list[str]:
     found = []
     expected = run.ranks[-1] + 1
@@ -242,7 +265,5 @@ def _cautions(run: Run) -> list[str]:
     if run.point and run.point.status == "missing":
         found.append(f"{run.name} has no result: it was given up, or is still running.")
     if run.point and run.point.result:
-        if run.point.result.launch_bound:
-            found.append(f"{run.name} is launch-bound: the host could not enqueue as fast as the GPU ran.")
         found += [f"{run.name}: {warning}" for warning in run.point.result.warnings]
     return found

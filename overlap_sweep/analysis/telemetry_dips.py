@@ -24,6 +24,8 @@ THROTTLE_REASONS = {
 
 CLOCK_LOWER_BY = 0.03
 """Clocks move by a few steps of 15 MHz all the time."""
+CLOCK_EXPLAINS = 0.25
+"""Of a slowdown so much must be the clock's."""
 RANK_CLOCK_LOWER_BY = 0.05
 
 
@@ -35,13 +37,14 @@ class DeviceFinding:
     sample: Device
     usual: Device
     """Medians over the run; of the throttle reasons those that are there in more than half of the steps."""
-    slower_clock: bool
     reasons: list[str]
     """Why the clock is not higher: where it is lower than usual all that are told, else those that are not usual."""
-
-    @property
-    def explains(self) -> bool:
-        return self.slower_clock or bool(self.reasons)
+    slower_clock: bool
+    """Lower than it usually wobbles."""
+    explains: bool
+    """The clock fell by a sizeable part of the slowdown; reasons without that are none."""
+    hottest: bool = False
+    """Hotter than in all other steps that count."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,10 @@ def find_dips(run: Run, numbers: Sequence[int]) -> list[Dip]:
     for of_rank in run.steps.values():
         for found in _outstanding([of_rank[number] for number in numbers]):
             by_step.setdefault(found.step.step, []).append(found)
-    usual = {rank: usual_device(of_rank[number] for number in numbers) for rank, of_rank in run.steps.items()}
-    return [_dip(run, number, by_step[number], usual) for number in sorted(by_step)]
+    counted = {rank: [of_rank[number] for number in numbers] for rank, of_rank in run.steps.items()}
+    usual = {rank: usual_device(steps) for rank, steps in counted.items()}
+    hottest = {rank: _hottest(steps) for rank, steps in counted.items()}
+    return [_dip(run, number, by_step[number], usual, hottest) for number in sorted(by_step)]
 
 
 def slow_devices(run: Run, numbers: Sequence[int]) -> list[str]:
@@ -129,16 +134,22 @@ def usual_device(steps: Iterable[Step]) -> Device:
     )
 
 
-def device_finding(rank: int, sample: Device, usual: Device) -> DeviceFinding | None:
-    """None where the device told nothing."""
+def device_finding(
+    rank: int, sample: Device, usual: Device, slowdown: float, hottest: bool = False
+) -> DeviceFinding | None:
+    """Of a step that takes longer by the factor 1 + `slowdown`. None where the device told nothing."""
     if sample == Device():
         return None
     clock, usual_clock = sample.sm_clock_mhz, usual.sm_clock_mhz
-    slower = clock is not None and usual_clock is not None and clock < usual_clock * (1 - CLOCK_LOWER_BY)
+    slower = explains = False
+    if clock is not None and usual_clock is not None:
+        slower = clock < usual_clock * (1 - CLOCK_LOWER_BY)
+        explains = slower and usual_clock - clock >= CLOCK_EXPLAINS * slowdown * clock
     bits = int(sample.throttle_reasons or 0)
     if not slower:
         bits &= ~int(usual.throttle_reasons or 0)
-    return DeviceFinding(rank, sample, usual, slower, [name for bit, name in THROTTLE_REASONS.items() if bits & bit])
+    reasons = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+    return DeviceFinding(rank, sample, usual, reasons, slower, explains, hottest)
 
 
 def _outstanding(steps: Sequence[Step]) -> list[_OnRank]:
@@ -166,8 +177,14 @@ def _outstanding(steps: Sequence[Step]) -> list[_OnRank]:
     return found
 
 
-def _dip(run: Run, number: int, on_ranks: Sequence[_OnRank], usual: dict[int, Device]) -> Dip:
-    findings = {rank: device_finding(rank, of_rank[number].device, usual[rank]) for rank, of_rank in run.steps.items()}
+def _dip(
+    run: Run, number: int, on_ranks: Sequence[_OnRank], usual: dict[int, Device], hottest: dict[int, int | None]
+) -> Dip:
+    slowdown = max(one.step.step_ms / one.usual_step_ms - 1 for one in on_ranks)
+    findings = {
+        rank: device_finding(rank, of_rank[number].device, usual[rank], slowdown, hottest[rank] == number)
+        for rank, of_rank in run.steps.items()
+    }
     explained = {rank for rank, finding in findings.items() if finding and finding.explains}
     told = max(on_ranks, key=lambda one: (one.step.rank in explained, one.distance))
     rank = told.step.rank
@@ -184,6 +201,12 @@ def _dip(run: Run, number: int, on_ranks: Sequence[_OnRank], usual: dict[int, De
         slower=told.slower,
         device=findings[rank if rank in explained else elsewhere],
     )
+
+
+def _hottest(steps: Iterable[Step]) -> int | None:
+    """The number of the step that is hotter than all others of the rank, if one is."""
+    known = sorted((step.device.temperature_c, step.step) for step in steps if step.device.temperature_c is not None)
+    return known[-1][1] if len(known) > 1 and known[-1][0] > known[-2][0] else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

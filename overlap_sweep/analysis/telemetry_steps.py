@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.analysis.estimate import Estimate, estimate
-from overlap_sweep.analysis.frame import hidden_fraction
+from overlap_sweep.analysis.marks_and_kernels import Exposed
+from overlap_sweep.analysis.step_hidden import hidden
 from overlap_sweep.analysis.telemetry import Run, Step
 from overlap_sweep.run_directory import Timing
-from overlap_sweep.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER
+from overlap_sweep.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, STREAMS
 
 WARM_UP_SHARE = 0.1
-FEWEST_STEPS = 3
-"""With fewer no step is left out as warm-up."""
 
 MADS = 4.0
 _MAD_TO_SIGMA = 1.4826
@@ -32,36 +31,57 @@ class Quantity(NamedTuple):
     better: str
     """`lower`, `higher`, or `` where neither is."""
     meaning: str
+    by_marks: bool = False
+    """It follows from what telemetry marked as computation and communication."""
 
 
 QUANTITIES = {
     "step_ms": Quantity("lower", "step, the slowest rank of each"),
-    "compute_ms": Quantity("lower", "computation in a step, mean over the ranks"),
-    "comm_ms": Quantity("lower", "any communication in a step, mean over the ranks: hidden and exposed"),
-    "hidden_comm_ms": Quantity("", "communication with computation beside it, mean over the ranks"),
-    "exposed_comm_ms": Quantity("lower", "communication without computation beside it, mean over the ranks"),
-    "hidden_share": Quantity("higher", "hidden / all communication of a step, all ranks together"),
-    "overlap_ratio": Quantity("higher", "overlap / min(computation, communication), mean over the ranks"),
-    "all_reduce_ms": Quantity("lower", "all-reduces in a step, mean over the ranks"),
-    "reduce_scatter_ms": Quantity("lower", "reduce-scatters in a step, mean over the ranks"),
-    "auxiliary_ms": Quantity("lower", "all-gathers of parameters in a step, mean over the ranks"),
+    "compute_ms": Quantity("lower", "computation in a step, mean over the ranks", by_marks=True),
+    "comm_ms": Quantity("lower", "any communication in a step, mean over the ranks: hidden and exposed", by_marks=True),
+    "hidden_comm_ms": Quantity("", "communication with computation beside it, mean over the ranks", by_marks=True),
+    "exposed_comm_ms": Quantity(
+        "lower", "communication without computation beside it, mean over the ranks", by_marks=True
+    ),
+    "hidden_share": Quantity("higher", "hidden / all communication of a step, all ranks together", by_marks=True),
+    "overlap_ratio": Quantity(
+        "higher", "overlap / min(computation, communication), mean over the ranks", by_marks=True
+    ),
+    "kernels_exposed_comm_ms": Quantity(
+        "lower", "communication kernels without a compute kernel beside them, rank 0's profiled steps"
+    ),
+    "kernels_hidden_share": Quantity("higher", "hidden / all time of communication kernels, rank 0's profiled steps"),
+    "all_reduce_ms": Quantity("", "all-reduces in a step, mean over the ranks", by_marks=True),
+    "reduce_scatter_ms": Quantity("", "reduce-scatters in a step, mean over the ranks", by_marks=True),
+    "auxiliary_ms": Quantity("", "all-gathers of parameters in a step, mean over the ranks", by_marks=True),
+    "compute_allreduce_ms": Quantity("", "computation and an all-reduce at once, mean over the ranks", by_marks=True),
+    "compute_reducescatter_ms": Quantity(
+        "", "computation and a reduce-scatter at once, mean over the ranks", by_marks=True
+    ),
+    "compute_auxiliary_ms": Quantity("", "computation and an all-gather at once, mean over the ranks", by_marks=True),
+    **{
+        f"utilisation_{name}": Quantity("", f"share of the step with {what}, mean over the ranks", by_marks=True)
+        for name, what in zip(
+            STREAMS, ("computation", "an all-reduce", "a reduce-scatter", "an all-gather"), strict=True
+        )
+    },
+    "mean_concurrency": Quantity("", "streams that were active at a time, mean over the ranks", by_marks=True),
+    "max_concurrency": Quantity("", "most streams that were active at a time on any rank", by_marks=True),
     "samples_per_s": Quantity("higher", "samples of all ranks per second of the slowest rank's step"),
     "sm_clock_mhz": Quantity("", "SM clock, mean over the ranks"),
     "power_w": Quantity("", "power of a GPU, mean over the ranks"),
     "temperature_c": Quantity("", "temperature of a GPU, mean over the ranks"),
     "dips": Quantity("", "steps that were much slower, or hid much less, than usual"),
+    "grad_norm": Quantity("", "gradient norm of a step before clipping, over all ranks"),
     "final_loss": Quantity("", "loss of the last step without the profiler"),
     "point_ms": Quantity("lower", "whole step of the point, timed in turns with the next two after the recorded run"),
     "none_ms": Quantity("lower", "the same with every collective alone on the device"),
     "floor_ms": Quantity("lower", "the same computation without communication"),
     "speedup": Quantity("higher", "none / point, of the i-th samples of both"),
-    "hidden_fraction": Quantity("higher", "(none - point) / (none - floor), of the i-th samples of the three"),
+    "hidden_fraction": Quantity("higher", "median of none - point / median of none - floor, each of the i-th samples"),
     "peak_memory_gb": Quantity("lower", "most that tensors took on a GPU of any rank, 10^9 bytes"),
 }
 """What is compared, in order. Where a name has no unit, it is a plain number."""
-
-_SINGLE = ("dips", "final_loss", "peak_memory_gb")
-"""Of the whole run, so that nothing tells their noise."""
 
 Series = dict[str, NDArray[np.float64]]
 """By quantity one value for each of the same steps; NaN where it is undefined."""
@@ -99,6 +119,7 @@ class Aggregate:
 
     median: float
     q1: float
+    """NaN, like the next two, of what no sample has by itself."""
     q3: float
     mean: float
     noise: float | None
@@ -141,7 +162,7 @@ def select(run: Run) -> Selection:
 
 
 def _warm_up(steps_ms: Sequence[float]) -> int:
-    if len(steps_ms) < FEWEST_STEPS:
+    if not steps_ms:
         return 0
     usual = spread(steps_ms[len(steps_ms) // 2 :], relative=SLOWER_BY)
     most = math.ceil(WARM_UP_SHARE * len(steps_ms))
@@ -158,6 +179,9 @@ def series(run: Run, numbers: Sequence[int], samples_per_step: int | None = None
     def stream_ms(name: str) -> NDArray[np.float64]:
         return each(lambda steps: _mean([step.streams_ms.get(name, 0.0) for step in steps]))
 
+    def utilisation(name: str) -> NDArray[np.float64]:
+        return each(lambda steps: _mean([step.utilisation.get(name) for step in steps]))
+
     hidden_ms = each(lambda steps: _mean([step.overlap_ms for step in steps]))
     exposed_ms = each(lambda steps: _mean([step.exposed_comm_ms for step in steps]))
     comm_ms = hidden_ms + exposed_ms
@@ -172,6 +196,13 @@ def series(run: Run, numbers: Sequence[int], samples_per_step: int | None = None
         "all_reduce_ms": stream_ms(ALL_REDUCE),
         "reduce_scatter_ms": stream_ms(REDUCE_SCATTER),
         "auxiliary_ms": stream_ms(AUXILIARY),
+        "compute_allreduce_ms": each(lambda steps: _mean([step.compute_allreduce_ms for step in steps])),
+        "compute_reducescatter_ms": each(lambda steps: _mean([step.compute_reducescatter_ms for step in steps])),
+        "compute_auxiliary_ms": each(lambda steps: _mean([step.compute_auxiliary_ms for step in steps])),
+        **{f"utilisation_{name}": utilisation(name) for name in STREAMS},
+        "mean_concurrency": each(lambda steps: _mean([step.mean_concurrency for step in steps])),
+        "max_concurrency": each(lambda steps: _largest([step.max_concurrency for step in steps])),
+        "grad_norm": each(lambda steps: _mean([step.grad_norm for step in steps])),
         "sm_clock_mhz": each(lambda steps: _mean([step.device.sm_clock_mhz for step in steps])),
         "power_w": each(lambda steps: _mean([step.device.power_w for step in steps])),
         "temperature_c": each(lambda steps: _mean([step.device.temperature_c for step in steps])),
@@ -197,9 +228,14 @@ def single(value: float) -> Aggregate:
     return Aggregate(value, value, value, value, None, 1)
 
 
-def aggregates(run: Run, of_steps: Series, selection: Selection, dips: int) -> dict[str, Aggregate]:
-    """By quantity, in the order of QUANTITIES, those that are known."""
+def aggregates(
+    run: Run, of_steps: Series, selection: Selection, dips: int, kernels: Exposed | None = None
+) -> dict[str, Aggregate]:
+    """By quantity, in the order of QUANTITIES, those that are known; `kernels` of the run's traces."""
     found = {name: aggregate(values) for name, values in of_steps.items()}
+    if kernels:
+        found["kernels_exposed_comm_ms"] = _of_few(kernels.kernels_ms)
+        found["kernels_hidden_share"] = _of_few(kernels.kernels_hidden_share)
     found["dips"] = single(dips)
     (last, *_) = [*reversed(selection.measured), *reversed(selection.warm_up)]
     loss = next((step.loss for step in _of_all(run, last) if step.loss is not None), None)
@@ -211,6 +247,11 @@ def aggregates(run: Run, of_steps: Series, selection: Selection, dips: int) -> d
     return {name: known for name in QUANTITIES if (known := found.get(name)) is not None}
 
 
+def _of_few(values: Sequence[float]) -> Aggregate | None:
+    """Of profiled steps, of which there may be one."""
+    return single(values[0]) if len(values) == 1 else aggregate(values)
+
+
 def _timed(times: dict[str, Timing]) -> dict[str, Aggregate | None]:
     found = {
         f"{name}_ms": aggregate([time_us / 1e3 for time_us in times[name].samples_us])
@@ -218,17 +259,24 @@ def _timed(times: dict[str, Timing]) -> dict[str, Aggregate | None]:
         if name in times
     }
     if len(found) == 3:
-        point, none, floor = (times[name].samples_us for name in ("point", "none", "floor"))
+        point, none = times["point"].samples_us, times["none"].samples_us
         found["speedup"] = aggregate([slow / fast for fast, slow in zip(point, none, strict=True)])
-        found["hidden_fraction"] = aggregate(
-            [hidden_fraction(*samples) for samples in zip(point, none, floor, strict=True)]
-        )
+        of_all = hidden(times)
+        if of_all and of_all.known:
+            found["hidden_fraction"] = Aggregate(
+                of_all.fraction, math.nan, math.nan, math.nan, of_all.noise, len(point)
+            )
     return found
 
 
 def _of_all(run: Run, number: int) -> list[Step]:
     """The step of every rank."""
     return [of_rank[number] for of_rank in run.steps.values()]
+
+
+def _largest(values: Sequence[float | None]) -> float:
+    """As `_mean`."""
+    return max((value for value in values if value is not None), default=math.nan)
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.analysis.training_knobs import frozen, knobs_of, same_floor
+from overlap_sweep.analysis.training_times import limited_by_host
 from overlap_sweep.errors import UserError
 from overlap_sweep.identity import key_of, point_identity
 from overlap_sweep.run_directory import Result, Timing
@@ -41,7 +42,10 @@ def measured(result: Result, samples_per_step: int | None) -> Sample | Failure:
     step, own = result.training.step, result.training.samples_per_step
     scale = samples_per_step / own if samples_per_step else 1.0
     point_us, none_us, floor_us = (_sum([step[name]], scale) for name in ("point", "none", "floor"))
-    return Sample(point_us, floor_us, none_us, floor_us, same_work(result.point))
+    # Where the host is what limits, the floor is its time, too, and dividing by that would make the slowest host the
+    # fastest setting.
+    beside_us = () if limited_by_host(result) else floor_us
+    return Sample(point_us, beside_us, none_us, floor_us, same_work(result.point))
 
 
 def _sum(timings: Iterable[Timing], scale: float = 1.0) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Telemetry of training runs: read in whatever state it is, put together over ranks and steps, searched for dips."""
+"""Telemetry of training runs: read in whatever state it is, and put together over ranks and steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from overlap_sweep.analysis import telemetry
-from overlap_sweep.analysis.telemetry import Device, Run, read_telemetry
-from overlap_sweep.analysis.telemetry_dips import Dip, device_finding, find_dips, slow_devices
-from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select, series, spread
+from overlap_sweep.analysis.step_hidden import hidden
+from overlap_sweep.analysis.telemetry import Run, read_telemetry
+from overlap_sweep.analysis.telemetry_dips import find_dips
+from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select, series
 from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import Timing
 from tests.analysis.run_directories import config, write_point
-from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, record, wobbling, write_logs, write_run
+from tests.analysis.telemetry_logs import record, wobbling, write_logs, write_run
 from tests.analysis.training_points import training_config, write_training
+
+TWO_RANKS = training_config(**{"distributed.dp_size": 2})
 
 
 def only_run(directory: Path) -> Run:
@@ -57,6 +60,56 @@ def test_a_result_beside_the_logs_tells_more(tmp_path: Path) -> None:
     assert found["hidden_fraction"].median == pytest.approx(0.5, abs=0.03)
     assert found["peak_memory_gb"].median == 11.5
     assert found["peak_memory_gb"].noise is None
+
+
+def test_the_hidden_fraction_selects_no_rounds(tmp_path: Path) -> None:
+    """The floor was disturbed in half of the rounds: ratios of the others alone would say 0.4."""
+    samples_us = {
+        "point": [1600.0] * 15,
+        "none": [2000.0] * 15,
+        "floor": [*[1000.0, 2001.0] * 7, 1500.0],
+    }
+    times = {name: Timing(sorted(of)[7], min(of), max(of), of) for name, of in samples_us.items()}
+    directory = write_training(tmp_path, point=training_config(), name="fsdp", step=times)
+    run = only_run(write_run(directory))
+    selection = select(run)
+    known = aggregates(run, series(run, selection.measured), selection, dips=0)
+    expected = hidden(times)
+    assert expected
+    assert (known["hidden_fraction"].median, known["hidden_fraction"].noise) == expected
+    assert expected.fraction == pytest.approx(0.8)
+    assert known["speedup"].median == pytest.approx(1.25)
+
+
+def test_a_hidden_fraction_that_says_nothing_is_left_out(tmp_path: Path) -> None:
+    noisy = write_training(tmp_path, 1500.0, name="noisy", spread_us=600.0)
+    free = write_training(tmp_path, 1000.0, name="free", none_us=1000.0, floor_us=1000.0)
+    for directory in (noisy, free):
+        assert "hidden_fraction" not in measured_of(only_run(write_run(directory)))
+
+
+def test_every_field_of_a_record_is_read(tmp_path: Path) -> None:
+    records = [record(number, grad_norm=2.5 + number / 100) for number in range(8)]
+    medians = measured_of(only_run(write_logs(tmp_path, records)))
+    one = records[4]
+    assert medians["grad_norm"] == pytest.approx(2.54)
+    assert medians["compute_allreduce_ms"] == one.compute_allreduce_ms == 0
+    assert medians["compute_reducescatter_ms"] == pytest.approx(one.compute_reducescatter_ms)
+    assert medians["compute_auxiliary_ms"] == pytest.approx(one.compute_auxiliary_ms)
+    assert medians["mean_concurrency"] == pytest.approx(one.mean_concurrency)
+    assert medians["max_concurrency"] == one.max_concurrency == 2
+    for name, share in one.utilisation.items():
+        assert medians[f"utilisation_{name}"] == pytest.approx(share)
+
+
+def test_launch_bound_runs_are_one_sentence(tmp_path: Path) -> None:
+    for i in range(5):
+        write_run(write_training(tmp_path, point=TWO_RANKS, name=f"fsdp_{i}", result={"launch_bound": True}), steps=5)
+    (warning,) = read_telemetry(tmp_path).warnings
+    assert warning.startswith("5 runs are launch-bound, ")
+    assert warning.endswith(": fsdp_0, fsdp_1, fsdp_2, and 2 more.")
+    (alone,) = read_telemetry(tmp_path / "fsdp_1").warnings
+    assert alone.startswith("fsdp_1 is launch-bound: ")
 
 
 def test_what_the_steps_come_to(tmp_path: Path) -> None:
@@ -124,10 +177,11 @@ def test_profiled_and_incomplete_steps_are_left_out(tmp_path: Path) -> None:
     assert selection.measured == [1, 2, 3, 5, 6, 7, 8, 9]
 
 
-def test_few_steps_have_no_warm_up(tmp_path: Path) -> None:
-    run = only_run(write_logs(tmp_path, [record(0), record(1)]))
-    assert select(run).measured == [0, 1]
-    assert find_dips(run, [0, 1]) == []
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_first_of_few_steps_is_warm_up_too(tmp_path: Path, steps: int) -> None:
+    run = only_run(write_logs(tmp_path, [record(number) for number in range(steps)]))
+    assert (select(run).warm_up, select(run).measured) == ([0], list(range(1, steps)))
+    assert find_dips(run, list(range(steps))) == []
 
 
 def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
@@ -152,7 +206,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         f"{tmp_path} also has 1 result of workload=operator, left out; "
         "give directories without telemetry to compare them.",
         "bad is left out: failed: CUDA out of memory",
-        "bare is left out: it has no telemetry beside its result.",
+        "bare is left out: it has no telemetry beside its result; copy its rank_<r>_metrics.jsonl, too.",
         "half has the telemetry of 2 of 4 ranks.",
     ]
 
@@ -275,106 +329,3 @@ def test_a_loss_that_is_no_number_any_more(tmp_path: Path) -> None:
     run = only_run(write_logs(tmp_path, records))
     assert run.steps[0][7].loss is None
     assert "final_loss" not in measured_of(run)
-
-
-def dips_of(directory: Path) -> list[Dip]:
-    run = only_run(directory)
-    return find_dips(run, select(run).measured)
-
-
-def test_steps_that_are_all_alike_do_not_dip(tmp_path: Path) -> None:
-    assert dips_of(write_run(tmp_path)) == []
-
-
-def test_a_dip_that_the_device_explains(tmp_path: Path) -> None:
-    slow = {"compute_ms": 96.0, "hidden_ms": 17.0, "exposed_ms": 24.0, "device": SLOW_DEVICE}
-    waits = {"compute_ms": 80.0, "exposed_ms": 40.0}
-    (dip,) = dips_of(write_run(tmp_path, ranks=4, dips={(17, 3): slow, **{(17, rank): waits for rank in range(3)}}))
-    assert (dip.step, dip.rank, dip.other_ranks) == (17, 3, [0, 1, 2])
-    assert dip.hidden_share == pytest.approx(17 / 41)
-    assert dip.usual_hidden_share == pytest.approx(0.8, abs=0.01)
-    assert dip.less_hidden
-    assert dip.slower
-    assert dip.slowdown == pytest.approx(120 / 88.3 - 1, abs=0.01)
-    assert dip.device
-    assert dip.device.explains
-    assert dip.device.reasons == ["SW power cap"]
-    assert dip.device.usual.sm_clock_mhz == 1980
-
-
-def test_a_dip_that_it_does_not_explain(tmp_path: Path) -> None:
-    (dip,) = dips_of(write_run(tmp_path, dips={(9, 1): {"hidden_ms": 10.0, "exposed_ms": 30.0}}))
-    assert (dip.step, dip.rank, dip.other_ranks) == (9, 1, [])
-    assert dip.device
-    assert not dip.device.explains
-
-
-def test_a_step_without_samples_of_the_device(tmp_path: Path) -> None:
-    dips = {(9, 1): {"hidden_ms": 10.0, "exposed_ms": 30.0, "device": {}}}
-    (dip,) = dips_of(write_run(tmp_path, dips=dips))
-    assert dip.device is None
-
-
-def test_the_device_of_a_rank_that_does_not_stand_out_itself(tmp_path: Path) -> None:
-    """Its clock is low, but it is the others that wait for it."""
-    dips = {(9, 0): {"hidden_ms": 10.0, "exposed_ms": 30.0}, (9, 1): {"device": SLOW_DEVICE}}
-    (dip,) = dips_of(write_run(tmp_path, dips=dips))
-    assert dip.rank == 0
-    assert dip.device
-    assert (dip.device.rank, dip.device.explains) == (1, True)
-
-
-def test_noisy_steps_dip_only_far_beyond_their_noise(tmp_path: Path) -> None:
-    noisy = {(n, r): {"compute_ms": 80.0 + (n * 37 % 11) * 2} for n in range(1, 30) for r in range(2)}
-    assert dips_of(write_run(tmp_path / "noisy", dips=noisy)) == []
-    slow = {(12, r): {"compute_ms": 160.0} for r in range(2)}
-    (dip,) = dips_of(write_run(tmp_path / "slow", dips=noisy | slow))
-    assert (dip.step, dip.slower, dip.less_hidden) == (12, True, False)
-
-
-def test_small_changes_of_quiet_steps_are_no_dips(tmp_path: Path) -> None:
-    """The floor: 4 % slower is far beyond the noise here, but nothing to look at."""
-    small = {(12, r): {"compute_ms": 83.5, "hidden_ms": 30.0} for r in range(2)}
-    assert dips_of(write_run(tmp_path, dips=small)) == []
-
-
-def test_spread_is_not_widened_by_what_it_is_to_find() -> None:
-    assert spread([10.0] * 20 + [100.0] * 5) == spread([10.0] * 25)
-    assert spread([10.0] * 25, relative=0.05).tolerance == 0.5
-    assert spread([9.0, 10.0, 11.0]).tolerance == pytest.approx(4 * 1.4826)
-
-
-@pytest.mark.parametrize(
-    ("bits", "clock", "reasons", "explains"),
-    [
-        (0x4, 1980.0, ["SW power cap"], True),
-        (0x8 | 0x40, 1980.0, ["HW slowdown", "HW thermal slowdown"], True),
-        (0x20, 1000.0, ["SW thermal slowdown"], True),
-        (0x80, 1980.0, ["HW power brake"], True),
-        (0x1, 1980.0, ["GPU idle"], True),
-        (0x0, 1410.0, [], True),
-        (0x0, 1965.0, [], False),
-        (0x200, 1980.0, [], False),
-    ],
-)
-def test_throttle_reasons_by_their_names(bits: int, clock: float, reasons: list[str], explains: bool) -> None:
-    usual = msgspec.convert(USUAL_DEVICE, Device)
-    finding = device_finding(0, Device(sm_clock_mhz=clock, throttle_reasons=bits), usual)
-    assert finding
-    assert (finding.reasons, finding.explains) == (reasons, explains)
-
-
-def test_what_is_there_in_most_steps_explains_nothing_unless_the_clock_drops() -> None:
-    capped = Device(sm_clock_mhz=1700.0, throttle_reasons=4)
-    always = device_finding(0, capped, capped)
-    assert always
-    assert not always.explains
-    dropped = device_finding(0, Device(sm_clock_mhz=1400.0, throttle_reasons=4), capped)
-    assert dropped
-    assert dropped.reasons == ["SW power cap"]
-
-
-def test_a_rank_with_a_slow_clock_throughout_is_named(tmp_path: Path) -> None:
-    slow = {(n, 2): {"device": {**USUAL_DEVICE, "sm_clock_mhz": 1500.0}} for n in range(30)}
-    run = only_run(write_run(tmp_path / "run", ranks=4, dips=slow))
-    assert slow_devices(run, select(run).measured) == ["run: rank 2 runs at 1,500 MHz, the ranks' median is 1,980 MHz."]

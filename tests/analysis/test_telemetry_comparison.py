@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +22,9 @@ from overlap_sweep.analysis.telemetry_steps import QUANTITIES, Aggregate, single
 from overlap_sweep.errors import UserError
 from tests.analysis.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
 from tests.analysis.training_points import training_config, write_training
+from tests.sweeps import ROOT
 
+H200 = ROOT / "tests" / "data" / "h200x2_fsdp"
 POINT = training_config(**{"distributed.dp_size": 2})
 PREFETCHING = training_config(**{"distributed.dp_size": 2, "fsdp.forward_prefetch": 1})
 
@@ -47,6 +50,7 @@ def around(median: float, noise: float | None) -> Aggregate:
         ("samples_per_s", 110.0, 100.0, "better"),
         ("power_w", 110.0, 100.0, "higher"),
         ("hidden_comm_ms", 90.0, 100.0, "lower"),
+        ("all_reduce_ms", 90.0, 100.0, "lower"),
         ("exposed_comm_ms", 5.0, 0.0, "worse"),
         ("exposed_comm_ms", 0.0, 0.0, "same"),
     ],
@@ -123,6 +127,64 @@ def test_knobs_that_differ_are_told(tmp_path: Path) -> None:
     assert match.settings == {"fsdp.forward_prefetch": (0, 1)}
 
 
+@pytest.mark.parametrize(
+    ("changes", "samples"),
+    [
+        ({"training.batch_size": 32}, "worse"),
+        ({"training.gradient_accumulation": 2}, "better"),
+        ({"training.mixed_precision": "none"}, "same"),
+        ({"distributed.dp_size": 4}, "better"),
+        ({"ranking": {**POINT["ranking"], "num_layers": 4}}, "same"),
+        ({"model": {**POINT["model"], "hidden_size": 64}}, "same"),
+    ],
+)
+def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any], samples: str) -> None:
+    point = training_config(**{"distributed.dp_size": 2, **changes})
+    write_run(write_training(tmp_path, 1500.0, POINT, "a", spread_us=1.0))
+    write_run(write_training(tmp_path, 700.0, point, "b", spread_us=1.0))
+    (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
+    assert match.different_work
+    assert match.quantities["point_ms"].verdict == "lower"
+    assert match.quantities["samples_per_s"].verdict == samples
+    others = {one.verdict for name, one in match.quantities.items() if name != "samples_per_s"}
+    assert not others & {"better", "worse"}
+
+
+def test_a_faster_smaller_model_is_not_better(tmp_path: Path) -> None:
+    smaller = training_config(**{"distributed.dp_size": 2, "ranking": {**POINT["ranking"], "num_layers": 4}})
+    write_run(write_training(tmp_path, 1500.0, POINT, "a"))
+    write_run(write_training(tmp_path, 700.0, smaller, "b"), factor=0.5)
+    (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
+    assert match.quantities["samples_per_s"].verdict == "higher"
+
+
+def test_logs_of_other_ranks_are_other_work(tmp_path: Path) -> None:
+    both = compared("a", a=write_run(tmp_path / "two", ranks=2), b=write_run(tmp_path / "four", ranks=4, factor=0.5))
+    (match,) = both.matches
+    assert match.different_work == {"ranks": (2, 4)}
+    assert match.quantities["step_ms"].verdict == "lower"
+
+
+def test_scheduling_is_the_same_work(tmp_path: Path) -> None:
+    for name, point in (("a", POINT), ("b", PREFETCHING)):
+        write_run(write_training(tmp_path, 1500.0, point, name))
+    (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
+    assert match.different_work == {}
+
+
+def test_marks_that_disagree_with_the_kernels_have_no_verdict() -> None:
+    (match,) = compared("ddp", ddp=H200 / "ddp_one_connection", fsdp=H200 / "fsdp2").matches
+    assert not match.believed
+    assert {one.verdict for name, one in match.quantities.items() if QUANTITIES[name].by_marks} == {None}
+    assert match.quantities["step_ms"].verdict is not None
+    exposed, share = (match.quantities[f"kernels_{name}"] for name in ("exposed_comm_ms", "hidden_share"))
+    assert exposed.theirs
+    assert exposed.theirs.median == pytest.approx(2.73, abs=0.01)
+    assert share.theirs
+    assert share.theirs.median == pytest.approx(0.0, abs=0.01)
+    assert share.verdict == "better"
+
+
 def test_nothing_in_common_is_one_sentence(tmp_path: Path) -> None:
     for place in ("a/x", "a/y", "b/z"):
         write_run(tmp_path / place, steps=5)
@@ -147,10 +209,12 @@ def test_only_the_candidate_is_compared_and_all_are_told(tmp_path: Path) -> None
 def test_runs_that_are_too_short_are_said(tmp_path: Path) -> None:
     write_run(tmp_path / "long")
     write_logs(tmp_path / "short", [record(0)])
+    write_logs(tmp_path / "two", [record(0), record(1)])
     dataset = read_telemetry_dataset("a", tmp_path)
     assert [measured.name for measured in dataset.runs] == ["long"]
     assert dataset.problems == [
-        f"{tmp_path / 'short'} has 1 steps of all ranks beside warm-up and the profiler's, too few; train for more."
+        f"{tmp_path / 'short'} has no step of all ranks beside warm-up and the profiler's, too few; train for more.",
+        f"{tmp_path / 'two'} has 1 step of all ranks beside warm-up and the profiler's, too few; train for more.",
     ]
     with pytest.raises(UserError, match="too few; train for more"):
         read_telemetry_dataset("a", tmp_path / "short")

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from overlap_sweep import space
 from overlap_sweep.analysis.choice import Candidate, PassChoice, choose_all
+from overlap_sweep.analysis.comparison.copies import measured_copies
 from overlap_sweep.analysis.comparison.kernels import measured_kernels
 from overlap_sweep.analysis.comparison.layers import measured_layers
 from overlap_sweep.analysis.comparison.measured import Key, Measured, key_of_pass
@@ -57,7 +58,13 @@ def read_dataset(label: str, path: Path) -> Dataset:
         *_measured_passes(choices),
         *measured_layers(points, records.tuners),
         *measured_kernels(points),
+        *measured_copies(points),
     ]
+    if not measured and any(point.is_training and point.status == "ok" for point in points):
+        raise UserError(
+            f"{path} has training results without telemetry; copy the rank_<r>_metrics.jsonl of their run directories, "
+            "too, to compare them."
+        )
     if not measured:
         what = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in points).items()) or "none readable"
         raise UserError(f"{path} has no point with times to compare ({what}); measure it again with launch.py.")

@@ -17,8 +17,8 @@ _MATCHED = {
 }
 """With what is never the same."""
 
-_MATCHED_BY_NAME = ("phases.", "layer.configurations.", "layer.variants", "implementations.")
-"""What begins so: settings, and the files of variants."""
+_MATCHED_BY_NAME = ("phases.", "layer.configurations.", "layer.variants", "implementations.", "copy_engine.")
+"""What begins so: settings, the files of variants, and sizes of copies."""
 
 
 @dataclass(frozen=True)

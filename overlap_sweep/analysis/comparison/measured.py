@@ -21,18 +21,19 @@ class Key(NamedTuple):
     """What was measured. A field that is compared and not matched is None while keys are matched."""
 
     model: Any
-    """None of kernels, which are the same where their sizes are."""
+    """None of kernels and copies, which are the same where their sizes are."""
     tokens: Any
     precision: Any
     backend: Any
     device: Any
     tp_size: Any
     operator: str
-    """Of a layer its kind, with what else makes layers different; of a kernel its name, n and k."""
+    """Of a layer its kind, with what else makes layers different; of a kernel its name, n and k; of copies
+    their direction and sizes."""
     pass_name: str
     setting: Any
-    """What its slots are given, in a word; of a layer the variant, of a kernel the implementation; empty for the pass,
-    whatever its setting."""
+    """What its slots are given, in a word; of a layer the variant, of a kernel the implementation; of copies `gemm`,
+    `copy`, `sequential` or `overlapped`; empty for the pass, whatever its setting."""
 
     def case(self, telling: Sequence[str]) -> str:
         """What tells it from the other cases, where there are several: the values of these fields."""

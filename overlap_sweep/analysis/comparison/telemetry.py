@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from overlap_sweep.analysis.comparison.matching import MARGIN
 from overlap_sweep.analysis.comparison.ratios import geometric_mean, ratio
-from overlap_sweep.analysis.marks_and_kernels import disagreements
+from overlap_sweep.analysis.marks_and_kernels import Exposed, disagreement, exposed
 from overlap_sweep.analysis.telemetry import Run, read_telemetry
 from overlap_sweep.analysis.telemetry_dips import Dip, find_dips, slow_devices
 from overlap_sweep.analysis.telemetry_steps import (
@@ -28,6 +28,13 @@ FEW_NAMES = 5
 
 Verdict = Literal["better", "worse", "same", "lower", "higher"]
 """`lower` and `higher` where neither is better."""
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+_WORK = ("ranking.", "training.batch_size", "training.gradient_accumulation", "precision")
+"""Settings, or what their names begin with, that change how much there is to do; the model's sizes and the number of
+ranks do, too."""
+_ANOTHER_MODEL = ("model.", "ranking.")
+_NAMES_ONLY = ("model.name", "model.source")
 
 _KNOBS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
 _WHOLE_KNOBS = ("backend", "precision")
@@ -43,6 +50,13 @@ class MeasuredRun:
     """Of the steps that count."""
     aggregates: dict[str, Aggregate]
     dips: list[Dip]
+    kernels: Exposed | None = None
+    """What its traces tell; None without traces of a GPU."""
+
+    @property
+    def believed(self) -> bool:
+        """Whether no trace speaks against telemetry's marks."""
+        return self.kernels is None or not self.kernels.disagree
 
     @property
     def name(self) -> str:
@@ -67,6 +81,10 @@ class QuantityRatio:
     quantity: str
     ours: Aggregate | None
     theirs: Aggregate | None
+    judged: bool = True
+    """Otherwise it is neither better nor worse: both did not do the same work."""
+    believed: bool = True
+    """Otherwise it has no verdict: it follows from marks that disagree with the kernels."""
 
     @property
     def ratio(self) -> float:
@@ -83,15 +101,16 @@ class QuantityRatio:
 
     @property
     def verdict(self) -> Verdict | None:
-        """`same` inside the noise of both, or within MARGIN of the reference. None where the noise is unknown."""
+        """`same` inside the noise of both, or within MARGIN of the reference. None where the noise is unknown, and of
+        what is not believed."""
         ours, theirs = self.ours, self.theirs
-        if ours is None or theirs is None or ours.noise is None or theirs.noise is None:
+        if ours is None or theirs is None or ours.noise is None or theirs.noise is None or not self.believed:
             return None
         if abs(ours.median - theirs.median) <= MARGIN * abs(theirs.median) or not ours.differs_from(theirs):
             return "same"
         change: Literal["lower", "higher"] = "lower" if ours.median < theirs.median else "higher"
         better = QUANTITIES[self.quantity].better
-        if not better:
+        if not better or not self.judged:
             return change
         return "better" if change == better else "worse"
 
@@ -108,6 +127,12 @@ class RunMatch:
     """In the order of QUANTITIES, those that either knows; `step_ms` both know."""
     settings: dict[str, tuple[Any, Any]]
     """Knobs that differ: (reference's, ours), where both are known."""
+    different_work: dict[str, tuple[Any, Any]]
+    """Those of them that change how much there is to do, and the `ranks`; empty where both do the same."""
+
+    @property
+    def believed(self) -> bool:
+        return self.ours.believed and self.theirs.believed
 
 
 @dataclass(frozen=True)
@@ -136,25 +161,32 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
         selection = select(run)
         if len(selection.measured) < 2:
             problems.append(
-                f"{run.directory} has {len(selection.measured)} steps of all ranks beside warm-up and the profiler's, "
-                "too few; train for more."
+                f"{run.directory} has {len(selection.measured) or 'no'} step of all ranks beside warm-up and the "
+                "profiler's, too few; train for more."
             )
             continue
-        runs.append(measure(run, selection))
+        try:
+            kernels = exposed(run.point) if run.point else None
+        except UserError as error:
+            kernels = None
+            warnings.append(str(error))
+        runs.append(measure(run, selection, kernels))
         if selection.incomplete:
             warnings.append(f"{run.name}: {_numbers(selection.incomplete)} left out: not all ranks recorded it.")
         warnings += slow_devices(run, selection.measured)
-        warnings += disagreements([run.point] if run.point else [])
+        if kernels and kernels.disagree:
+            warnings.append(disagreement(run.name, kernels))
     if not runs:
         raise UserError(problems[0])
     return TelemetryDataset(label, path, runs, problems, warnings)
 
 
-def measure(run: Run, selection: Selection) -> MeasuredRun:
+def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> MeasuredRun:
     training = run.point.result.training if run.point and run.point.result else None
     of_steps = series(run, selection.measured, training.samples_per_step if training else None)
     dips = find_dips(run, selection.measured)
-    return MeasuredRun(run, selection, of_steps, aggregates(run, of_steps, selection, len(dips)), dips)
+    known = aggregates(run, of_steps, selection, len(dips), kernels)
+    return MeasuredRun(run, selection, of_steps, known, dips, kernels)
 
 
 def compare_telemetry(
@@ -229,18 +261,44 @@ def _matched(dataset: TelemetryDataset, base: TelemetryDataset) -> tuple[list[Ru
 
 
 def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
-    quantities = {
-        name: QuantityRatio(name, ours.aggregates.get(name), theirs.aggregates.get(name))
-        for name in QUANTITIES
-        if name in ours.aggregates or name in theirs.aggregates
-    }
     own, others = settings_of(ours.run), settings_of(theirs.run)
     settings = {
         name: (others.get(name), own.get(name))
         for name in dict.fromkeys([*others, *own])
         if own and others and own.get(name) != others.get(name)
     }
-    return RunMatch(label, reference, ours, theirs, quantities, settings)
+    work = {name: values for name, values in settings.items() if _is_work(name)}
+    ranks = (_num_ranks(theirs.run), _num_ranks(ours.run))
+    if ranks[0] != ranks[1]:
+        work["ranks"] = ranks
+    believed = ours.believed and theirs.believed
+    quantities = {
+        name: QuantityRatio(
+            name,
+            ours.aggregates.get(name),
+            theirs.aggregates.get(name),
+            judged=not work or (name == "samples_per_s" and not any(map(_is_model, work))),
+            believed=believed or not quantity.by_marks,
+        )
+        for name, quantity in QUANTITIES.items()
+        if name in ours.aggregates or name in theirs.aggregates
+    }
+    return RunMatch(label, reference, ours, theirs, quantities, settings, work)
+
+
+def _is_work(setting: str) -> bool:
+    return setting.startswith(_WORK) or _is_model(setting)
+
+
+def _is_model(setting: str) -> bool:
+    return setting.startswith(_ANOTHER_MODEL) and setting not in _NAMES_ONLY
+
+
+def _num_ranks(run: Run) -> int:
+    """Also of which not all have telemetry here, as far as that is known."""
+    if run.point and run.point.is_training:
+        return int(run.point.config["distributed"]["dp_size"])
+    return run.ranks[-1] + 1
 
 
 def _some(names: Sequence[str]) -> str:

@@ -70,6 +70,10 @@ def telemetry_summary(comparison: TelemetryComparison) -> dict[str, Any]:
             "settings_that_differ": {
                 name: {match.reference: theirs, match.dataset: ours} for name, (theirs, ours) in match.settings.items()
             },
+            "different_work": {
+                name: {match.reference: theirs, match.dataset: ours}
+                for name, (theirs, ours) in match.different_work.items()
+            },
             "quantities": {
                 name: {"ratio": one.ratio, "noise": one.ratio_noise, "verdict": one.verdict}
                 for name, one in match.quantities.items()
@@ -103,6 +107,7 @@ def _run(measured: MeasuredRun) -> dict[str, Any]:
         "settings": settings_of(measured.run),
         "environment": measured.run.environment,
         "aggregates": {name: asdict(known) for name, known in measured.aggregates.items()},
+        "marks_disagree_with_kernels": not measured.believed,
         "dips": [_dip(dip) for dip in measured.dips],
     }
 
@@ -126,5 +131,6 @@ def _dip(dip: Dip) -> dict[str, Any]:
             "usual": msgspec.to_builtins(device.usual),
             "explains": device.explains,
             "reasons": device.reasons,
+            "hottest": device.hottest,
         },
     }

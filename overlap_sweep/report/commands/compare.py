@@ -73,13 +73,15 @@ def compare(
 ) -> None:
     """Compare sweeps, training runs, machines, backends or traces: what is faster, what slower, and what else changed.
 
-    Ratios are time over the reference's: below 1 is faster. Results match where model, tokens, precision, TP size,
-    operator, pass and setting are the same; backend and device are compared, and so is what else differs throughout,
-    such as the precision, if nothing matches otherwise. Repetitions are pooled, and what is inside the noise of both is
-    the same. Layers match by the names of their variants, kernels by their sizes (m is in tokens) and implementations.
-    Traces match by rank, medians over the iterations. Training runs match by the names of their run directories, one
-    run of each whatever it is called; --output writes summary.json and <label>_timeline.png. Telemetry that is not the
-    --candidate's is still summarised; results and traces that are not are left out.
+    Ratios are over the reference's: of times below 1 is faster, of samples/s and of what is hidden above 1. Results
+    match where model, tokens, precision, TP size, operator, pass and setting are the same; backend and device are
+    compared, and so is what else differs throughout, such as the precision, if nothing matches otherwise. Repetitions
+    are pooled, and what is inside the noise of both is the same. Layers match by the names of their variants, kernels
+    by their sizes (m is in tokens) and implementations, copies by their direction and sizes. Traces match by rank,
+    medians over the iterations. Training runs match by the names of their run directories, one run of each whatever it
+    is called; where they don't do the same work, as with another batch size, nothing but samples/s is better or worse.
+    For them --output writes summary.json and <label>_timeline.png. Telemetry that is not the --candidate's is still
+    summarised; results and traces that are not are left out.
 
     \b
     Columns of points and of slots (--by slot, the best of each):
@@ -96,9 +98,12 @@ def compare(
       dataset reference run reference_run quantity value noise reference_value reference_noise difference ratio
       ratio_noise verdict count reference_count
     with the quantities
-      step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_share overlap_ratio all_reduce_ms
-      reduce_scatter_ms auxiliary_ms samples_per_s sm_clock_mhz power_w temperature_c dips final_loss point_ms
-      none_ms floor_ms speedup hidden_fraction peak_memory_gb
+      step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_share overlap_ratio
+      kernels_exposed_comm_ms kernels_hidden_share all_reduce_ms reduce_scatter_ms auxiliary_ms
+      compute_allreduce_ms compute_reducescatter_ms compute_auxiliary_ms utilisation_compute
+      utilisation_all_reduce utilisation_reduce_scatter utilisation_auxiliary mean_concurrency max_concurrency
+      samples_per_s sm_clock_mhz power_w temperature_c dips grad_norm final_loss point_ms none_ms floor_ms speedup
+      hidden_fraction peak_memory_gb
 
     \b
     Examples:
@@ -151,7 +156,7 @@ def _only_kind(operands: Sequence[Operand]) -> Kind:
         )
     raise UserError(
         f"{first[Kind.telemetry].path} is telemetry of training runs and {first[Kind.results].path} is results without "
-        "any; compare like with like."
+        "any; compare like with like. Of training runs, copy the rank_<r>_metrics.jsonl, too."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
@@ -30,6 +31,7 @@ MOST_POINTS = 720
 MOST_PANELS = 30
 MOST_NUMBERED_DIPS = 12
 LONGEST_WORD = 60
+LONGEST_RUN = 90
 LONGEST_FILE_WORD = 120
 
 OVERLAY_FILE = "overlay.png"
@@ -44,6 +46,10 @@ LINES = {
 """Of a timeline: name and colour by quantity."""
 AREAS = ("hidden_comm_ms", "exposed_comm_ms")
 """Stacked they are the communication."""
+
+_SETTING = re.compile(r"_(?=[a-z]+\.|(?:profile|repetition)=)")
+"""Between the settings in a run directory's name."""
+_CUT_NAME = re.compile(r"_[0-9a-f]{8}$")
 
 
 class Drawn(NamedTuple):
@@ -85,11 +91,26 @@ def _timeline(dataset: TelemetryDataset) -> dict[str, Any]:
             f"Triangles: dips, filled where the device explains them. Grey: warm-up, and what was profiled.{more}",
         ],
     )
-    panels = [_panel(measured) for measured in shown]
+    names = distinct_names([measured.name for measured in shown])
+    panels = [_panel(measured, name) for measured, name in zip(shown, names, strict=True)]
     return alt.vconcat(*panels, spacing=22).properties(title=title).to_dict(validate=False)
 
 
-def _panel(measured: MeasuredRun) -> alt.LayerChart | alt.FacetChart:
+def distinct_names(runs: Sequence[str]) -> list[str]:
+    """Without the settings that all of several have: `fsdp.forward_prefetch=1` of `model_dp2_fsdp.forward_prefetch=1`.
+    What is still too long loses its middle."""
+    words = {run: _SETTING.split(run) for run in runs}
+    # Long names end in a hash instead of their last settings.
+    whole = [set(of_run) for run, of_run in words.items() if not _CUT_NAME.search(run)]
+    common = set.intersection(*whole) if len(whole) > 1 else set()
+    names = [" ".join(word for word in words[run] if word not in common) or run for run in runs]
+    if len(set(names)) < len(words):
+        names = list(runs)
+    half = LONGEST_RUN // 2 - 2
+    return [name if len(name) <= LONGEST_RUN else f"{name[:half]}...{name[-half:]}" for name in names]
+
+
+def _panel(measured: MeasuredRun, name: str) -> alt.LayerChart | alt.FacetChart:
     import altair as alt
 
     selection = measured.selection
@@ -144,7 +165,7 @@ def _panel(measured: MeasuredRun) -> alt.LayerChart | alt.FacetChart:
     if len(points) <= 60:
         layers.append(data.mark_point(filled=True, size=22, opacity=1, clip=True).encode(x=x, y="ms:Q", color=own))
     title = alt.TitleParams(
-        f"{_shortened(measured.name)}: {counted(len(measured.run.ranks), 'rank')}, "
+        f"{name}: {counted(len(measured.run.ranks), 'rank')}, "
         f"{counted(len(selection.measured), 'step')}, {counted(len(measured.dips), 'dip')}",
         fontSize=11.5,
         offset=6,
@@ -246,10 +267,10 @@ def _overlay(comparison: TelemetryComparison) -> dict[str, Any]:
     shown = list(groups.values())[:MOST_PANELS]
     more = f"The first {len(shown)} of {len(groups)} runs. " if len(shown) < len(groups) else ""
     panels = []
-    for matches in shown:
+    for matches, name in zip(shown, _titles(shown), strict=True):
         runs = [(matches[0].reference, matches[0].theirs), *((match.dataset, match.ours) for match in matches)]
-        titles = alt.TitleParams(_shortened(matches[0].theirs.name), fontSize=11.5, offset=6)
-        step = _beside(runs, "step_ms", 1.0, "step, ms", shades).properties(title=titles)
+        panel_title = alt.TitleParams(name, fontSize=11.5, offset=6)
+        step = _beside(runs, "step_ms", 1.0, "step, ms", shades).properties(title=panel_title)
         hidden = _beside(runs, "hidden_share", 100.0, "hidden communication, %", shades)
         panels.append(alt.vconcat(step, hidden, spacing=8))
     title = alt.TitleParams(
@@ -257,6 +278,19 @@ def _overlay(comparison: TelemetryComparison) -> dict[str, Any]:
         subtitle=f"{more}Steps of the slowest rank, and the hidden share of all ranks' communication; without warm-up.",
     )
     return alt.vconcat(*panels, spacing=22).properties(title=title).to_dict(validate=False)
+
+
+def _titles(groups: Sequence[Sequence[RunMatch]]) -> list[list[str]]:
+    """Of each group of matches the run, or where labels have runs of different names each of them in a line."""
+    titles = []
+    for matches, common in zip(groups, distinct_names([of[0].theirs.name for of in groups]), strict=True):
+        runs = {matches[0].reference: matches[0].theirs.name, **{one.dataset: one.ours.name for one in matches}}
+        if len(set(runs.values())) == 1:
+            titles.append([common])
+        else:
+            names = distinct_names(list(runs.values()))
+            titles.append([f"{_shortened(label)}: {name}" for label, name in zip(runs, names, strict=True)])
+    return titles
 
 
 def _beside(

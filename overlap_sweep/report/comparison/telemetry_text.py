@@ -11,6 +11,7 @@ from rich.text import Text
 
 from overlap_sweep.analysis.comparison.matching import MARGIN
 from overlap_sweep.analysis.comparison.telemetry import (
+    VERDICTS,
     MeasuredRun,
     QuantityRatio,
     RunMatch,
@@ -32,9 +33,13 @@ FEW_DIPS = 10
 FEW_DIPS_OF_MANY = 3
 """With several runs."""
 FEW_SETTINGS = 12
+FEW_CAUSES = 3
+"""Of why the work is not the same."""
 LONGEST_VALUE = 40
 
 _UNITS = {"mhz": "MHz", "w": "W", "c": "C", "gb": "GB"}
+_DETAILS = ("compute_allreduce", "compute_reducescatter", "compute_auxiliary", "utilisation", "mean_con", "max_con")
+"""What their names begin with; printed only where they differ. Files have all."""
 _STYLES = {"better": "green", "worse": "red"}
 
 
@@ -83,11 +88,23 @@ def _device(dip: Dip) -> str:
     found = dip.device
     if found is None:
         return "no sample of the device"
-    sample = _sample(found)
-    whose = "" if found.rank == dip.rank else f"rank {found.rank}'s "
-    if not found.explains:
-        return f"not explained by the device: {sample}, as always" if sample else "not explained by the device"
-    return f"{whose}{': '.join(filter(None, (sample, ', '.join(found.reasons))))}"
+    sample, reasons = _sample(found), ", ".join(found.reasons)
+    if found.explains:
+        whose = "" if found.rank == dip.rank else f"rank {found.rank}'s "
+        return f"{whose}{': '.join(filter(None, (sample, reasons)))}"
+    if found.slower_clock or reasons:
+        told = [sample, ", but ".join(filter(None, (reasons, _clock(found))))]
+    else:
+        usual = sample and not found.hottest and not _differs(found.sample, found.usual)
+        told = [f"{sample}, as always" if usual else sample]
+    return ": ".join(filter(None, ("not explained by the device", "; ".join(filter(None, told)))))
+
+
+def _clock(found: DeviceFinding) -> str:
+    """Why it explains nothing."""
+    if found.sample.sm_clock_mhz is None:
+        return "its clock is not recorded"
+    return "the clock fell too little" if found.slower_clock else "the clock is as usual"
 
 
 def _sample(found: DeviceFinding) -> str:
@@ -99,7 +116,7 @@ def _sample(found: DeviceFinding) -> str:
     if sample.power_w is not None:
         parts.append(f"{sample.power_w:,.0f} W")
     if sample.temperature_c is not None:
-        parts.append(f"{sample.temperature_c:,.0f} C")
+        parts.append(f"{sample.temperature_c:,.0f} C{' (the hottest step)' if found.hottest else ''}")
     return ", ".join(parts)
 
 
@@ -110,27 +127,61 @@ def _differs(sample: Device, usual: Device) -> bool:
 def _answer(matches: Sequence[RunMatch]) -> str:
     if not matches:
         return "no run of both"
-    if len(matches) == 1:
-        (match,) = matches
-        step, told = match.quantities["step_ms"], []
-        for name in ("hidden_share", "exposed_comm_ms"):
-            one = match.quantities.get(name)
-            if one and one.ours and one.theirs:
-                values = f"{_value(name, one.theirs.median)} to {_value(name, one.ours.median)}"
-                told.append(f"{_header(name)} {values} ({one.verdict})")
-        floor = match.quantities.get("floor_ms")
-        if floor and floor.verdict:
-            told.append(f"without communication {as_ratio(floor.ratio)} ({floor.verdict})")
-        return "; ".join([f"step time: ratio {as_ratio(step.ratio)} ({step.verdict})", *told])
+    return _answer_of_one(matches[0]) if len(matches) == 1 else _answer_of_many(matches)
+
+
+def _answer_of_one(match: RunMatch) -> str:
+    step, told = match.quantities["step_ms"], []
+    if match.different_work:
+        told.append(f"not the same work ({_causes(match)})")
+        told += _changes(match, ("samples_per_s",))
+    told.append(f"step time: ratio {as_ratio(step.ratio)} ({step.verdict})")
+    if match.believed:
+        told += _changes(match, ("hidden_share", "exposed_comm_ms"))
+    else:
+        by_kernels = ", ".join(_changes(match, ("kernels_hidden_share", "kernels_exposed_comm_ms")))
+        told.append(f"marks and kernels disagree, in the profiled steps {by_kernels}")
+    floor = match.quantities.get("floor_ms")
+    if floor and floor.verdict:
+        told.append(f"without communication {as_ratio(floor.ratio)} ({floor.verdict})")
+    return "; ".join(told)
+
+
+def _causes(match: RunMatch) -> str:
+    """`training.batch_size big=64, small=32`."""
+    causes = [
+        f"{name} {match.reference}={_word(theirs)}, {match.dataset}={_word(ours)}"
+        for name, (theirs, ours) in match.different_work.items()
+    ]
+    more = [f"and {len(causes) - FEW_CAUSES} more"] if len(causes) > FEW_CAUSES else []
+    return "; ".join([*causes[:FEW_CAUSES], *more])
+
+
+def _changes(match: RunMatch, names: Sequence[str]) -> list[str]:
+    """From the reference's to ours; of what only one knows, that."""
+    told = []
+    for name in names:
+        one = match.quantities.get(name)
+        if one:
+            verdict = f" ({one.verdict})" if one.verdict else ""
+            told.append(f"{_header(name)} {_of(name, one.theirs)} to {_of(name, one.ours)}{verdict}")
+    return told
+
+
+def _answer_of_many(matches: Sequence[RunMatch]) -> str:
     ratios = mean_ratios(matches)
+    different = sum(bool(match.different_work) for match in matches)
     counts = [match.quantities["step_ms"].verdict for match in matches]
-    numbers = ", ".join(f"{counts.count(v)} {v}" for v in ("better", "worse", "same") if v in counts)
+    numbers = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in counts)
     means = ", ".join(
         f"{_header(name)} {as_ratio(ratios[name])}"
-        for name in ("step_ms", "exposed_comm_ms", "floor_ms")
-        if name in ratios
+        for name in (*(["samples_per_s"] if different else []), "step_ms", "exposed_comm_ms", "floor_ms")
+        if name in ratios and all(match.quantities[name].believed for match in matches)
     )
-    return f"{counted(len(matches), 'matching run')}, by step time {numbers}. Geometric means of the ratios: {means}"
+    work = f", {different} not the same work" if different else ""
+    return (
+        f"{counted(len(matches), 'matching run')}{work}, by step time {numbers}. Geometric means of the ratios: {means}"
+    )
 
 
 def _dataset_lines(datasets: Sequence[TelemetryDataset]) -> list[str]:
@@ -172,8 +223,8 @@ def _print_runs(matches: Sequence[RunMatch], console: Console) -> None:
                 _value("step_ms", math.hypot(step.ours.noise or 0.0, step.theirs.noise or 0.0)),
                 as_ratio(step.ratio),
                 _verdict(step),
-                _both(match, "hidden_share"),
-                _both(match, "exposed_comm_ms"),
+                _both(match, "hidden_share" if match.believed else "kernels_hidden_share"),
+                _both(match, "exposed_comm_ms" if match.believed else "kernels_exposed_comm_ms"),
                 _both(match, "dips"),
             ]
         )
@@ -188,7 +239,10 @@ def _both(match: RunMatch, name: str) -> str:
 def _print_quantities(match: RunMatch, console: Console) -> None:
     headers = ["quantity", match.reference, "noise", match.dataset, "noise ", "ratio", "noise  ", "verdict"]
     shown = [
-        one for one in match.quantities.values() if any(known and known.median for known in (one.ours, one.theirs))
+        one
+        for one in match.quantities.values()
+        if any(known and known.median for known in (one.ours, one.theirs))
+        and (not one.quantity.startswith(_DETAILS) or one.verdict not in ("same", None))
     ]
     rows: list[list[str | Text]] = [
         [
@@ -217,9 +271,9 @@ def _of(name: str, known: Aggregate | None) -> str:
 
 
 def _value(name: str, value: float) -> str:
-    if name in ("hidden_share", "hidden_fraction"):
+    if name.endswith(("hidden_share", "hidden_fraction")) or name.startswith("utilisation"):
         return f"{value:.1%}"
-    if name.endswith(("_ms", "_gb", "_ratio", "speedup")):
+    if name.endswith(("_ms", "_gb", "_ratio", "speedup", "_concurrency", "_norm")):
         return f"{value:,.3f}"
     return f"{value:.4g}" if name.endswith("loss") else f"{value:,.5g}"
 

@@ -15,11 +15,11 @@ import pytest
 from overlap_sweep.analysis.comparison.telemetry import read_telemetry_dataset
 from overlap_sweep.analysis.comparison.telemetry_rows import COLUMNS
 from overlap_sweep.analysis.telemetry_steps import QUANTITIES
-from overlap_sweep.report.comparison.telemetry_charts import timeline_files
+from overlap_sweep.report.comparison.telemetry_charts import distinct_names, timeline_files
 from overlap_sweep.report.comparison.telemetry_text import describe_dip
 from tests.analysis.run_directories import config, write_point
-from tests.analysis.telemetry_logs import SLOW_DEVICE, write_run
-from tests.analysis.training_points import training_config, write_training
+from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, write_run
+from tests.analysis.training_points import training_config, write_copies, write_training
 from tests.report.hostile_sweeps import PAYLOAD
 from tests.report.test_command_line import ROOT, analyze, assert_one_error, on_terminal
 from tests.sweeps import Launch
@@ -55,7 +55,7 @@ def test_logs_alone(cuda: Path, rocm: Path, tmp_path: Path) -> None:
     assert any(line.startswith("step ms 88.") and line.endswith("worse") for line in lines)
     assert (
         "step 17, rank 1: 41% hidden (median 80%), 36% slower; "
-        "SM clock 1,410 MHz (median 1,980), 690 W, 71 C: SW power cap" in lines
+        "SM clock 1,410 MHz (median 1,980), 690 W, 71 C (the hottest step): SW power cap" in lines
     )
     assert (
         "step 25, rank 0: 25% hidden (median 80%), 25% slower; "
@@ -78,6 +78,59 @@ def test_logs_alone(cuda: Path, rocm: Path, tmp_path: Path) -> None:
     assert summary["datasets"]["rocm"]["mean_ratios"]["exposed_comm_ms"] == pytest.approx(1.1, rel=1e-3)
     assert [dip["step"] for dip in summary["datasets"]["rocm"]["runs"]["logs_b"]["dips"]] == [17, 25]
     assert list(pd.read_parquet(output / "comparison.parquet").columns) == list(COLUMNS)
+
+
+def test_other_work_is_said_first(tmp_path: Path) -> None:
+    half = training_config(**{"distributed.dp_size": 2, "training.batch_size": 32})
+    one = write_run(write_training(tmp_path, 1500.0, POINT, "m_training.batch_size=64", spread_us=5.0))
+    two = write_run(write_training(tmp_path, 700.0, half, "m_training.batch_size=32", spread_us=5.0), factor=0.8)
+    process = analyze("compare", f"big={one}", f"small={two}", "--output", tmp_path / "out")
+    assert process.returncode == 0, process.stderr
+    answer = " ".join(process.stdout.splitlines()[2].split())
+    assert answer.startswith("not the same work (training.batch_size big=64, small=32); samples/s ")
+    assert "step time: ratio 0.800 (lower)" in answer
+    ratios = json.loads((tmp_path / "out" / "summary.json").read_text())["datasets"]["small"]["ratios"]
+    (ratio,) = ratios.values()
+    assert ratio["different_work"]["training.batch_size"] == {"big": 64, "small": 32}
+
+
+def test_kernels_are_believed_where_marks_disagree() -> None:
+    runs = ROOT / "tests" / "data" / "h200x2_fsdp"
+    process = analyze("compare", f"ddp={runs / 'ddp_one_connection'}", f"fsdp={runs / 'fsdp2'}")
+    assert process.returncode == 0
+    assert "believe the kernels" in process.stderr
+    answer = " ".join(process.stdout.splitlines()[2].split())
+    assert "marks and kernels disagree, in the profiled steps kernels hidden share 0.0% to " in answer
+    assert "exposed comm ms 0.000" not in answer
+
+
+def test_copies_of_two_machines(tmp_path: Path) -> None:
+    for name, copy_us in (("a", 400.0), ("b", 200.0)):
+        write_copies(tmp_path / name, 1100.0, copy_us=copy_us)
+    process = analyze("compare", tmp_path / "a", tmp_path / "b")
+    assert (process.returncode, process.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
+    assert any("host_to_device, 4 GEMMs of 4096, 4 x 64 MiB all copy 400.0 200.0" in line for line in lines)
+
+
+def test_training_results_whose_telemetry_was_not_copied(cuda: Path, tmp_path: Path) -> None:
+    write_training(tmp_path / "bare")
+    bare = (tmp_path / "bare", f"b={tmp_path / 'bare'}")
+    assert_one_error(analyze("compare", *bare), "copy the rank_<r>_metrics.jsonl of their run directories, too")
+    assert_one_error(analyze("compare", cuda, tmp_path / "bare"), "copy the rank_<r>_metrics.jsonl, too")
+
+
+def test_names_in_charts_tell_runs_apart() -> None:
+    swept = [
+        f"ranking_dp2_profile=none_fsdp.backward_prefetch=BACKWARD_POST_fsdp.forward_prefetch={on}_training.batch_size=4"
+        for on in (False, True)
+    ]
+    assert distinct_names(swept) == ["fsdp.forward_prefetch=False", "fsdp.forward_prefetch=True"]
+    assert distinct_names(["logs_a", "logs_b"]) == ["logs_a", "logs_b"]
+    assert distinct_names([swept[0]] * 2) == [distinct_names(swept[:1])[0]] * 2
+    long = [f"{'x' * 200}{end}" for end in "ab"]
+    assert len(set(distinct_names(long))) == 2
+    assert max(map(len, distinct_names(long))) <= 90
 
 
 def test_a_sweep_of_points(tmp_path: Path) -> None:
@@ -209,8 +262,20 @@ def test_a_dip_in_words(tmp_path: Path) -> None:
     (measured,) = read_telemetry_dataset("a", write_run(tmp_path / "a", dips=elsewhere)).runs
     assert [describe_dip(dip) for dip in measured.dips] == [
         "step 9, rank 0: 25% hidden (median 80%), 25% slower; "
-        "rank 1's SM clock 1,410 MHz (median 1,980), 690 W, 71 C: SW power cap"
+        "rank 1's SM clock 1,410 MHz (median 1,980), 690 W, 71 C (the hottest step): SW power cap"
     ]
+    capped = {(9, 0): {**EXPOSED, "device": {**USUAL_DEVICE, "sm_clock_mhz": 1965.0, "throttle_reasons": 4.0}}}
+    (measured,) = read_telemetry_dataset("c", write_run(tmp_path / "c", dips=capped)).runs
+    assert describe_dip(measured.dips[0]).endswith(
+        "25% slower; not explained by the device: SM clock 1,965 MHz (median 1,980), 640 W, 61 C; "
+        "SW power cap, but the clock is as usual"
+    )
+    little = {(9, 0): {"compute_ms": 400.0, "device": {**SLOW_DEVICE, "sm_clock_mhz": 1900.0, "temperature_c": 61.0}}}
+    (measured,) = read_telemetry_dataset("d", write_run(tmp_path / "d", dips=little)).runs
+    assert describe_dip(measured.dips[0]).endswith("; SW power cap, but the clock fell too little")
+    near = {(9, 0): {**EXPOSED, "device": {**USUAL_DEVICE, "sm_clock_mhz": 1950.0, "temperature_c": 66.0}}}
+    (measured,) = read_telemetry_dataset("e", write_run(tmp_path / "e", dips=near)).runs
+    assert describe_dip(measured.dips[0]).endswith("1,950 MHz (median 1,980), 640 W, 66 C (the hottest step)")
     blind = {(9, 0): {**EXPOSED, "device": {}}}
     (measured,) = read_telemetry_dataset("b", write_run(tmp_path / "b", dips=blind)).runs
     assert describe_dip(measured.dips[0]).endswith("25% slower; no sample of the device")
