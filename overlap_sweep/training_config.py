@@ -176,6 +176,9 @@ class CopyEngine:
     """Timed; null: 21, on a CPU 7."""
 
 
+HOST_LIMITS = 0.95
+"""Share of a step's time from which on the host that enqueues it is what takes so long."""
+
 TRAINING_ON: dict[str, dict[str, Any]] = {
     "cuda": {"max_steps": 30, "batch_size": 64, "mixed_precision": "bf16"},
     "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},

@@ -74,6 +74,16 @@ class CopyRow:
         return self.saving.time_us > self.saving.noise_us and self.hidden_fraction >= WORTH
 
     @property
+    def slower(self) -> bool:
+        """Beyond the noise: at once they take longer than one after the other."""
+        return self.saving.time_us < -self.saving.noise_us
+
+    @property
+    def unclear(self) -> bool:
+        """Neither faster nor slower beyond the noise, which would hide a saving that is worth it."""
+        return abs(self.saving.time_us) <= self.saving.noise_us and self.saving.noise_us > WORTH * self.ideal_us
+
+    @property
     def size(self) -> str:
         """`4 GEMMs of 4096, 4 x 64 MiB`."""
         gemms = f"{self.gemms} GEMMs of" if self.gemms > 1 else "GEMM of"
@@ -116,7 +126,13 @@ class CopyAnalysis:
         if not saving:
             best = max(rows, key=lambda row: row.hidden_fraction)
             said = f"at best {best.saving.time_us:+.1f} us, noise {best.saving.noise_us:.1f}; {best.size}"
-            return f"{self.case.direction}: copies hide behind no GEMM ({said})"
+            if all(row.slower for row in rows):
+                return f"{self.case.direction}: at once is slower than one after the other ({said})"
+            unclear = sum(row.unclear for row in rows)
+            if unclear == len(rows):
+                return f"{self.case.direction}: cannot tell whether copies hide behind a GEMM ({said})"
+            but = f"; {unclear} of {len(rows)} sizes cannot tell" if unclear else ""
+            return f"{self.case.direction}: copies hide behind no GEMM ({said}){but}"
         best = max(saving, key=lambda row: row.hidden_fraction)
         typical = statistics.median(row.hidden_fraction for row in rows)
         where = f" at {len(saving)} of {len(rows)} sizes" if len(rows) > 1 else ""

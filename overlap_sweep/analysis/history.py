@@ -20,8 +20,8 @@ from overlap_sweep.analysis.comparison.ratios import ratio
 from overlap_sweep.analysis.estimate import Estimate, notch_us, pooled_none
 from overlap_sweep.analysis.frame import Row, column_types
 from overlap_sweep.analysis.kernels import name_in_tables
-from overlap_sweep.analysis.training import measured as measured_training
 from overlap_sweep.analysis.training_knobs import knobs_of, setting_in_words
+from overlap_sweep.analysis.training_times import measured as measured_training
 from overlap_sweep.analysis.trials import FLOOR, NONE
 from overlap_sweep.errors import UserError
 from overlap_sweep.identity import environment_identity, key_of, point_identity
@@ -30,6 +30,9 @@ from overlap_sweep.run_directory import Result, Timing
 
 CHANGES_NOTHING = ("repetition", "profile", "profiling", "telemetry")
 """Of a point: measured again, or looked at before or after its time was taken."""
+
+OF_THE_RECORDED_RUN = ("max_steps", "log_interval", "output_dir")
+"""Of a point's `training`: how long it trains before its steps are timed, and where that is written."""
 
 MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
 """Of an environment's identity the hardware; the rest are versions."""
@@ -242,7 +245,10 @@ def _workload(point: Mapping[str, Any]) -> str:
 
 
 def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in point_identity(point).items() if name not in CHANGES_NOTHING}
+    told = {name: value for name, value in point_identity(point).items() if name not in CHANGES_NOTHING}
+    if "training" in told:
+        told["training"] = {name: value for name, value in told["training"].items() if name not in OF_THE_RECORDED_RUN}
+    return told
 
 
 def _hardware(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,7 +297,8 @@ def point_cells(series: Series) -> Row:
         "model": point["model"]["name"],
         "backend": point["backend"],
         "precision": point["precision"],
-        "tokens": point["workload"]["tokens"],
+        # The rows of a copy point's matrices are nothing that a model reads.
+        "tokens": None if _workload(point) == "copy_engine" else point["workload"]["tokens"],
         "tp_size": point["tp_size"],
         "operator": space.subject(point),
         "pass": _passes(point),

@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from overlap_sweep.analysis.estimate import notch_us
 from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, differ
-from overlap_sweep.analysis.training_knobs import Knobs, brief, in_words, usual
+from overlap_sweep.analysis.training_knobs import brief, in_words, order
+
+MANY_PAIRS = 5
+"""From so many on it is seen how far pairs are apart."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class KnobEffect:
         return differ(self.before, self.after)
 
     @property
+    def usable(self) -> bool:
+        """Whether neither side is limited by the host, or diverges: the knob's part in that cannot be told."""
+        return not any(row.host_limits or row.loss is None for row in (self.before, self.after))
+
+    @property
     def values(self) -> tuple[Any, Any]:
         return self.before.knobs.get(self.knob), self.after.knobs.get(self.knob)
 
@@ -52,7 +61,7 @@ class KnobContribution:
     after: Any
     effects: list[KnobEffect]
     beside_best: KnobEffect | None
-    """With all other knobs as in the best setting."""
+    """With all other knobs as in the best setting. The best was chosen for being fast: its own luck is in it."""
     taken: bool
     """Whether the best setting has it as it is after the change."""
 
@@ -68,8 +77,15 @@ class KnobContribution:
 
     @property
     def noise(self) -> float:
-        """Of a typical effect."""
+        """Of the median: where there are MANY_PAIRS by how far they are apart, else that of a typical effect."""
+        if len(self.effects) >= MANY_PAIRS:
+            return notch_us([effect.change for effect in self.effects])
         return statistics.median(effect.noise for effect in self.effects)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the change is more than noise."""
+        return abs(self.change) > max(self.noise, self.effects[0].before.margin)
 
     @property
     def differs(self) -> int:
@@ -85,18 +101,40 @@ class KnobContribution:
         return brief(self.knob)
 
 
+@dataclass(frozen=True)
+class KnobEffects:
+    """All that the settings of a case say about single knobs."""
+
+    contributions: list[KnobContribution]
+    """What moved most, over all pairs, comes first."""
+    left_out: int
+    """Pairs of which one side is limited by the host, or diverges."""
+    only_left_out: list[str]
+    """The knobs that there are no other pairs of."""
+    never_alone: list[str]
+    """The knobs that differ between settings, but never alone: their part cannot be told."""
+
+
 def knob_effects(analysis: TrainingAnalysis) -> list[KnobEffect]:
     """Every pair of rows that differ in one knob alone."""
     return [effect for name in analysis.differing for effect in _of_knob(name, analysis.rows, analysis.differing)]
 
 
-def knob_contributions(analysis: TrainingAnalysis) -> list[KnobContribution]:
-    """Of each knob every change from one value to another; what moved most comes first."""
+def contributed(analysis: TrainingAnalysis) -> KnobEffects:
+    """Of each knob every change from one value to another."""
+    effects = knob_effects(analysis)
     found: dict[tuple[str, str, str], list[KnobEffect]] = defaultdict(list)
-    for effect in knob_effects(analysis):
+    for effect in (effect for effect in effects if effect.usable):
         before, after = effect.values
         found[effect.knob, in_words(before), in_words(after)].append(effect)
-    return sorted((_contribution(effects, analysis.best) for effects in found.values()), key=_place)
+    contributions = [_contribution(of_change, analysis.best) for of_change in found.values()]
+    alone, told = {effect.knob for effect in effects}, {knob for knob, _, _ in found}
+    return KnobEffects(
+        contributions=sorted(contributions, key=lambda contribution: -abs(contribution.change)),
+        left_out=sum(not effect.usable for effect in effects),
+        only_left_out=[brief(name) for name in analysis.differing if name in alone - told],
+        never_alone=[brief(name) for name in analysis.differing if name not in alone],
+    )
 
 
 def _of_knob(name: str, rows: Sequence[TrainingRow], among: Sequence[str]) -> Iterator[KnobEffect]:
@@ -104,17 +142,10 @@ def _of_knob(name: str, rows: Sequence[TrainingRow], among: Sequence[str]) -> It
     for row in rows:
         alike[tuple(repr(row.knobs.get(other)) for other in among if other != name)].append(row)
     for group in alike.values():
-        ordered = sorted(group, key=lambda row: _order(row.knobs, name))
+        ordered = sorted(group, key=lambda row: order(row.knobs, name))
         for i, before in enumerate(ordered):
             for after in ordered[i + 1 :]:
                 yield KnobEffect(name, before, after)
-
-
-def _order(knobs: Knobs, name: str) -> tuple[bool, float, str]:
-    """The usual value first, then numbers from low to high, then words."""
-    value = knobs.get(name)
-    number = float(value) if isinstance(value, int | float) else math.inf
-    return value != usual(knobs, name), number, in_words(value)
 
 
 def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribution:
@@ -122,8 +153,3 @@ def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribut
     beside_best = next((effect for effect in effects if best in (effect.before, effect.after)), None)
     taken = in_words(best.knobs.get(knob)) == in_words(after)
     return KnobContribution(knob, before, after, effects, beside_best, taken)
-
-
-def _place(contribution: KnobContribution) -> tuple[Any, ...]:
-    told = contribution.beside_best.change if contribution.beside_best else contribution.change
-    return contribution.beside_best is None, -abs(told)

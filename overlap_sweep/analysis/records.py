@@ -1,4 +1,4 @@
-"""What lies beside the points of a sweep that searched: tuner.json and search.json."""
+"""What lies beside the points of a sweep that searched: tuner.json, search.json and knobs.json."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from overlap_sweep.analysis.checks import check_place, check_search, check_tuner
+from overlap_sweep.analysis.knob_search import KNOBS_FILE, KnobRecord, check_knobs, read_knobs
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import (
     SEARCH_FILE,
@@ -27,6 +28,7 @@ class Records:
 
     tuners: dict[Path, TunerRecord]
     searches: dict[Path, SearchRecord]
+    knobs: dict[Path, KnobRecord]
     problems: list[str]
     """One sentence for each that cannot be read: its points are analysed all the same."""
 
@@ -36,7 +38,8 @@ def read_records(root: Path) -> Records:
     problems: list[str] = []
     tuners = _read_all(root, TUNER_FILE, read_tuner_record, check_tuner, problems)
     searches = _read_all(root, SEARCH_FILE, read_search_record, check_search, problems)
-    return Records(tuners, searches, problems)
+    knobs = _read_all(root, KNOBS_FILE, read_knobs, check_knobs, problems)
+    return Records(tuners, searches, knobs, problems)
 
 
 def _read_all(

@@ -229,7 +229,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         )
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
     kernels = analyse_kernels(reading.points)
-    training, copies = analyse_training(reading.points), analyse_copies(reading.points)
+    training, copies = analyse_training(reading.points, records.knobs), analyse_copies(reading.points)
     return Analysis(
         reading=reading,
         config=config,

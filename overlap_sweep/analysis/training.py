@@ -7,12 +7,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_sweep.analysis.choice import DEFAULT_MARGIN
-from overlap_sweep.analysis.estimate import Estimate, estimate, normalised, pooled_none
-from overlap_sweep.analysis.frame import hidden_fraction
+from overlap_sweep.analysis.estimate import Estimate
+from overlap_sweep.analysis.knob_search import KnobRecord
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.search_answers import answering
+from overlap_sweep.analysis.step_hidden import Hidden
 from overlap_sweep.analysis.training_knobs import (
     Knobs,
     brief,
@@ -21,17 +23,14 @@ from overlap_sweep.analysis.training_knobs import (
     frozen,
     in_words,
     knobs_of,
+    order,
     overrides,
-    same_floor,
     setting_in_words,
     train_alike,
 )
+from overlap_sweep.analysis.training_times import Comparison, comparison, limited_by_host, measured
 from overlap_sweep.identity import key_of
-from overlap_sweep.run_directory import Result, Timing, TrainingRun
-
-HOST_LIMITS_FROM = 0.95
-"""The share of a step's time from which on the host that enqueues it is what limits it."""
-_MARGIN = f"{DEFAULT_MARGIN:.1%}"
+from overlap_sweep.run_directory import Result
 
 
 class TrainingCase(NamedTuple):
@@ -68,15 +67,23 @@ class TrainingRow:
     strategy: str
     precision: str
     step: Estimate
-    """Relative to the floors that were measured beside it, where others have the same floor."""
+    """Its noise is also what points of equal settings are apart, where that was measured."""
     none: Estimate
     """Every collective alone on the device."""
     floor: Estimate
     """No communication."""
+    hidden: Hidden | None
+    """By the rounds of its points; None where communication costs nothing."""
+    relative: bool
+    """Times are relative to the floor that others have, too; else as measured."""
+    margin: float
+    """The share of the time below which a difference to other rows is a tie, whatever the noise."""
     host_us: float | None
     """None on a CPU, where it is what computes."""
     host_limits: bool
     """The device waits for the host: the schedule of its communication says little."""
+    host_limits_beside: bool
+    """The same of `none` or `floor`, which the hidden fraction is measured against."""
     peak_memory_gb: float | None
     loss: float | None
     """After the last step of the recorded run; None where it is no number."""
@@ -115,7 +122,8 @@ class TrainingRow:
 
     @property
     def hidden_fraction(self) -> float:
-        return hidden_fraction(self.time_us, self.none_us, self.floor_us)
+        """NaN where its noise leaves nothing of it."""
+        return self.hidden.fraction if self.hidden and self.hidden.known else math.nan
 
     @property
     def comm_us(self) -> float:
@@ -125,7 +133,7 @@ class TrainingRow:
     @property
     def communicates(self) -> bool:
         """Whether that is more than noise: without it there is nothing to hide."""
-        return self.comm_us > 0 and self.none.differs_from(self.floor)
+        return self.hidden is not None and self.hidden.known
 
     @property
     def exposed_us(self) -> float:
@@ -140,7 +148,7 @@ class TrainingRow:
     @property
     def simplicity(self) -> tuple[Any, ...]:
         """Sorts the simpler first."""
-        return self.turned, [in_words(self.knobs[name]) for name in sorted(self.knobs)]
+        return self.turned, [order(self.knobs, name) for name in sorted(self.knobs)]
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,8 @@ class TrainingAnalysis:
     reference: TrainingRow
     """The simplest: what gains are told against."""
     best: TrainingRow
+    """What a search settled, where one did; else by `choose`."""
+    settled: bool
     reason: str
     differing: list[str]
     """The knobs that are not the same in all rows."""
@@ -178,18 +188,31 @@ class TrainingAnalysis:
         return overrides(self.best.knobs, self.differing)
 
     @property
+    def how_timed(self) -> str:
+        """A sentence."""
+        relative = sum(row.relative for row in self.rows)
+        if not relative:
+            return "Times are as measured in each point."
+        beside = "Times are relative to the common floor, by the floor that was measured beside each"
+        others = len(self.rows) - relative
+        why = "the host limits them, or no other point has their floor"
+        return f"{beside}; those of {others} settings are as measured: {why}." if others else f"{beside}."
+
+    @property
     def one_work(self) -> bool:
         """Whether all rows' steps have as many samples."""
         return len({row.samples_per_step for row in self.rows}) == 1
 
 
-def analyse_training(points: Iterable[Point]) -> list[TrainingAnalysis]:
-    """The `ok` points of training runs by case."""
+def analyse_training(
+    points: Iterable[Point], searches: Mapping[Path, KnobRecord] | None = None
+) -> list[TrainingAnalysis]:
+    """The `ok` points of training runs by case; `searches` by their directories."""
     cases: dict[TrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.is_training and point.status == "ok":
             cases[training_case(point)].append(point)
-    return [_analyse(case, cases[case]) for case in sorted(cases)]
+    return [_analyse(case, cases[case], searches or {}) for case in sorted(cases)]
 
 
 def training_case(point: Point) -> TrainingCase:
@@ -205,23 +228,14 @@ def training_case(point: Point) -> TrainingCase:
 
 def is_host_limited(result: Result) -> bool:
     """Whether the host took nearly as long to enqueue the step as the device to run it."""
-    run = measured(result)
-    host_us = run.host_us.get("point")
-    return result.launch_bound or (host_us is not None and host_us >= HOST_LIMITS_FROM * run.step["point"].median_us)
-
-
-def measured(result: Result | None) -> TrainingRun:
-    """Of a point that is ok."""
-    assert result
-    assert result.training
-    return result.training
+    return "point" in limited_by_host(result)
 
 
 def differ(one: TrainingRow, other: TrainingRow) -> bool:
-    """Whether a sample's times are apart by more than the noise, and by more than DEFAULT_MARGIN: points are measured
+    """Whether a sample's times are apart by more than the noise, and by more than the margin: points are measured
     minutes apart, and often in different process groups."""
     ours, theirs = one.of_sample, other.of_sample
-    return abs(ours.time_us / theirs.time_us - 1) > DEFAULT_MARGIN and ours.differs_from(theirs)
+    return abs(ours.time_us / theirs.time_us - 1) > one.margin and ours.differs_from(theirs)
 
 
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
@@ -235,7 +249,7 @@ def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
     if chosen is fastest:
         return chosen, f"fastest of {len(usable)}"
     ours, theirs = chosen.of_sample, fastest.of_sample
-    within = _MARGIN if ours.differs_from(theirs) else "the noise"
+    within = f"{chosen.margin:.1%}" if ours.differs_from(theirs) else "the noise"
     return chosen, (
         f"simplest of those within {within} of the fastest, {fastest.setting} "
         f"({1 - theirs.time_us / ours.time_us:.1%} faster, noise {_relative_noise(ours, theirs):.1%})"
@@ -246,25 +260,26 @@ def _relative_noise(one: Estimate, other: Estimate) -> float:
     return math.hypot(one.noise_us, other.noise_us) / one.time_us
 
 
-def _analyse(case: TrainingCase, points: list[Point]) -> TrainingAnalysis:
+def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, KnobRecord]) -> TrainingAnalysis:
     same: dict[frozenset[tuple[str, Any]], list[Point]] = defaultdict(list)
     for point in points:
         same[frozen(knobs_of(point.config))].append(point)
     settings = [knobs_of(of_setting[0].config) for of_setting in same.values()]
     names = differing(settings)
-    floors = _floors(points)
-    rows = [
-        _row(knobs, setting_in_words(knobs, names if len(settings) > 1 else knobs), of_setting, floors)
-        for knobs, of_setting in zip(settings, same.values(), strict=True)
-    ]
-    best, reason = choose(rows)
+    compared = comparison(points)
+    rows = {
+        key: _row(knobs, setting_in_words(knobs, names if len(settings) > 1 else knobs), of_setting, compared)
+        for knobs, (key, of_setting) in zip(settings, same.items(), strict=True)
+    }
+    best, reason, settled = _best(rows, points, searches)
     shared = [name for name in changed(settings[0]) if name not in names] if len(settings) > 1 else []
     return TrainingAnalysis(
         case=case,
         points=points,
-        rows=sorted(rows, key=lambda row: row.of_sample.time_us),
-        reference=min(rows, key=lambda row: row.simplicity),
+        rows=sorted(rows.values(), key=lambda row: row.of_sample.time_us),
+        reference=min(rows.values(), key=lambda row: row.simplicity),
         best=best,
+        settled=settled,
         reason=reason,
         differing=names,
         shared=", ".join(f"{brief(name)}={in_words(settings[0][name])}" for name in shared),
@@ -272,27 +287,30 @@ def _analyse(case: TrainingCase, points: list[Point]) -> TrainingAnalysis:
     )
 
 
-def _floors(points: Iterable[Point]) -> dict[frozenset[tuple[str, Any]], list[Timing]]:
-    """Those that do the same, together."""
-    found = defaultdict(list)
-    for point in points:
-        found[same_floor(knobs_of(point.config))].append(measured(point.result).step["floor"])
-    return found
+def _best(
+    rows: Mapping[frozenset[tuple[str, Any]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
+) -> tuple[TrainingRow, str, bool]:
+    """With why, and whether a search settled it: it measured its answer again after it had chosen it, in alternation
+    with the baseline, and what seems faster here only seemed so when it was tried."""
+    answers = {frozen(knobs_of(point.config)): search for point, search in answering(points, searches)}
+    settled = [key for key, search in answers.items() if search.settles]
+    by_table, reason = choose(list(rows.values()))
+    if not settled:
+        others = [rows[key].setting for key in answers if rows[key] is not by_table]
+        return by_table, "; ".join([reason, *(f"a search's answer, {other}, is not proven" for other in others)]), False
+    best, _ = choose([rows[key] for key in settled])
+    search = answers[frozen(best.knobs)]
+    proven = "the search found nothing faster"
+    if search.best and search.gain:
+        proven = f"proven by the search: {search.gain.share:.1%} less time, noise {search.gain.noise:.1%}"
+    other = f"; by the table alone it would be {by_table.setting}, not proven" if by_table is not best else ""
+    return best, proven + other, True
 
 
-def _row(
-    knobs: Knobs, setting: str, points: Sequence[Point], floors: Mapping[frozenset[tuple[str, Any]], list[Timing]]
-) -> TrainingRow:
+def _row(knobs: Knobs, setting: str, points: Sequence[Point], compared: Comparison) -> TrainingRow:
     runs = [measured(point.result) for point in points]
-    same = floors[same_floor(knobs)]
-    floor = pooled_none(same)
-
-    def comparable(variant: str) -> Estimate:
-        if len(same) == 1:
-            # There is nothing to compare it with through the floor, whose noise would be added for nothing.
-            return estimate(runs[0].step[variant].samples_us)
-        return normalised([(run.step[variant], run.step["floor"]) for run in runs], floor)
-
+    limited = {name for point in points if point.result for name in limited_by_host(point.result)}
+    times = compared.times(points)
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]
     memory_gb = [run.peak_memory_gb for run in runs if run.peak_memory_gb is not None]
     return TrainingRow(
@@ -303,11 +321,15 @@ def _row(
         tokens_per_step=points[0].config["workload"]["tokens"],
         strategy=points[0].config["distributed"]["strategy"],
         precision=points[0].config["precision"],
-        step=comparable("point"),
-        none=comparable("none"),
-        floor=floor,
+        step=times.step,
+        none=times.none,
+        floor=times.floor,
+        hidden=times.hidden,
+        relative=times.relative,
+        margin=compared.margin,
         host_us=statistics.median(hosts_us) if hosts_us else None,
-        host_limits=any(is_host_limited(point.result) for point in points if point.result),
+        host_limits="point" in limited,
+        host_limits_beside=bool(limited - {"point"}),
         peak_memory_gb=max(memory_gb, default=None),
         loss=runs[-1].losses[-1],
         compiled=runs[0].compiled,

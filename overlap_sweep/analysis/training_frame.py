@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from overlap_sweep.analysis.estimate import notch_us
-from overlap_sweep.analysis.frame import Row, column_types, common_cells, hidden_fraction
+from overlap_sweep.analysis.frame import Row, column_types, common_cells
 from overlap_sweep.analysis.knob_effects import KnobContribution
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, is_host_limited, measured, training_case
+from overlap_sweep.analysis.step_hidden import Hidden, hidden
+from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, is_host_limited, training_case
 from overlap_sweep.analysis.training_knobs import (
     Knobs,
     changed,
@@ -18,6 +19,7 @@ from overlap_sweep.analysis.training_knobs import (
     knobs_of,
     setting_in_words,
 )
+from overlap_sweep.analysis.training_times import limited_by_host, measured
 
 KNOB_COLUMNS = {
     "batch_size": "training.batch_size",
@@ -39,7 +41,7 @@ _TEXT = (
     *("backward_prefetch", "reshard_after_forward", "reduce_dtype"),
 )
 _COUNTS = ("ranks", "batch_size", "gradient_accumulation", "forward_prefetch", "replicas", "samples_per_step")
-_FLAGS = ("limit_all_gathers", "enable_overlap", "compile", "chosen")
+_FLAGS = ("limit_all_gathers", "enable_overlap", "compile", "chosen", "baseline_launch_bound", "proven")
 
 
 def _types(*names: str) -> dict[str, str]:
@@ -55,27 +57,29 @@ COLUMNS = _types(
     *("point", "directory", "model", "ranks", "device", "strategy", "precision", "setting", "turned"),
     *(*KNOB_COLUMNS, "status", "error"),
     *("step_us", "noise_us", "q1_us", "q3_us", "repeats", "none_us", "floor_us", "host_us"),
-    *("speedup", "hidden_fraction", "comm_us", "exposed_us", "us_per_sample"),
+    *("speedup", "hidden_fraction", "hidden_noise", "comm_us", "exposed_us", "us_per_sample"),
     *("samples_per_step", "samples_per_s", "tokens_per_s", "peak_memory_gb", "parameters"),
-    *("first_loss", "loss", "compiled", "launch_bound", "chosen"),
+    *("first_loss", "loss", "compiled", "launch_bound", "baseline_launch_bound", "chosen"),
 )
 """Every column in its order, and its pandas type: one row per point. Times are medians in microseconds, of a whole step
 as measured in that point.
 
 setting has every knob that is not at its default, turned counts them. none_us: the same step with every collective
 alone on the device; floor_us: without communication. comm_us is none less floor, exposed_us step less floor.
-launch_bound: the host takes as long to enqueue the step as the device to run it. chosen: the best setting of its case.
+hidden_fraction is by rounds, hidden_noise its noise; both are empty where communication cannot be told from noise.
+launch_bound: the host takes as long to enqueue the step as the device to run it; baseline_launch_bound: the same of one
+of the two others, which hidden_fraction is measured against. chosen: the best setting of its case.
 """
 
 ANSWER_COLUMNS = _types(
     *("model", "ranks", "device", "strategy", "precision", "setting", "overrides", "turned", *KNOB_COLUMNS),
     *("step_us", "noise_us", "none_us", "floor_us", "host_us"),
-    *("speedup", "hidden_fraction", "comm_us", "exposed_us", "us_per_sample"),
+    *("speedup", "hidden_fraction", "hidden_noise", "comm_us", "exposed_us", "us_per_sample"),
     *("samples_per_step", "samples_per_s", "tokens_per_s", "peak_memory_gb", "parameters", "loss", "compiled"),
-    *("launch_bound", "reference", "gain", "reason"),
+    *("launch_bound", "baseline_launch_bound", "reference", "gain", "proven", "reason"),
 )
 """One row per model, ranks and device: the best setting. gain: its samples per second over those of the simplest, which
-is `reference`, minus 1."""
+is `reference`, minus 1; proven: a search measured it again after it had chosen it."""
 
 
 def training_rows(points: Iterable[Point], analyses: Iterable[TrainingAnalysis], root: Path) -> list[Row]:
@@ -103,6 +107,7 @@ def answer_rows(analyses: Iterable[TrainingAnalysis]) -> list[Row]:
             "overrides": analysis.overrides,
             "reference": analysis.reference.setting,
             "gain": analysis.gain,
+            "proven": analysis.settled,
             "reason": analysis.reason,
         }
         for analysis in analyses
@@ -123,7 +128,7 @@ def setting_cells(row: TrainingRow) -> Row:
         "floor_us": row.floor_us,
         "host_us": row.host_us,
         "speedup": row.speedup,
-        "hidden_fraction": row.hidden_fraction,
+        **_hidden_cells(row.hidden),
         "comm_us": row.comm_us,
         "exposed_us": row.exposed_us,
         "us_per_sample": row.of_sample.time_us,
@@ -134,6 +139,7 @@ def setting_cells(row: TrainingRow) -> Row:
         "loss": row.loss,
         "compiled": row.compiled,
         "launch_bound": row.host_limits,
+        "baseline_launch_bound": row.host_limits_beside,
     }
 
 
@@ -149,12 +155,19 @@ def contribution_cells(contribution: KnobContribution) -> Row:
         "differ": contribution.differs,
         "change": contribution.change,
         "noise": contribution.noise,
+        "sure": contribution.sure,
         "lowest_change": low,
         "highest_change": high,
         "change_beside_best": beside.change if beside else None,
         "noise_beside_best": beside.noise if beside else None,
         "taken": contribution.taken,
     }
+
+
+def _hidden_cells(found: Hidden | None) -> Row:
+    if found is None or not found.known:
+        return {"hidden_fraction": None, "hidden_noise": None}
+    return {"hidden_fraction": found.fraction, "hidden_noise": found.noise}
 
 
 def _knob_cells(knobs: Knobs) -> Row:
@@ -189,7 +202,7 @@ def _measured_cells(point: Point) -> Row:
         "floor_us": floor_us,
         "host_us": run.host_us.get("point"),
         "speedup": none_us / step.median_us,
-        "hidden_fraction": hidden_fraction(step.median_us, none_us, floor_us),
+        **_hidden_cells(hidden(run.step)),
         "comm_us": none_us - floor_us,
         "exposed_us": step.median_us - floor_us,
         "us_per_sample": step.median_us / run.samples_per_step,
@@ -202,4 +215,5 @@ def _measured_cells(point: Point) -> Row:
         "loss": run.losses[-1],
         "compiled": run.compiled,
         "launch_bound": is_host_limited(point.result),
+        "baseline_launch_bound": bool({"none", "floor"} & set(limited_by_host(point.result))),
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -41,8 +44,17 @@ SCHEDULING = frozenset(
         *("runtime.max_connections", "runtime.multicast"),
     }
 )
-"""They leave the step without communication as it is, as does the collectives' environment: through it the points that
-differ in nothing else are compared."""
+"""They leave the step without communication as it is, as do the variables of the libraries that communicate: through it
+the points that differ in nothing else are compared."""
+
+_OF_COLLECTIVES = tuple(f"{_ENVIRONMENT}.{library}_" for library in ("NCCL", "RCCL", "TORCH_NCCL"))
+"""Any other variable may change what computes, too."""
+
+_BARE = re.compile(r"[A-Za-z0-9_.-]+")
+_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
+"""Words that Hydra's grammar reads as something else."""
+_BEFORE_QUOTE = re.compile(r'(\\+)(?="|$)')
+"""Backslashes that would escape a quote."""
 
 
 def _usual() -> Knobs:
@@ -117,7 +129,7 @@ def frozen(knobs: Knobs) -> frozenset[tuple[str, Any]]:
 def same_floor(knobs: Knobs) -> frozenset[tuple[str, Any]]:
     """Equal for those whose steps without communication do the same."""
     return frozen(
-        {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_ENVIRONMENT)}
+        {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_OF_COLLECTIVES)}
     )
 
 
@@ -150,6 +162,27 @@ def setting_in_words(knobs: Knobs, shown: Collection[str]) -> str:
 
 
 def overrides(knobs: Knobs, shown: Collection[str]) -> str:
-    """The same as it is typed."""
+    """The same as it is typed into a shell."""
     turned = set(changed(knobs))
-    return " ".join(f"{name}={in_words(knobs[name])}" for name in shown if name in turned)
+    return " ".join(shlex.quote(_override(name, knobs[name])) for name in shown if name in turned)
+
+
+def _override(name: str, value: Any) -> str:
+    # Of these the configuration lists few or none, and Hydra adds others only if told to.
+    added = "++" if name.startswith((f"{_ENVIRONMENT}.", f"{_OPTIONS}.")) else ""
+    return f"{added}{name}={_quoted(value) if isinstance(value, str) else in_words(value)}"
+
+
+def _quoted(text: str) -> str:
+    """As Hydra's grammar takes a string: bare if it is a plain word or number, else in quotes."""
+    if _BARE.fullmatch(text) and text.lower() not in _NO_STRINGS:
+        return text
+    escaped = _BEFORE_QUOTE.sub(r"\1\1", text).replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def order(knobs: Knobs, name: str) -> tuple[bool, float, str]:
+    """Sorts a knob's values: the usual one first, then numbers from low to high, then words."""
+    value = knobs.get(name)
+    number = float(value) if isinstance(value, int | float) else math.inf
+    return value != usual(knobs, name), number, in_words(value)

@@ -12,12 +12,14 @@ from overlap_sweep.analysis.copies import CopyRow
 from overlap_sweep.analysis.drift import NOTABLE, later_change
 from overlap_sweep.analysis.marks_and_kernels import disagreements
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.training import TrainingAnalysis, measured
+from overlap_sweep.analysis.training import TrainingAnalysis
 from overlap_sweep.analysis.training_knobs import knobs_of, same_floor, train_alike
+from overlap_sweep.analysis.training_times import limited_by_host, measured
 
 LOSS_TOLERANCE = {"fp32": 1e-3}
 DEFAULT_LOSS_TOLERANCE = 0.05
-"""By how much of itself a loss may be off: reductions in another order round differently, and steps add it up."""
+"""By how much of itself, and of the run's first one, a loss may be off: reductions in another order round differently,
+and steps add it up. What is learnt by heart has a loss that is next to nothing, and rounding is all of it."""
 _MOST_NAMED = 4
 
 
@@ -83,7 +85,8 @@ def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
         precision = str(group[0].config["precision"])
         tolerance = LOSS_TOLERANCE.get(precision, DEFAULT_LOSS_TOLERANCE)
         for name, of_point in losses:
-            off = [(abs(a - b) / abs(b), step) for step, (a, b) in enumerate(zip(of_point, middle, strict=False)) if b]
+            pairs = enumerate(zip(of_point, middle, strict=False))
+            off = [(abs(a - b) / max(abs(b), abs(middle[0])), step) for step, (a, b) in pairs if b or middle[0]]
             error, step = max(off, default=(0.0, 0))
             if error > tolerance:
                 yield (
@@ -106,17 +109,24 @@ def _nothing_to_hide(analysis: TrainingAnalysis) -> Iterator[str]:
     silent = [row.setting for row in analysis.rows if not row.communicates]
     if silent:
         yield (
-            f"What communication costs without overlap cannot be told from noise in {_some(silent)}: hidden fractions "
-            "say nothing there."
+            f"What communication costs without overlap cannot be told from noise {_where(silent, analysis)}: hidden "
+            "fractions say nothing there."
         )
 
 
 def _host_limits(analysis: TrainingAnalysis) -> Iterator[str]:
     limited = [row.setting for row in analysis.rows if row.host_limits]
     if limited:
+        where = _where(limited, analysis)
         yield (
-            f"Launch-bound: the host takes as long to enqueue a step as the device to run it in {_some(limited)}; what "
-            "is hidden there is hidden behind the host. Larger batches, or compile.enabled=true, help."
+            f"Launch-bound: the host takes as long to enqueue a step as the device to run it {where}; what is hidden "
+            "there is hidden behind the host. Larger batches, or compile.enabled=true, help."
+        )
+    beside = [row.setting for row in analysis.rows if row.host_limits_beside and not row.host_limits]
+    if beside:
+        yield (
+            "The host limits the step without overlap, or without communication, which the hidden fraction is measured "
+            f"against, {_where(beside, analysis)}: it says how much is hidden behind the host."
         )
 
 
@@ -134,22 +144,32 @@ def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
     """Of the steps without communication, which many points measure alike."""
     times_us = defaultdict(list)
     for point in sorted(analysis.points, key=lambda point: (point.result and point.result.started) or ""):
-        times_us[same_floor(knobs_of(point.config))].append(measured(point.result).step["floor"].median_us)
+        assert point.result
+        # Where the host limits, it is the host's time.
+        if "floor" not in limited_by_host(point.result):
+            times_us[same_floor(knobs_of(point.config))].append(measured(point.result).step["floor"].median_us)
     changes = [later_change(of_floor) for of_floor in times_us.values() if len(of_floor) > 1]
     worst = max(changes, key=abs, default=0.0)
     if abs(worst) >= NOTABLE:
-        alone = [row for row in analysis.rows if len(times_us[same_floor(row.knobs)]) == 1]
-        also = f"; these are alone with theirs: {_some([row.setting for row in alone])}" if alone else ""
-        yield (
-            f"Baselines drifted: the step without communication by up to {worst:+.0%}; settings are compared by the "
-            f"one that was measured beside them, where it does the same{also}."
-        )
+        as_measured = [row.setting for row in analysis.rows if not row.relative]
+        but = f", but for {_some(as_measured)}" if as_measured else ""
+        how = f"settings are compared by the one that was measured beside them{but}"
+        if len(as_measured) == len(analysis.rows):
+            how = "settings are compared by their times as measured"
+        yield f"Baselines drifted: the step without communication by up to {worst:+.0%}; {how}."
 
 
 def _slowed(points: list[Point]) -> Iterator[str]:
     conditions = gpu_conditions(points)
     for reason, names in conditions.slowed.items() if conditions else ():
         yield f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}."
+
+
+def _where(settings: list[str], analysis: TrainingAnalysis) -> str:
+    if len(settings) < len(analysis.rows) or len(settings) == 1:
+        several = f"{len(settings)} of {len(analysis.rows)} settings: " if len(settings) > _MOST_NAMED else ""
+        return f"in {several}{_some(settings)}"
+    return "in all settings"
 
 
 def _some(names: list[str]) -> str:

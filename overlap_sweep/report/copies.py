@@ -92,4 +92,6 @@ def note(row: CopyRow) -> str:
         return "launch-bound"
     if row.saves:
         return "hides all" if row.hidden_fraction > 0.95 else ""
-    return "hides nothing"
+    if row.slower:
+        return "slower"
+    return "cannot tell" if row.unclear else "hides nothing"

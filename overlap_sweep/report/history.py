@@ -85,8 +85,7 @@ def _names(all_series: Sequence[Series]) -> list[str]:
     telling = [name for name in (*_TELLING, "device") if len({str(of_one[name]) for of_one in cells}) > 1]
     names = []
     for of_one in cells:
-        values = [f"{of_one[name]} tokens" if name == "tokens" else str(of_one[name]) for name in telling]
-        names.append(" ".join([*values, of_one["operator"], of_one["pass"], of_one["setting"]]))
+        names.append(" ".join([*_values(of_one, telling), of_one["setting"]]))
     shared = {
         place
         for place, count in Counter(_place(of_one, name) for of_one, name in zip(cells, names, strict=True)).items()
@@ -96,6 +95,17 @@ def _names(all_series: Sequence[Series]) -> list[str]:
         f"{name} ({of_one['point']})" if _place(of_one, name) in shared else name
         for of_one, name in zip(cells, names, strict=True)
     ]
+
+
+def _values(cells: Mapping[str, object], telling: Sequence[str]) -> list[str]:
+    """What stands before the setting, nothing of it twice: a training step's names its strategy and its pass."""
+    subject, of_pass = str(cells["operator"]), str(cells["pass"])
+    values = [
+        f"{cells[name]} tokens" if name == "tokens" else str(cells[name])
+        for name in telling
+        if cells[name] is not None and str(cells[name]) not in subject.split()
+    ]
+    return [*values, subject, *([] if of_pass in subject.split() else [of_pass])]
 
 
 def _place(cells: Mapping[str, object], name: str) -> tuple[object, str]:

@@ -1,108 +1,18 @@
-"""knobs.json, which a search over knobs leaves beside its points, and what it says to people."""
+"""What a search over knobs says to people, and knobs.json, in which it lasts."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.analysis.knob_search import KNOBS_FILE, Contribution, Gain, KnobRecord, KnobSearch
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
 from overlap_sweep.run_directory import write_atomically
-
-KNOBS_FILE = "knobs.json"
-SCHEMA = 1
-
-
-class Gain(msgspec.Struct):
-    """By which share of the slower time something is faster, and how far that may be off; negative: it is slower."""
-
-    share: float
-    noise: float
-
-    @property
-    def sure(self) -> bool:
-        return abs(self.share) > self.noise
-
-
-class Contribution(msgspec.Struct, kw_only=True):
-    """One knob that the best setting has otherwise than the baseline."""
-
-    key: str
-    baseline: str
-    value: str
-    alone: Gain | None
-    """Of the value in the baseline; null where that cannot be measured."""
-    taken_away: Gain | None
-    """What the best setting gains over itself with the baseline's value; null where that cannot be measured."""
-
-
-class TriedKnobs(msgspec.Struct, kw_only=True):
-    """One setting that was measured. Times in microseconds, the machine's drift taken out."""
-
-    changed: dict[str, str]
-    """By key what is not as in the baseline."""
-    time_us: float
-    noise_us: float
-    measurements: int
-    """Of the search; those of the proof are not among them."""
-
-
-class KnobSearch(msgspec.Struct, kw_only=True):
-    """One search: the knobs of one model, number of ranks and whatever else was not searched."""
-
-    label: str
-    overrides: list[str]
-    """Of the baseline, as typed."""
-    knobs: dict[str, list[str]]
-    """By key the values, the baseline's first."""
-    best: dict[str, str] = {}
-    """By key what is not as in the baseline; empty: nothing is faster."""
-    time_us: float | None = None
-    """Of the best setting: a step, or whatever the workload's time is."""
-    baseline_us: float | None = None
-    gain: Gain | None = None
-    """Over the baseline."""
-    over_none: Gain | None = None
-    """Of the best setting over the same without overlap."""
-    proven: bool = False
-    """The gain is of measurements that were taken after the choice, in alternation."""
-    by_time: bool = False
-    """The proof compares times as they are; else relative to what was measured beside them, which does not depend on
-    the knobs."""
-    contributions: list[Contribution] = []
-    points: int = 0
-    settings: int = 0
-    """How many of the grid were measured."""
-    grid: int = 0
-    host_bound: int = 0
-    """Points whose time is that of the host, which enqueues no faster."""
-    stopped: str = ""
-    """Why the search ended before its end; empty otherwise."""
-    dropped: str = ""
-    """Why there is no answer at all."""
-    notes: list[str] = []
-    refused: dict[str, int] = {}
-    """By reason, how many settings that were thought of make no sense."""
-    left_out: dict[str, str] = {}
-    """By key, why it was not searched."""
-    tried: list[TriedKnobs] = []
-    """Fastest first."""
-
-
-class KnobRecord(msgspec.Struct, kw_only=True):
-    """The content of knobs.json."""
-
-    schema: int = SCHEMA
-    points: int = 0
-    reused: int = 0
-    """How many of them an earlier run had measured."""
-    elapsed_s: float = 0.0
-    searches: list[KnobSearch] = []
 
 
 def write_knobs(directory: Path, record: KnobRecord) -> Path:
@@ -110,28 +20,20 @@ def write_knobs(directory: Path, record: KnobRecord) -> Path:
     return write_atomically(directory / KNOBS_FILE, text + b"\n")
 
 
-def read_knobs(path: Path) -> KnobRecord:
-    """UserError when it is none of this or an earlier schema."""
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=KnobRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it, or search again.") from None
-    if record.schema > SCHEMA:
-        raise UserError(f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
-    return record
+def print_knob_searches(records: Mapping[Path, KnobRecord], root: Path, console: Console) -> None:
+    """What each search came to, by its directory at or below `root`; nothing where there are none."""
+    for heading, lines in told_searches(records, root):
+        console.print(f"\n{heading}", style="bold")
+        print_lines(lines, console)
 
 
-def find_knobs(directory: Path) -> list[Path]:
-    """The knobs.json of every search at or below the directory, sorted."""
-    return sorted(directory.rglob(KNOBS_FILE))
-
-
-def print_knob_searches(directory: Path, console: Console) -> None:
-    """What the searches over knobs at or below the directory came to; nothing where there are none."""
-    for path in find_knobs(directory):
-        where = f" in {path.parent.relative_to(directory).as_posix()}" if path.parent != directory else ""
-        console.print(f"\nKnobs{where}", style="bold")
-        print_lines(knob_lines(read_knobs(path)), console)
+def told_searches(records: Mapping[Path, KnobRecord], root: Path) -> list[tuple[str, list[str]]]:
+    """Of each a heading, and its lines."""
+    found = []
+    for directory, record in records.items():
+        where = f" in {directory.relative_to(root).as_posix()}" if directory != root else ""
+        found.append((f"The search over knobs{where}", knob_lines(record)))
+    return found
 
 
 def knob_lines(record: KnobRecord) -> list[str]:
@@ -179,6 +81,9 @@ def _search_lines(search: KnobSearch) -> list[str]:
     lines += [f"  {note}" for note in search.notes]
     lines += [f"  refused {count} times: {reason}" for reason, count in search.refused.items()]
     lines += [f"  {key} was not searched: {reason}" for key, reason in search.left_out.items()]
+    if search.tried and search.never_tried:
+        values = (f"{key}={','.join(missing)}" for key, missing in search.never_tried.items())
+        lines.append(f"  never tried: {' '.join(values)}")
     return lines
 
 

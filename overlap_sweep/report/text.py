@@ -51,7 +51,6 @@ def summary_text(analysis: Analysis) -> str:
         _heading(console, f"Details of {training.title(of_case)}")
         print_lines([_measured(of_case.points), *_in_conditions(gpu_conditions(of_case.points))], console)
     print_searches(analysis, console)
-    print_knob_searches(analysis.reading.root, console)
     commands = launch_commands(analysis.reading.points)
     if commands:
         _heading(console, "Commands")
@@ -69,6 +68,7 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     kernels.print_analyses(analysis.kernels, console, most_tables)
     if most_tables is not None and len(analysis.kernels) > most_tables:
         print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
+    print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
     training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
     copies.print_analyses(analysis.copies, console)
     proofs.print_tuners(analysis, console)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 
-from overlap_sweep.analysis.knob_effects import KnobContribution, KnobEffect, knob_contributions
+from overlap_sweep.analysis.knob_effects import KnobContribution, KnobEffect, KnobEffects, contributed
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, analyse_training
 from overlap_sweep.analysis.training_knobs import TRAINS_DIFFERENTLY
@@ -21,7 +21,7 @@ MOST_ROWS = 40
 LEFT = ("setting", "note", "knob", "change")
 OPTIONAL = ("loss", "tokens/s", "host ms", "memory GB", "noise ms", "exposed ms")
 """What a narrow terminal does without, the first of them first."""
-OPTIONAL_OF_KNOBS = ("range", "noise")
+OPTIONAL_OF_KNOBS = ("range", "note", "beside the best")
 FILE = "training.csv"
 
 
@@ -77,14 +77,19 @@ def cautions(analysis: TrainingAnalysis) -> list[str]:
 def note(row: TrainingRow, analysis: TrainingAnalysis) -> str:
     """What tells a row from those that are simply slower."""
     notes = [
-        *(["best"] if row is analysis.best and len(analysis.rows) > 1 else []),
+        *([_best(analysis)] if row is analysis.best and len(analysis.rows) > 1 else []),
         *(["diverges"] if row.loss is None else []),
         *(["launch-bound"] if row.host_limits else []),
+        *(["baseline launch-bound"] if row.host_limits_beside and not row.host_limits else []),
         *([f"compiled by {row.compiled}"] if not row.compiled.startswith("no") else []),
         *(["not compiled"] if row.compiled.startswith("no:") else []),
         *([f"{len(row.points)} points"] if len(row.points) > 1 else []),
     ]
     return ", ".join(notes)
+
+
+def _best(analysis: TrainingAnalysis) -> str:
+    return "best, proven" if analysis.settled and analysis.best is not analysis.reference else "best"
 
 
 def cells(row: TrainingRow, analysis: TrainingAnalysis) -> dict[str, str]:
@@ -102,7 +107,7 @@ def cells(row: TrainingRow, analysis: TrainingAnalysis) -> dict[str, str]:
         "tokens/s": f"{row.tokens_per_s:,.0f}",
         "host ms": "" if row.host_us is None else as_ms(row.host_us),
         "memory GB": "" if row.peak_memory_gb is None else f"{row.peak_memory_gb:.1f}",
-        "loss": "-" if row.loss is None else f"{row.loss:.4f}",
+        "loss": "-" if row.loss is None else as_loss(row.loss),
         "note": note(row, analysis),
     }
 
@@ -115,7 +120,7 @@ def knob_cells(contribution: KnobContribution) -> dict[str, str]:
         "knob": contribution.name,
         "change": contribution.what,
         "pairs": str(len(contribution.effects)),
-        "time": f"{contribution.change:+.1%}",
+        "time": _as_change(contribution.change, contribution.sure),
         "noise": f"{contribution.noise:.1%}",
         "range": f"{low:+.1%} to {high:+.1%}" if several else "",
         "beside the best": _as_effect(contribution.beside_best),
@@ -133,7 +138,30 @@ def _knob_notes(contribution: KnobContribution) -> Iterator[str]:
 def _as_effect(effect: KnobEffect | None) -> str:
     if effect is None:
         return ""
-    return f"{effect.change:+.1%}" if effect.differs else f"{effect.change:+.1%} (noise)"
+    return _as_change(effect.change, effect.differs)
+
+
+def _as_change(change: float, sure: bool) -> str:
+    return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
+
+
+def as_loss(loss: float) -> str:
+    """Of a run that has learnt its data by heart it is next to nothing."""
+    return f"{loss:.4g}"
+
+
+def knob_notes(effects: KnobEffects) -> list[str]:
+    """What the knobs' table does not have, a sentence each."""
+    lines = []
+    if effects.left_out:
+        also = f"; {', '.join(effects.only_left_out)} changed in no other" if effects.only_left_out else ""
+        lines.append(
+            f"{effects.left_out} pair{'s' if effects.left_out > 1 else ''} left out, one side of which is launch-bound "
+            f"or diverges{also}."
+        )
+    if effects.never_alone:
+        lines.append(f"Never changed alone, so what they contributed is not known: {', '.join(effects.never_alone)}.")
+    return lines
 
 
 def as_count(number: int) -> str:
@@ -146,11 +174,11 @@ def as_count(number: int) -> str:
 
 LEGEND = (
     "none: the same step with every collective alone on the device; floor: without communication; exposed: what "
-    "communication adds to the step; hidden is (none - step) / (none - floor)."
+    "communication adds to the step; hidden is (none - step) / (none - floor) by rounds, - where it is all noise."
 )
 KNOB_LEGEND = (
-    "Of the time that a sample takes, over all pairs of settings that differ in this knob alone; beside the best: with "
-    "all other knobs as there."
+    "Of the time that a sample takes, the median of all pairs of settings that differ in this knob alone; beside the "
+    "best: that pair with all other knobs as there, which flatters what is taken, as the best was chosen for its time."
 )
 
 
@@ -167,7 +195,7 @@ def _print_settings(analysis: TrainingAnalysis, console: Console, most_rows: int
             _print_stacked(row, of_row, console)
     if len(shown) < len(analysis.rows):
         print_lines([f"... and {len(analysis.rows) - len(shown)} more, all in {FILE}"], console, indent=0)
-    print_lines([LEGEND], console, indent=0)
+    print_lines([f"{LEGEND} {analysis.how_timed}"], console, indent=0)
 
 
 def _shown(analysis: TrainingAnalysis, most_rows: int | None) -> list[TrainingRow]:
@@ -187,8 +215,10 @@ def _print_stacked(row: TrainingRow, of_row: dict[str, str], console: Console) -
 
 
 def _print_knobs(analysis: TrainingAnalysis, console: Console, most_rows: int | None) -> None:
-    contributions = knob_contributions(analysis)
+    effects = contributed(analysis)
+    contributions = effects.contributions
     if not contributions:
+        print_lines(knob_notes(effects), console, indent=0)
         return
     shown = contributions if most_rows is None else contributions[:most_rows]
     rows = [(contribution, knob_cells(contribution)) for contribution in shown]
@@ -201,7 +231,8 @@ def _print_knobs(analysis: TrainingAnalysis, console: Console, most_rows: int | 
     if not print_table(headers, table, LEFT, console, OPTIONAL_OF_KNOBS):
         for _, of_row in rows:
             beside = f", beside the best {of_row['beside the best']}" if of_row["beside the best"] else ""
-            print_lines([f"{of_row['knob']} {of_row['change']}: {of_row['time']}{beside}"], console)
+            pairs = f"noise {of_row['noise']}, pairs {of_row['pairs']}"
+            print_lines([f"{of_row['knob']} {of_row['change']}: {of_row['time']}, {pairs}{beside}"], console)
     if len(shown) < len(contributions):
         print_lines([f"... and {len(contributions) - len(shown)} more"], console, indent=0)
-    print_lines([KNOB_LEGEND], console, indent=0)
+    print_lines([KNOB_LEGEND, *knob_notes(effects)], console, indent=0)

@@ -14,7 +14,7 @@ from overlap_sweep.analysis.frame import config_id, hidden_fraction
 from overlap_sweep.analysis.kernel_frame import answer_rows, comparable_cells
 from overlap_sweep.analysis.kernel_warnings import warnings
 from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, answers_in_words
-from overlap_sweep.analysis.knob_effects import knob_contributions
+from overlap_sweep.analysis.knob_effects import contributed
 from overlap_sweep.analysis.layer_frame import point_cells, variant_cells
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.points import Point
@@ -213,6 +213,7 @@ def _comparable(row: ImplementationRow) -> dict[str, Any]:
 def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
     environment, *others = environments(of_case.points)
     (best,) = _finite(training_answer_rows([of_case]))
+    effects = contributed(of_case)
     return {
         **of_case.case._asdict(),
         "parameters": of_case.parameters,
@@ -226,7 +227,10 @@ def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
             {**cells, "knobs": row.knobs, "points": list(row.points)}
             for row, cells in zip(of_case.rows, _finite(map(setting_cells, of_case.rows)), strict=True)
         ],
-        "knobs": _finite(map(contribution_cells, knob_contributions(of_case))),
+        "how_timed": of_case.how_timed,
+        "knobs": _finite(map(contribution_cells, effects.contributions)),
+        "pairs_left_out": effects.left_out,
+        "never_alone": effects.never_alone,
     }
 
 

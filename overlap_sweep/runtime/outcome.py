@@ -30,8 +30,6 @@ class Outcome:
     workload: str
     samples_per_s: float | None = None
     """Of a training step."""
-    trained: str | None = None
-    """The model and the ranks whose samples these are."""
 
     @property
     def name(self) -> str:
@@ -68,7 +66,6 @@ class Outcome:
             speedup=none_us / step_us,
             workload=result.point["workload"]["name"],
             samples_per_s=run.samples_per_step / step_us * 1e6,
-            trained=f"{result.point['model']['name']} on {space.world_size(result.point)}",
         )
 
     @property
@@ -121,14 +118,11 @@ class Outcomes:
         return self.expected - {outcome.directory for outcome in self.all}
 
     def best(self) -> Outcome | None:
-        """The largest speedup: times of different operators or TP sizes cannot be compared. Of training steps the most
-        samples per second, unless they are of several models. Kernels and copies have an answer for each shape
-        instead."""
-        compared = [o for o in self.all if o.speedup is not None and o.workload not in ("kernel", "copy_engine")]
-        trained = {o.trained for o in compared}
-        if trained == {None} or not compared:
-            return max(compared, key=lambda o: o.speedup or 0.0, default=None)
-        return max(compared, key=lambda o: o.samples_per_s or 0.0) if len(trained) == 1 else None
+        """The largest speedup: times of different operators or TP sizes cannot be compared. Kernels, training steps and
+        copies are compared by the answers that are printed about them."""
+        told = ("kernel", "fsdp", "copy_engine")
+        compared = [o for o in self.all if o.speedup is not None and o.workload not in told]
+        return max(compared, key=lambda o: o.speedup or 0.0, default=None)
 
     def counts(self) -> Counter[str]:
         return Counter(outcome.status for outcome in self.all)

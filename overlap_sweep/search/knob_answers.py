@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from overlap_sweep.analysis.estimate import Estimate, estimate
-from overlap_sweep.report.knob_search import Contribution, Gain, KnobSearch, TriedKnobs
+from overlap_sweep.analysis.knob_search import Contribution, Gain, KnobSearch, TriedKnobs
 from overlap_sweep.search.knob_trail import KnobTrail, Samples, Setting
 from overlap_sweep.search.knobs import alone, put_back
 

@@ -12,8 +12,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from overlap_sweep.analysis.knob_search import KnobRecord, KnobSearch
 from overlap_sweep.config import NO_PART_OF_A_POINT
-from overlap_sweep.report.knob_search import KnobRecord, KnobSearch, knob_lines, write_knobs
+from overlap_sweep.report.knob_search import knob_lines, write_knobs
 from overlap_sweep.run_directory import Result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.budget import Budget

@@ -57,8 +57,22 @@ def test_what_is_noise_or_nearly_nothing_saves_nothing(
     write_copies(tmp_path, overlapped_us, spread_us=spread_us)
     analysis = only(tmp_path)
     assert analysis.saves == saves
-    said = "host_to_device: overlap saves time" if saves else "host_to_device: copies hide behind no GEMM (at best"
-    assert analysis.answer.startswith(said)
+    assert analysis.answer.startswith("host_to_device: overlap saves time") == saves
+
+
+@pytest.mark.parametrize(
+    ("overlapped_us", "spread_us", "said"),
+    [
+        (1395.0, 1.0, "copies hide behind no GEMM (at best"),
+        (1300.0, 100.0, "cannot tell whether copies hide behind a GEMM (at best"),
+        (1500.0, 1.0, "at once is slower than one after the other (at best"),
+    ],
+)
+def test_nothing_is_something_else_than_not_known_and_slower(
+    tmp_path: Path, overlapped_us: float, spread_us: float, said: str
+) -> None:
+    write_copies(tmp_path, overlapped_us, spread_us=spread_us)
+    assert only(tmp_path).answer.startswith(f"host_to_device: {said}")
 
 
 def test_a_sentence_for_each_direction(tmp_path: Path) -> None:
@@ -71,7 +85,8 @@ def test_a_sentence_for_each_direction(tmp_path: Path) -> None:
         "(128.0 us, 29% of one after the other; 4 GEMMs of 2048, 4 x 16 MiB), 91% in the middle"
     )
     assert inside.answer == (
-        "device_to_device: copies hide behind no GEMM (at best +1.0 us, noise 4.2; 4 GEMMs of 2048, 4 x 16 MiB)"
+        "device_to_device: copies hide behind no GEMM (at best +1.0 us, noise 4.2; 4 GEMMs of 2048, 4 x 16 MiB); "
+        "2 of 4 sizes cannot tell"
     )
 
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from overlap_sweep.analysis.history import HISTORY_COLUMNS, History, describe_change, history, history_rows
+from overlap_sweep.analysis.history import HISTORY_COLUMNS, History, describe_change, every_time, history, history_rows
 from overlap_sweep.identity import environment_identity
+from overlap_sweep.report.history import print_history
 from overlap_sweep.run_directory import Result
 from tests.analysis.run_directories import layer_config, variant
 from tests.analysis.training_points import copy_config, copy_times, training_config, training_run
@@ -179,8 +182,10 @@ def test_changes_in_words() -> None:
 
 def test_training_steps_and_copies_have_a_row_each() -> None:
     def step(step_us: float, minute: int, on: dict[str, Any], **changed: Any) -> Result:
-        # How often clocks are looked at changes nothing.
-        point = training_config(**{"fsdp.forward_prefetch": 1, "telemetry": {"sample_interval_s": minute}})
+        # How often clocks are looked at, and how long the recorded run is, changes nothing.
+        recorded = {"training.max_steps": 30 + minute, "training.log_interval": 1 + minute}
+        telemetry = {"telemetry": {"sample_interval_s": minute}}
+        point = training_config(**{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
         run = training_run(step_us, point=point)
         return result(minute=minute, on=on, times={}, training=run, resolved=point, **changed)
 
@@ -199,3 +204,19 @@ def test_training_steps_and_copies_have_a_row_each() -> None:
     assert faster["setting"] == "4 ranks, forward_prefetch=1"
     beside = rows["4096 GEMM, 64 MiB host_to_device", 1100.0]
     assert (beside["pass"], beside["setting"], beside["none_us"]) == ("all", "overlapped", 1400.0)
+    # A matrix's rows are none.
+    assert (beside["tokens"], faster["tokens"] > 0) == (None, True)
+
+
+def test_a_training_step_is_not_named_twice() -> None:
+    found = []
+    for strategy in ("fsdp2", "ddp"):
+        point = training_config(**{"distributed.strategy": strategy})
+        run = training_run(1500.0, point=point)
+        found.append(result(minute=0, on=environment(), times={}, training=run, resolved=point))
+    stream = io.StringIO()
+    print_history(every_time(of(*found).series), {}, Console(file=stream, width=300))
+    assert "fsdp2 step 4 ranks, defaults" in stream.getvalue()
+    assert "ddp step 4 ranks, strategy=ddp" in stream.getvalue()
+    assert "step step" not in stream.getvalue()
+    assert "fsdp2 fsdp2" not in stream.getvalue()

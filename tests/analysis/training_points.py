@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.run_directory import CopyTimes, Result, Status, Timing, TrainingRun, write_result
-from overlap_sweep.training_config import Compile, Distributed, Fsdp, Ranking, Streams, Training
+from overlap_sweep.training_config import Compile, Distributed, Fsdp, Profiling, Ranking, Streams, Training
 from tests.analysis.run_directories import ENVIRONMENT, timing
 from tests.points import MODEL, RUNTIME
 
@@ -29,7 +29,7 @@ def training_config(**changes: Any) -> dict[str, Any]:
         "distributed": {**asdict(Distributed()), "dp_size": 4},
         "streams": asdict(Streams()),
         "compile": asdict(Compile()),
-        "profiling": {"enabled": False},
+        "profiling": {**asdict(Profiling()), "enabled": False},
         "telemetry": {"sample_interval_s": 0.1},
         "workload": {"name": "fsdp", "tokens": None, "warmup": 1, "repeats": 5, "steps": 3, "seed": 0},
         "tp_size": 1,

@@ -225,6 +225,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     from overlap_sweep.analysis.kernels import analyse_kernels
     from overlap_sweep.analysis.layers import analyse_layer
     from overlap_sweep.analysis.points import read_points
+    from overlap_sweep.analysis.records import read_records
     from overlap_sweep.analysis.traces import read_traces
     from overlap_sweep.analysis.training import analyse_training
     from overlap_sweep.report.files import (
@@ -257,13 +258,14 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
         return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
     if rows is Rows.training:
-        of_training = training_frame.training_rows(points, analyse_training(points), directory)
+        analyses = analyse_training(points, read_records(directory).knobs)
+        of_training = training_frame.training_rows(points, analyses, directory)
         return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows is Rows.copies:
         return to_frame(copy_rows(points, directory), COPY_COLUMNS), rows, list(reading.problems)
     if rows is Rows.layers:
-        analyses = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
-        of_layers = layer_frame.layer_rows(points, analyses, directory)
+        layers = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
+        of_layers = layer_frame.layer_rows(points, layers, directory)
         return to_frame(of_layers, layer_frame.COLUMNS), rows, list(reading.problems)
     traces = read_traces(point for point in points if point.is_operator)
     problems = [*reading.problems, *reading.trace_problems]

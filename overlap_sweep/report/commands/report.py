@@ -3,7 +3,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,9 +19,24 @@ from overlap_sweep.report.commands.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import pandas as pd
 
+    from overlap_sweep.analysis.frame import Row
     from overlap_sweep.analysis.sweep import Analysis
+
+
+class _Told(NamedTuple):
+    """One kind of what was measured."""
+
+    what: str
+    points: Sequence[Row]
+    """Where there are none, it was not measured."""
+    file: str
+    """The table of its points, without a suffix."""
+    answers: Sequence[Row]
+    columns: Mapping[str, Any]
 
 
 def report(
@@ -60,9 +75,9 @@ def report(
     of training runs:
       model ranks device strategy precision setting overrides turned batch_size gradient_accumulation forward_prefetch
       backward_prefetch limit_all_gathers reshard_after_forward replicas reduce_dtype enable_overlap bucket_cap_mb
-      compile step_us noise_us none_us floor_us host_us speedup hidden_fraction comm_us exposed_us us_per_sample
-      samples_per_step samples_per_s tokens_per_s peak_memory_gb parameters loss compiled launch_bound reference gain
-      reason
+      compile step_us noise_us none_us floor_us host_us speedup hidden_fraction hidden_noise comm_us exposed_us
+      us_per_sample samples_per_step samples_per_s tokens_per_s peak_memory_gb parameters loss compiled launch_bound
+      baseline_launch_bound reference gain proven reason
 
     \b
     Examples:
@@ -100,20 +115,22 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
     """Of operators, or where there are none of kernels, training runs or copies, the first that there are."""
     from overlap_sweep.analysis import answers, copies, kernel_frame, training_frame
     from overlap_sweep.analysis.frame import to_frame
-    from overlap_sweep.report.files import COPY_TABLE_FILE, KERNEL_TABLE_FILE, TRAINING_TABLE_FILE
+    from overlap_sweep.report.files import COPY_TABLE_FILE, KERNEL_TABLE_FILE, TABLE_FILE, TRAINING_TABLE_FILE
 
-    of_training = (training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS)
     found = [
-        ("operators", analysis.rows, "points", (answers.answer_rows(analysis), answers.COLUMNS)),
-        (
+        _Told("operators", analysis.rows, TABLE_FILE, answers.answer_rows(analysis), answers.COLUMNS),
+        _Told(
             *("kernels", analysis.kernel_rows, KERNEL_TABLE_FILE),
-            (kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),
+            *(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),
         ),
-        ("training runs", analysis.training_rows, TRAINING_TABLE_FILE, of_training),
-        ("copies", analysis.copy_rows, COPY_TABLE_FILE, (analysis.copy_rows, copies.COPY_COLUMNS)),
+        _Told(
+            *("training runs", analysis.training_rows, TRAINING_TABLE_FILE),
+            *(training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS),
+        ),
+        _Told("copies", analysis.copy_rows, COPY_TABLE_FILE, analysis.copy_rows, copies.COPY_COLUMNS),
     ]
-    told, *others = [one for one in found if one[1]] or found[:1]
+    told, *others = [one for one in found if one.points] or found[:1]
     if format is not TableFormat.table:
-        for what, _, file, _ in others:
-            print_aside(f"These are the answers about {told[0]}; those about {what} are in {file}.csv.")
-    return to_frame(*told[3])
+        for other in others:
+            print_aside(f"These are the answers about {told.what}; those about {other.what} are in {other.file}.csv.")
+    return to_frame(told.answers, told.columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlap_sweep.analysis.knob_effects import KnobContribution, knob_contributions
+from overlap_sweep.analysis.knob_effects import KnobContribution, contributed
 from overlap_sweep.analysis.training import TrainingAnalysis
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
 from overlap_sweep.report.page.palette import colour
@@ -30,7 +30,7 @@ class KnobBar:
     beside: float | None
     """With the other knobs as in the best setting."""
     sure: bool
-    """Whether it is more than noise in most of the pairs."""
+    """Whether it is more than noise."""
     taken: bool
     change_text: str
     range_text: str
@@ -47,7 +47,7 @@ class KnobPanel:
 
 def knob_panel(analysis: TrainingAnalysis) -> KnobPanel | None:
     """None where no two settings differ in one knob alone."""
-    bars = [_bar(contribution) for contribution in knob_contributions(analysis)[:MOST_BARS]]
+    bars = [_bar(contribution) for contribution in contributed(analysis).contributions[:MOST_BARS]]
     subtitle = "change of the time that a sample takes; whiskers are all pairs and their noise, dots the best's"
     return KnobPanel(f"What each knob contributed: {analysis.case.brief}", subtitle, bars) if bars else None
 
@@ -66,7 +66,7 @@ def _bar(contribution: KnobContribution) -> KnobBar:
         low=100 * (low - contribution.noise),
         high=100 * (high + contribution.noise),
         beside=100 * beside.change if beside else None,
-        sure=2 * contribution.differs > len(contribution.effects),
+        sure=contribution.sure,
         taken=contribution.taken and beside is not None,
         change_text=told["time"],
         range_text=told["range"] or "one pair",

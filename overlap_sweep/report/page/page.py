@@ -10,10 +10,12 @@ from pathlib import Path, PurePosixPath
 from overlap_sweep.analysis.choice import DEFAULT_MARGIN
 from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
+from overlap_sweep.analysis.knob_effects import contributed
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.training import TrainingAnalysis
 from overlap_sweep.report import async_tp, copies, kernels, layers, training
 from overlap_sweep.report.cautions import cautions
+from overlap_sweep.report.knob_search import told_searches
 from overlap_sweep.report.page import libraries
 from overlap_sweep.report.page.answers import Answer, answers, scaling_sentence
 from overlap_sweep.report.page.case_figures import (
@@ -93,7 +95,10 @@ class TrainingSection:
     cautions: list[str]
     chart: Figure
     knobs: Figure | None
+    knob_notes: list[str]
     table: Table
+    how_timed: str
+    margin: str
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,10 @@ def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
         cautions=training.cautions(of_case),
         chart=chart,
         knobs=knobs,
+        knob_notes=training.knob_notes(contributed(of_case)),
         table=settings_table(of_case),
+        how_timed=of_case.how_timed,
+        margin=f"{of_case.best.margin:.1%}",
     )
 
 
@@ -240,6 +248,7 @@ def _page(
         kernels=sections.kernels,
         training=sections.training,
         training_legend=training.LEGEND,
+        knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
         copies=sections.copies,
         copies_title=copies.title(analysis.copies) if analysis.copies else "",
         copies_legend=copies.LEGEND,

@@ -10,7 +10,7 @@ from overlap_sweep.report.copies import cells as copy_cells
 from overlap_sweep.report.kernels import as_rate
 from overlap_sweep.report.numbers import as_ms, as_percent, as_us
 from overlap_sweep.report.page.points_table import BEYOND, Cell, Table, first_line, number
-from overlap_sweep.report.training import note
+from overlap_sweep.report.training import as_loss, note
 
 _TIMES = ("step ms", "noise ms", "none ms", "floor ms", "exposed ms")
 _RATES = ("hidden", "speedup", "samples/s", "tokens/s")
@@ -96,7 +96,7 @@ def _setting(row: TrainingRow, analysis: TrainingAnalysis) -> list[Cell]:
     return [
         Cell(row.setting, kind="setting"),
         *(number(time_us, as_ms) for time_us in times_us),
-        *_rates(row.hidden_fraction, row.speedup, row.samples_per_s, row.tokens_per_s),
+        *_rates(row.hidden_fraction if row.communicates else None, row.speedup, row.samples_per_s, row.tokens_per_s),
         *_rest(row.host_us, row.peak_memory_gb, row.loss),
         Cell(note(row, analysis), kind="chosen" if row is analysis.best else "reason"),
     ]
@@ -117,7 +117,7 @@ def _rest(host_us: float | None, peak_memory_gb: float | None, loss: float | Non
     return [
         number(host_us, as_ms),
         number(peak_memory_gb, lambda value: f"{value:.1f}"),
-        number(loss, lambda value: f"{value:.4f}"),
+        number(loss, as_loss),
     ]
 
 

@@ -88,11 +88,11 @@ def test_what_each_knob_contributed_is_drawn(tmp_path: Path) -> None:
     panel = knobs_of(write_sweep_of_training(tmp_path))
     assert panel
     assert [bar.name for bar in panel.bars] == [
+        "forward_prefetch 0 \N{RIGHTWARDS ARROW} 1",
         "gradient_accumulation 1 \N{RIGHTWARDS ARROW} 2",
         "reshard_after_forward true \N{RIGHTWARDS ARROW} false",
-        "forward_prefetch 0 \N{RIGHTWARDS ARROW} 1",
     ]
-    accumulated, _, prefetch = panel.bars
+    prefetch, accumulated, _ = panel.bars
     assert (accumulated.sure, accumulated.taken, accumulated.beside) == (True, True, pytest.approx(-8.69565))
     assert (prefetch.beside, prefetch.taken, prefetch.beside_text) == (None, False, "-")
     assert prefetch.low < -20.7 < -12.0 < prefetch.high
