@@ -4,19 +4,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$1 ranks=${2:-8} only=" ${*:3} "
-mkdir -p "$out"
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-
-# NAME OVERRIDES...: a sweep into OUT/NAME, then its analysis; the log ends in the seconds it took.
-sweep() {
-  local name=$1 start=$SECONDS
-  shift
-  [[ $only == "  " || $only == *" $name "* ]] || return 0
-  timeout 290 python3 launch.py -m hydra.sweep.dir="$out/$name" profile=none "$@" > "$out/$name.log" 2>&1
-  echo "$((SECONDS - start)) s" >> "$out/$name.log"
-  timeout 60 python3 analyze.py "$out/$name" > "$out/$name.txt" 2>&1
-  echo "$name: $(tail -2 "$out/$name.log" | tr '\n' ' ')"
-}
+limit_s=290 always=(profile=none)
+source benchmarks/recorded_sweeps.sh
 
 # Layers of Llama-3 8B's sizes, which take a GPU longer than the host takes to enqueue them.
 layers=(workload=fsdp model=llama3_8b ranking.num_layers=4 distributed.dp_size="$ranks" training.batch_size=32)

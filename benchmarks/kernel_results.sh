@@ -4,19 +4,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$1 tp=${2:-8} only=" ${*:3} "
-mkdir -p "$out"
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-
-# NAME OVERRIDES...: a sweep into OUT/NAME, then its analysis; the log ends in the seconds it took.
-sweep() {
-  local name=$1 start=$SECONDS
-  shift
-  [[ $only == "  " || $only == *" $name "* ]] || return 0
-  timeout 280 python3 launch.py -m workload=kernel tp_size="$tp" hydra.sweep.dir="$out/$name" "$@" > "$out/$name.log" 2>&1
-  echo "$((SECONDS - start)) s" >> "$out/$name.log"
-  timeout 60 python3 analyze.py "$out/$name" > "$out/$name.txt" 2>&1
-  echo "$name: $(tail -2 "$out/$name.log" | tr '\n' ' ')"
-}
+limit_s=280 always=(workload=kernel tp_size="$tp")
+source benchmarks/recorded_sweeps.sh
 
 everyone=(backend=torch,transformer_engine,symm_mem,flux profile=none)
 
@@ -27,7 +16,7 @@ sweep all_reduce model=llama3_70b operator=proj,fc2 kernel=gemm_ar m=512,2048,81
 sweep reference kernel=ag_gemm,gemm_rs m=1024,8192 n=12288 k=49152 dtype=float16 iters=10 "${everyone[@]}"
 sweep again model=llama3_70b operator=qkv,proj,fc1,fc2 repetition=0,1,2 "${everyone[@]}"
 sweep connections model=llama3_70b operator=qkv,proj,fc1,fc2 runtime.max_connections=1,8 "${everyone[@]}"
-if [[ $only == "  " || $only == *" naive "* ]]; then
+if wanted naive; then
   for connections in 8 1; do
     timeout 120 torchrun --nproc-per-node "$tp" benchmarks/kernel_naive_timing.py "$connections" \
       > "$out/naive_$connections.txt" 2> "$out/naive_$connections.log"

@@ -4,18 +4,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$1 tp=${2:-8} only=" ${*:3} "
-mkdir -p "$out"
-
-# NAME OVERRIDES...: a sweep into OUT/NAME, then its analysis; the log ends in the seconds it took.
-sweep() {
-  local name=$1 start=$SECONDS
-  shift
-  [[ $only == "  " || $only == *" $name "* ]] || return 0
-  timeout 240 python3 launch.py -m "$@" tp_size="$tp" hydra.sweep.dir="$out/$name" > "$out/$name.log" 2>&1
-  echo "$((SECONDS - start)) s" >> "$out/$name.log"
-  timeout 60 python3 analyze.py "$out/$name" > "$out/$name.txt" 2>&1
-  echo "$name: $(tail -2 "$out/$name.log" | tr '\n' ' ')"
-}
+limit_s=240 always=(tp_size="$tp")
+source benchmarks/recorded_sweeps.sh
 
 # NAME PRECISION: what that sweep chose, on the whole layer.
 tuned() {
