@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from overlap_sweep.analysis.estimate import Estimate, estimate
 
@@ -236,11 +237,17 @@ class KnobTrail:
 
     def _ask(self, settings: Sequence[Setting], into: Samples, reserve: int) -> Steps:
         room = max(0.0, self.room() - reserve)
-        asked = [setting for index, setting in enumerate(settings) if index < room]
+        costs = accumulate(map(self._cost, settings))
+        asked = [setting for setting, cost in zip(settings, costs, strict=True) if cost - 1 < room]
         self.cut = self.cut or len(asked) < len(settings)
         if asked:
             for setting, answer in zip(asked, (yield asked), strict=True):
                 self._record(setting, answer, into)
+
+    def _cost(self, setting: Setting) -> int:
+        """In points: to start other processes takes about as long as one."""
+        changed = (self.knobs[index].restarts for index in self.changed(setting))
+        return 2 if any(changed) else 1
 
     def _record(self, setting: Setting, answer: Answer, into: Samples) -> None:
         if isinstance(answer, Sample):
