@@ -19,6 +19,8 @@ from overlap_sweep.ranks import Ranks
 from overlap_sweep.trace import TraceRow, analyse_trace
 from tests.processes import run_ranks
 
+pytestmark = pytest.mark.end_to_end
+
 PROFILING: dict[str, Any] = {
     **{"wait": 1, "warmup": 1, "active": 2, "repeat": 1, "tensorboard": False, "chrome_trace": True},
     **dict.fromkeys(("record_shapes", "profile_memory", "with_stack"), False),

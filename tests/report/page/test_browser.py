@@ -16,6 +16,8 @@ from tests.analysis.training_points import write_sweep_of_copies, write_sweep_of
 from tests.report.page.reports import files_of
 from tests.report.page.sweep_of_300 import write_tuned_of_300
 
+pytestmark = pytest.mark.end_to_end
+
 READY = "document.documentElement.dataset.ready === 'yes'"
 ALL_DRAWN = "document.documentElement.dataset.drawn === 'all'"
 ROWS = "#points-table tbody tr"
