@@ -32,6 +32,12 @@ _METRICS = re.compile(r"rank_(\d+)_metrics\.jsonl")
 Status = Literal["ok", "failed", "timeout", "skipped"]
 
 
+class Record(msgspec.Struct, kw_only=True):
+    """The content of a file that a later version may write otherwise."""
+
+    schema: int = SCHEMA
+
+
 class Timing(msgspec.Struct):
     """One variant's times of one pass, in microseconds: for each repeat the slowest rank, then order statistics."""
 
@@ -143,10 +149,9 @@ class FailedAttempt(msgspec.Struct, kw_only=True):
     """Host, and the Slurm job if it was in one."""
 
 
-class Result(msgspec.Struct, kw_only=True, omit_defaults=False):
+class Result(Record, kw_only=True, omit_defaults=False):
     """The content of result.json."""
 
-    schema: int = SCHEMA
     name: str
     point: dict[str, Any]
     """The resolved configuration (SweepConfig)."""
@@ -205,10 +210,9 @@ class LayerTrial(msgspec.Struct, kw_only=True):
     `tuned`, and `preset <file name>`. Of a trial before it: `best of each slot` and what was changed in the others."""
 
 
-class TunerRecord(msgspec.Struct, kw_only=True):
+class TunerRecord(Record, kw_only=True):
     """The content of tuner.json: what belongs to what in a sweep of the tuner."""
 
-    schema: int = SCHEMA
     command: str
     started: str
     """UTC, ISO 8601."""
@@ -259,10 +263,9 @@ class PassSearch(msgspec.Struct, kw_only=True):
     tried: list[TriedSetting] = []
 
 
-class SearchRecord(msgspec.Struct, kw_only=True):
+class SearchRecord(Record, kw_only=True):
     """The content of search.json, which a search leaves beside its points."""
 
-    schema: int = SCHEMA
     points: int = 0
     """Baselines included."""
     reused: int = 0
@@ -274,7 +277,7 @@ class SearchRecord(msgspec.Struct, kw_only=True):
     searches: list[PassSearch] = []
 
 
-_Record = TypeVar("_Record", Result, TunerRecord, SearchRecord)
+_Record = TypeVar("_Record", bound=Record)
 
 
 def trace_file(rank: int, variant: str = "") -> str:
@@ -314,7 +317,7 @@ def _word(variant: str) -> str:
 
 def write_result(directory: Path, result: Result) -> Path:
     """Write result.json so that it is whole or absent, also after power loss."""
-    return _write(directory / RESULT_FILE, result)
+    return write_record(directory / RESULT_FILE, result)
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -357,33 +360,35 @@ def clear(directory: Path) -> None:
 
 def read_result(path: Path) -> Result:
     """Read one result.json. UserError when it is no whole result of this or an earlier schema."""
-    return _read(path, Result, "remove it and measure the point again")
+    return read_record(path, Result, "remove it and measure the point again")
 
 
 def write_tuner_record(directory: Path, record: TunerRecord) -> Path:
-    return _write(directory / TUNER_FILE, record)
+    return write_record(directory / TUNER_FILE, record)
 
 
 def write_search_record(directory: Path, record: SearchRecord) -> Path:
-    return _write(directory / SEARCH_FILE, record)
+    return write_record(directory / SEARCH_FILE, record)
 
 
 def read_tuner_record(path: Path) -> TunerRecord:
     """Read one tuner.json. UserError when it is none of this or an earlier schema."""
-    return _read(path, TunerRecord, "remove it, or run the tuner again")
+    return read_record(path, TunerRecord, "remove it, or run the tuner again")
 
 
 def read_search_record(path: Path) -> SearchRecord:
     """Read one search.json. UserError when it is none of this or an earlier schema."""
-    return _read(path, SearchRecord, "remove it, or search again")
+    return read_record(path, SearchRecord, "remove it, or search again")
 
 
-def _write(path: Path, record: msgspec.Struct) -> Path:
+def write_record(path: Path, record: Record) -> Path:
+    """As JSON that people can read, whole or absent."""
     text = msgspec.json.format(msgspec.json.encode(record), indent=2)
     return write_atomically(path, text + b"\n")
 
 
-def _read(path: Path, kind: type[_Record], mend: str) -> _Record:
+def read_record(path: Path, kind: type[_Record], mend: str) -> _Record:
+    """UserError, with `mend`, when it is none of this or an earlier schema."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:

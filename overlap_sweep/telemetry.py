@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlap_sweep.errors import UserError
 from overlap_sweep.intervals import Intervals, intersect, length, merge, subtract
 
 COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY = "compute", "all_reduce", "reduce_scatter", "auxiliary"
@@ -71,17 +70,6 @@ class StepRecord(msgspec.Struct, kw_only=True):
     `temperature_c`, `throttle_reasons` (NVML's bits), as far as the device tells."""
     rocm_smi_output: str | None = None
     """The same as rocm-smi put it."""
-
-
-def read_metrics(path: Path) -> list[StepRecord]:
-    """UserError where a line is none; a last one without its end is left out, since runs are killed."""
-    records = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            records.append(msgspec.json.decode(line, type=StepRecord))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}:{number} is no telemetry of a step ({error}); remove that line.") from None
-    return records
 
 
 def write_metrics(path: Path, records: Iterable[StepRecord]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import Record, read_record
 
 KNOBS_FILE = "knobs.json"
-SCHEMA = 1
 
 
 class Gain(msgspec.Struct):
@@ -108,26 +108,19 @@ class KnobSearch(msgspec.Struct, kw_only=True):
         return found
 
 
-class KnobRecord(msgspec.Struct, kw_only=True):
+class KnobRecord(Record, kw_only=True):
     """The content of knobs.json."""
 
-    schema: int = SCHEMA
     points: int = 0
     reused: int = 0
     """How many of them an earlier run had measured."""
     elapsed_s: float = 0.0
-    searches: list[KnobSearch] = []
+    searches: list[KnobSearch] = msgspec.field(default_factory=list)
 
 
 def read_knobs(path: Path) -> KnobRecord:
     """UserError when it is none of this or an earlier schema."""
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=KnobRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove it, or search again.") from None
-    if record.schema > SCHEMA:
-        raise UserError(f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
-    return record
+    return read_record(path, KnobRecord, "remove it, or search again")
 
 
 def check_knobs(record: KnobRecord, path: Path) -> None:

@@ -42,7 +42,6 @@ _MOST_OTHER_KNOBS = 100
 _LONGEST_OPTIONS = 2000
 """As JSON: a setting's name has them all."""
 
-_Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
 _Flag = bool | None
 _Number = int | float | None
 

@@ -6,18 +6,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from overlap_sweep.analysis.knob_search import KNOBS_FILE, Contribution, Gain, KnobRecord, KnobSearch
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.run_directory import write_record
 
 
 def write_knobs(directory: Path, record: KnobRecord) -> Path:
-    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-    return write_atomically(directory / KNOBS_FILE, text + b"\n")
+    return write_record(directory / KNOBS_FILE, record)
 
 
 def print_knob_searches(records: Mapping[Path, KnobRecord], root: Path, console: Console) -> None:

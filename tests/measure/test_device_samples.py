@@ -157,6 +157,7 @@ def test_a_call_that_fails_on_the_way_is_an_empty_sample(amd: Callable[[str], Pa
         _until(lambda: sampler.last_before(time.time()) == Sample({}, "ERROR: no more"))
         amd(json.dumps(MI300))
         _until(lambda: bool(sampler.last_before(time.time()).values))
+        assert sampler.last_before(time.time()).values["sm_clock_mhz"] == 131
 
 
 def test_a_rocm_smi_that_hangs_is_given_up(amd: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

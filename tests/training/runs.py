@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import metrics_file
-from overlap_sweep.telemetry import StepRecord, read_metrics
+from overlap_sweep.telemetry import StepRecord
 from tests.processes import run_ranks
 from tests.training.points import fsdp_point
 
@@ -35,4 +37,5 @@ def losses(found: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def telemetry(directory: Path, rank: int = 0) -> list[StepRecord]:
-    return read_metrics(directory / metrics_file(rank))
+    lines = (directory / metrics_file(rank)).read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=StepRecord) for line in lines]

@@ -120,21 +120,18 @@ def test_gpus_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.Monke
         copy_overlap._places("peer", torch.device("cuda", 0))
 
 
-@pytest.mark.gpu(count=1)
-@pytest.mark.parametrize("direction", ["device_to_device", "host_to_device", "device_to_host"])
-def test_on_a_gpu_copies_run_beside_gemms_within_the_time(tmp_path: Path, direction: str) -> None:
-    _on_gpu(tmp_path, direction)
-
-
-@pytest.mark.gpu(count=2)
-def test_on_two_gpus_copies_to_the_peer_run_beside_gemms(tmp_path: Path) -> None:
-    _on_gpu(tmp_path, "peer")
-
-
-def _on_gpu(directory: Path, direction: str) -> None:
+@pytest.mark.parametrize(
+    "direction",
+    [
+        *(pytest.param(name, marks=pytest.mark.gpu(count=1)) for name in ("device_to_device", "host_to_device")),
+        pytest.param("device_to_host", marks=pytest.mark.gpu(count=1)),
+        pytest.param("peer", marks=pytest.mark.gpu(count=2)),
+    ],
+)
+def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, direction: str) -> None:
     ranks = Ranks(0, 1, torch.device("cuda", 0))
     asked = point("all", direction=direction, dtype="bfloat16", matrix_size=4096, copy_mb=16.0, gemms=4, copies=4)
-    found = run_copies(asked, directory, ranks)
+    found = run_copies(asked, tmp_path, ranks)
     assert not found["launch_bound"]
     us = {name: timing.median_us for name, timing in found["copies"].times.items()}
     # All of both is inside of what is timed.

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import metrics_file
-from overlap_sweep.telemetry import StepRecord, read_metrics
+from overlap_sweep.telemetry import StepRecord
 from overlap_sweep.trace.overlap import analyse_trace
 from tests.processes import run_ranks
 from tests.training.points import fsdp_point
+from tests.training.runs import telemetry
 
 LARGE = (
     *("model.hidden_size=2048", "model.ffn_hidden_size=8192", "model.num_attention_heads=16", "ranking.num_layers=4"),
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiled(directory: Path) -> list[StepRecord]:
-    return [record for record in read_metrics(directory / metrics_file(0)) if record.profiled]
+    return [record for record in telemetry(directory) if record.profiled]
 
 
 def kernels(trace: Path) -> list[dict[str, Any]]:
