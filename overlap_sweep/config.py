@@ -37,6 +37,7 @@ from overlap_sweep.training_config import (
     Telemetry,
     Training,
 )
+from overlap_sweep.tp_training_config import IMPLEMENTATIONS, TpTraining
 
 
 @dataclass
@@ -59,6 +60,17 @@ class Model:
     null: RMSNorm for gated models, else LayerNorm."""
     bias: bool | None = None
     """Whether the linear operators add a bias. null: not in gated models."""
+    architecture: str | None = None
+    """Hugging Face's model_type. This and what follows makes a language model of the layer, for workload=tp_training;
+    no other looks at it."""
+    num_layers: int | None = ranged(None, 1, 4096)
+    vocab_size: int | None = ranged(None, 2, 2**31 - 1)
+    rope_theta: float | None = ranged(None, 1.0, 1e12)
+    """null: 10000."""
+    norm_epsilon: float | None = ranged(None, 0.0, 1.0)
+    """null: 1e-6."""
+    tie_word_embeddings: bool | None = None
+    """The output projection has the embedding's weights; null: weights of its own."""
 
 
 @dataclass
@@ -252,14 +264,37 @@ class Tuner:
     """Both as in AnalysisConfig."""
 
 
+@dataclass
+class TpTrainingWorkload:
+    """Training steps of a language model by one of several tensor-parallel stacks, timed step by step; see `impl` and
+    `tp_training`."""
+
+    name: str = "tp_training"
+    tokens: int | None = ranged(None, 1, 2**40)
+    """Tokens of a step: of all data-parallel ranks' micro batches; what `tp_training` says."""
+    repeats: int | None = ranged(None, 1, 10**6)
+    """Timed steps: what `tp_training` says."""
+    profiled: int = ranged(2, 1, 100)
+    """Steps under the profiler, after the timed ones, unless `profile=none`."""
+
+
 OF_WORKLOAD = {
     "fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry"),
     "copy_engine": ("copy_engine",),
+    "tp_training": ("tp_training",),
 }
-"""What only these workloads know."""
+"""Groups of options that only these workloads know."""
 
-OF_KERNELS = ("kernel", "m", "n", "k", "dtype", "iters", "warmup_iters", "implementations")
-"""What only `workload=kernel` knows."""
+OPTIONS_OF_WORKLOAD = {
+    "kernel": ("kernel", "m", "n", "k", "dtype", "iters", "warmup_iters", "implementations"),
+    "tp_training": ("impl", "dp_size"),
+}
+"""Single options that only these workloads know; null for all others."""
+
+OF_LANGUAGE_MODELS = (
+    *("architecture", "num_layers", "vocab_size", "rope_theta", "norm_epsilon", "tie_word_embeddings"),
+)
+"""Of `model`, what only `workload=tp_training` knows."""
 
 NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse")
 """What says how to search and where results are kept, not what a point is."""
@@ -336,6 +371,13 @@ class SweepConfig:
     profiling: Profiling = field(default_factory=Profiling)
     telemetry: Telemetry = field(default_factory=Telemetry)
     copy_engine: CopyEngine = field(default_factory=CopyEngine)
+    impl: str | None = one_of(None, *IMPLEMENTATIONS)
+    """Of workload=tp_training, who trains: `autotp`, DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`, FSDP2 over the
+    data-parallel ranks and DTensor over the tensor-parallel ones; `async_tp`, the same with PyTorch's asynchronous TP;
+    `megatron`, Megatron-Core. null: fsdp_dtensor."""
+    dp_size: int | None = ranged(None, 1, 1024)
+    """Of workload=tp_training: data-parallel ranks; it runs on tp_size x dp_size. null: 1."""
+    tp_training: TpTraining = field(default_factory=TpTraining)
     runtime: Runtime = field(default_factory=Runtime)
     search: Search = field(default_factory=Search)
     tuner: Tuner = field(default_factory=Tuner)
@@ -388,6 +430,7 @@ WORKLOAD_SCHEMAS: dict[str, type] = {
     "kernel": KernelWorkload,
     "fsdp": FsdpWorkload,
     "copy_engine": CopyEngineWorkload,
+    "tp_training": TpTrainingWorkload,
 }
 
 
@@ -400,6 +443,7 @@ def register_schemas() -> None:
     OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
     OmegaConf.register_new_resolver("gpus_of_point", _gpus_of_point, replace=True)
     OmegaConf.register_new_resolver("cpus_of_point", _cpus_of_point, replace=True)
+    OmegaConf.register_new_resolver("output_dir", _output_dir, replace=True)
     OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
     OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True, use_cache=True)
 
@@ -410,6 +454,11 @@ def _point_name(*, _root_: DictConfig) -> str:
 
 def _gpus_of_point(*, _root_: DictConfig) -> int | None:
     return None if _root_.runtime.device == "cpu" else gpus_of(_root_)
+
+
+def _output_dir(*, _root_: DictConfig) -> str | None:
+    """Where the user wants results instead of multirun/, by the workload's own option."""
+    return _root_.training.output_dir or _root_.tp_training.output_dir
 
 
 def _run_dir(date: str, time: str, name: str, output_dir: str | None) -> str:

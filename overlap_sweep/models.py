@@ -111,16 +111,7 @@ def read_hf_sizes(name: str) -> dict[str, Any]:
 
     Without a network a hub name fails within a second: transformers would retry for 23.
     """
-    source = _find_hf_config(name)
-    from transformers import AutoConfig
-
-    try:
-        # Unless it is forbidden, transformers offers to run what a config calls its code.
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
-    config = config.get_text_config()
+    config = _read_hf_config(name)
     if not hasattr(config, "num_attention_heads") or not hasattr(config, "hidden_size"):
         raise UserError(f"model.name={name} is no transformer: its config has no attention heads; give its sizes.")
     heads, hidden = config.num_attention_heads, config.hidden_size
@@ -133,6 +124,32 @@ def read_hf_sizes(name: str) -> dict[str, Any]:
         "head_dim": getattr(config, "head_dim", None) or hidden // heads,
         "gated_mlp": _is_gated(config),
     }
+
+
+def read_hf_fields(name: str) -> dict[str, Any]:
+    """What the config of a language model says that its class does not, from where `read_hf_sizes` looks; without what
+    concerns neither weights nor computation."""
+    config = _read_hf_config(name)
+    fields = {**config.to_diff_dict(), "model_type": config.model_type}
+    always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
+    fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
+    idle = ("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path", "auto_map")
+    return {
+        name: value for name, value in fields.items() if name not in idle and not name.endswith(("_token_id", "_dropout"))
+    }
+
+
+def _read_hf_config(name: str) -> Any:
+    source = _find_hf_config(name)
+    from transformers import AutoConfig
+
+    try:
+        # Unless it is forbidden, transformers offers to run what a config calls its code.
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
+    return config.get_text_config()
 
 
 def _is_gated(config: Any) -> bool:

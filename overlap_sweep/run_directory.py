@@ -126,6 +126,49 @@ class TrainingRun(msgspec.Struct, kw_only=True):
     """File names in the run directory, one per rank."""
 
 
+class TpTrainingStep(msgspec.Struct, kw_only=True):
+    """One training step. Times are the slowest rank's, memory is that of the rank with the most, 10^9 bytes; null on a
+    CPU."""
+
+    step: int
+    """Counted from 0."""
+    warmup: bool
+    """One of the first, which count in nothing but the comparison of losses."""
+    loss: float | None
+    """Mean over all ranks' tokens; null where it is no number."""
+    grad_norm: float | None
+    """Before clipping, over all ranks; null where it is no number (float16, whose step is then left out)."""
+    step_us: float
+    """From its first micro batch to the end of its optimizer, on the device."""
+    forward_us: float
+    """Of all micro batches together; so is the backward, to which the reduction of gradients belongs."""
+    backward_us: float
+    optimizer_us: float
+    """With clipping, and with what the stack gathers after it."""
+    memory_allocated_gb: float | None = None
+    """When the host had enqueued the step."""
+    memory_peak_gb: float | None = None
+    """Most since the end of the warm-up."""
+
+
+class TpTrainingRun(msgspec.Struct, kw_only=True):
+    """What a run of workload=tp_training measured."""
+
+    steps: list[TpTrainingStep]
+    parameters: int
+    """Of the whole model, up to norms, biases and the vocabulary's padding."""
+    tokens_per_step: int
+    """Of all data-parallel ranks and micro batches; likewise the next two."""
+    samples_per_step: int
+    flops_per_step: float
+    """language_model.flops_per_token of all tokens."""
+    host_ahead_us: float | None = None
+    """How far the host was ahead of the device when it had enqueued the last timed step: the rank that was least. Near
+    zero it is the host that takes so long, or the stack waits for the device by itself. null on a CPU."""
+    details: dict[str, Any] = {}
+    """What the implementation tells of itself, such as who computes attention."""
+
+
 class CopyTimes(msgspec.Struct, kw_only=True):
     """GEMMs and copies of workload=copy_engine."""
 
@@ -172,6 +215,8 @@ class Result(Record, kw_only=True, omit_defaults=False):
     """Of a training run."""
     copies: CopyTimes | None = None
     """Of workload=copy_engine."""
+    tp_training: TpTrainingRun | None = None
+    """Of workload=tp_training."""
     attention_backend: str | None = None
     """Of a layer with attention: who computed it, such as `fused (cuDNN 9.19.0)`."""
     warnings: list[str] = []

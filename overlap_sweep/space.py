@@ -246,6 +246,8 @@ def subject(point: Mapping[str, Any]) -> str:
         return "{kernel} {m}x{n}x{k}".format(**point)
     if workload == "fsdp":
         return f"{point['distributed']['strategy']} step"
+    if workload == "tp_training":
+        return f"{point['impl']} step"
     if workload == "copy_engine":
         return "{matrix_size} GEMM, {copy_mb:g} MiB {direction}".format(**point["copy_engine"])
     return str(point["operator"])
@@ -257,6 +259,8 @@ def world_size(point: Mapping[str, Any]) -> int:
         return int(point["distributed"]["dp_size"])
     if point["workload"]["name"] == "copy_engine":
         return 1
+    if point["workload"]["name"] == "tp_training":
+        return int(point["tp_size"] * (point["dp_size"] or 1))
     replicas = point["layer"]["num_replicas"] if point["workload"]["name"] == "layer" else 1
     return int(point["tp_size"] * replicas)
 
@@ -351,6 +355,7 @@ _NOT_NAMED = (
         "store=",
         "reuse=",
         "training.output_dir=",
+        "tp_training.output_dir=",
     ),
     *(f"runtime.{name}=" for name in HOW_TO_RUN),
 )
@@ -358,6 +363,7 @@ _NAMED = {"model", "model.name", "tp_size"}
 _NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}
 _NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}
 _NAMED_OF_FSDP = {"workload", "distributed.strategy", "distributed.dp_size"}
+_NAMED_OF_TP_TRAINING = {"workload", "impl", "dp_size"}
 _NAMED_OF_COPY = {"workload", *(f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction"))}
 _NAMED_OF_KERNEL = {"workload", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *KNOBS}
 
@@ -376,6 +382,9 @@ def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
     elif point["workload"]["name"] == "fsdp":
         named = {*_NAMED, *_NAMED_OF_FSDP} - {"tp_size"}
         parts = [model, f"dp{point['distributed']['dp_size']}", point["distributed"]["strategy"]]
+    elif point["workload"]["name"] == "tp_training":
+        named = _NAMED | _NAMED_OF_TP_TRAINING
+        parts += [f"dp{point['dp_size'] or 1}", point["impl"] or "fsdp_dtensor"]
     elif point["workload"]["name"] == "copy_engine":
         copy, named = point["copy_engine"], {"model", *_NAMED_OF_COPY}
         parts = ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]

@@ -52,7 +52,7 @@ NO_MULTICAST = {
 ROCPROFV3 = "rocprofv3"
 """The program, and the folder in the run directory that it writes to."""
 
-MAX_CONNECTIONS = {"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8}
+MAX_CONNECTIONS = {"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8, "autotp": 8, "fsdp_dtensor": 8, "async_tp": 8}
 """CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
 streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
 With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""

@@ -12,7 +12,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, models, overlap_cfg, space, workloads
-from overlap_sweep.config import NO_PART_OF_A_POINT, OF_KERNELS, OF_WORKLOAD, WORKLOAD_SCHEMAS, SweepConfig, check
+from overlap_sweep.config import (
+    NO_PART_OF_A_POINT,
+    OF_LANGUAGE_MODELS,
+    OF_WORKLOAD,
+    OPTIONS_OF_WORKLOAD,
+    WORKLOAD_SCHEMAS,
+    SweepConfig,
+    check,
+)
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (
@@ -47,6 +55,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What null stands for, by device."""
 
+_PRECISION_BY = {"fsdp": "training.mixed_precision", "tp_training": "tp_training.dtype"}
+"""Workloads whose precision has a name of its own."""
+
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The whole configuration as plain data, with what depends on model and machine filled in.
@@ -65,15 +76,20 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     for name in NO_PART_OF_A_POINT:
         point.pop(name, None)
-    for name in () if of_kernels else OF_KERNELS:
-        if point.pop(name, None) is not None:
-            raise UserError(f"{name}={config[name]} is for workload=kernel; add that, or leave it out.")
+    for workload_name, names in OPTIONS_OF_WORKLOAD.items():
+        for name in names if config.workload.name != workload_name else ():
+            if point.pop(name, None) is not None:
+                raise UserError(f"{name}={config[name]} is for workload={workload_name}; add that, or leave it out.")
     for workload_name, names in OF_WORKLOAD.items():
         if config.workload.name != workload_name:
             _leave_out(point, names, workload_name)
-    if config.workload.name == "fsdp" and config.precision:
-        raise UserError(f"precision={config.precision}: give training.mixed_precision to workload=fsdp instead.")
+    if config.precision and config.workload.name in _PRECISION_BY:
+        instead = f"give {_PRECISION_BY[config.workload.name]} to workload={config.workload.name} instead"
+        raise UserError(f"precision={config.precision}: {instead}.")
+    language_model = {name: point["model"].pop(name) for name in OF_LANGUAGE_MODELS}
     point["model"] = dict(_resolved_model(tuple(point["model"].items())))
+    if config.workload.name == "tp_training":
+        point["model"] |= language_model
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
@@ -114,6 +130,8 @@ def _asked_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
     workload, tp_size = point["workload"]["name"], point["tp_size"]
     if workload == "fsdp":
         return f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"
+    if workload == "tp_training":
+        return f"tp_size={tp_size} x dp_size={point['dp_size']}", "sizes whose product is smaller"
     if workload == "copy_engine":
         return f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"
     replicas = space.world_size(point) // tp_size

@@ -28,6 +28,7 @@ WORKLOADS = {
     "kernel": "overlap_sweep.workloads.kernel",
     "fsdp": "overlap_sweep.workloads.fsdp",
     "copy_engine": "overlap_sweep.workloads.copy_engine",
+    "tp_training": "overlap_sweep.workloads.tp_training",
 }
 
 

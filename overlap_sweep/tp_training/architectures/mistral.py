@@ -1,0 +1,5 @@
+"""Mistral, with or without its sliding window."""
+
+from overlap_sweep.tp_training.architectures.architecture import Architecture
+
+ARCHITECTURE = Architecture("mistral", more={"sliding_window": None})
