@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels fsdp test test-long lint clean
+.PHONY: sweep tune kernels fsdp tp_training test test-long lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -24,6 +24,11 @@ fsdp: .venv/.installed
 	$(BIN)/python analyze.py multirun/make_fsdp
 	$(BIN)/python analyze.py compare on_demand=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_runtime.device=cpu_fsdp.forward_prefetch=False_training.max_steps=6_workload.repeats=5 ahead=multirun/make_fsdp/ranking_tiny_dp2_fsdp2_runtime.device=cpu_fsdp.forward_prefetch=True_training.max_steps=6_workload.repeats=5 --reference on_demand --output multirun/make_fsdp/compared
 	$(BIN)/python launch.py -m workload=copy_engine runtime.device=cpu copy_engine.matrix_size=512 copy_engine.copy_mb=4,16 hydra.sweep.dir=multirun/make_copies
+
+## A small Qwen3 trained by each tensor-parallel stack that runs on this machine, with equal weights and data, and one table.
+tp_training: .venv/.installed
+	$(BIN)/python launch.py -m +experiment=tp_training model=qwen3_tiny runtime.device=cpu tp_size=2 dp_size=1 tp_training.seq_length=64 tp_training.num_training_steps=12 hydra.sweep.dir=multirun/make_tp_training
+	$(BIN)/python analyze.py multirun/make_tp_training
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -m "not slurm and not faults and not end_to_end"

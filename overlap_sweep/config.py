@@ -26,6 +26,7 @@ from overlap_sweep.space import (
     point_name,
     world_size,
 )
+from overlap_sweep.tp_training_config import IMPLEMENTATIONS, TpTraining
 from overlap_sweep.training_config import (
     Compile,
     CopyEngine,
@@ -37,7 +38,6 @@ from overlap_sweep.training_config import (
     Telemetry,
     Training,
 )
-from overlap_sweep.tp_training_config import IMPLEMENTATIONS, TpTraining
 
 
 @dataclass

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "overlap-sweep")
+RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "deepspeed", "transformers", "overlap-sweep")
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 RECORDED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",

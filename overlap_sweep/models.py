@@ -135,7 +135,9 @@ def read_hf_fields(name: str) -> dict[str, Any]:
     fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
     idle = ("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path", "auto_map")
     return {
-        name: value for name, value in fields.items() if name not in idle and not name.endswith(("_token_id", "_dropout"))
+        name: value
+        for name, value in fields.items()
+        if name not in idle and not name.endswith(("_token_id", "_dropout"))
     }
 
 

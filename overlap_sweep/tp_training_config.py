@@ -25,8 +25,8 @@ class TpTraining:
     attn_impl: str | None = one_of("sdpa", "sdpa", "flash_attention_2", "eager")
     """Hugging Face's attention. Not for megatron, whose attention is Transformer Engine's, or on a CPU its own."""
     zero_stage: int | None = ranged(1, 0, 2)
-    """autotp: what DeepSpeed's ZeRO shards over the data-parallel ranks: 0 nothing, 1 the optimizer's state, 2 gradients
-    too."""
+    """autotp: what DeepSpeed's ZeRO shards over the data-parallel ranks: 0 nothing, 1 the optimizer's state, 2 also
+    gradients."""
     vocab_parallel: bool = True
     """Each tensor-parallel rank holds a part of the vocabulary's rows of the embedding and the output projection, and
     the loss is computed without gathering logits. false: every rank holds all; not for megatron."""

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 BASE = {
     *("config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"),
     *("identity", "machine", "kernel_shape", "intervals", "telemetry", "training_config", "declared"),
+    *("tp_training_config", "language_model"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -24,7 +25,8 @@ MAY_IMPORT = {
     "measure": BASE | {"ranks"},
     "backends": BASE | {"ranks"},
     "training": BASE | {"ranks", "measure", "seeding"},
-    "workloads": BASE | {"ranks", "backends", "measure", "training", "seeding"},
+    "tp_training": BASE | {"ranks", "backends", "measure", "training", "seeding"},
+    "workloads": BASE | {"ranks", "backends", "measure", "training", "tp_training", "seeding"},
     "runtime": BASE | {"ranks", "workloads", "backends", "measure", "store"},
     "search": BASE | {"analysis", "report", "runtime", "workloads", "backends"},
     "tuner": BASE | {"analysis", "report", "runtime", "workloads", "search"},

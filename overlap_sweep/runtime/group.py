@@ -52,7 +52,10 @@ NO_MULTICAST = {
 ROCPROFV3 = "rocprofv3"
 """The program, and the folder in the run directory that it writes to."""
 
-MAX_CONNECTIONS = {"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8, "autotp": 8, "fsdp_dtensor": 8, "async_tp": 8}
+MAX_CONNECTIONS = {
+    **{"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8},
+    **{"autotp": 8, "fsdp_dtensor": 8, "async_tp": 8},
+}
 """CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
 streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
 With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
@@ -86,6 +89,10 @@ class GroupConfig:
     of_point: str = ""
     """The directory of a point that leaves behind what no other should have: a group of its own."""
 
+    impl: str = ""
+    """Stacks of training patch what others run, and are compared by the memory that they take: none shares a process
+    with another."""
+
     @classmethod
     def of(cls, point: Mapping[str, Any], directory: Path | None = None) -> GroupConfig:
         """Without a directory there is no wrapper, which would write there."""
@@ -101,6 +108,7 @@ class GroupConfig:
             environment=environment,
             wrapper=wrapper,
             of_point=str(directory) if directory and _leaves_groups(point) else "",
+            impl=point.get("impl", ""),
             **given,
         )
 

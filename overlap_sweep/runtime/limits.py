@@ -46,6 +46,10 @@ def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
 def _more(point: Mapping[str, Any]) -> tuple[Any, ...]:
     if point["workload"]["name"] == "copy_engine":
         return point["copy_engine"]["gemms"], point["copy_engine"]["copies"]
+    if point["workload"]["name"] == "tp_training":
+        training, model = point["tp_training"], point["language_model"]
+        # Compiling takes longer than all the steps.
+        return training["num_training_steps"], training["compile"], model["num_hidden_layers"], point["tp_size"]
     if point["workload"]["name"] != "fsdp":
         return ()
     profiling = point["profiling"]

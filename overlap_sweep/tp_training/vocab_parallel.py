@@ -67,7 +67,7 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -80,7 +80,7 @@ class _SumOfGradients(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         total = gradient.contiguous().clone()
         dist.all_reduce(total, group=ctx.group)
         return total, None
@@ -90,9 +90,7 @@ class _CrossEntropy(torch.autograd.Function):
     """Of each token: log(sum(exp(logits))) - logit of its label, with the largest logit taken out of the sum."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, group: dist.ProcessGroup | None
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, group: dist.ProcessGroup | None) -> Tensor:
         rows = logits.shape[-1]
         first = rows * dist.get_rank(group) if group else 0
         exponentials = logits.float()
@@ -121,7 +119,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total.log() - of_label
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         softmax, local, elsewhere = ctx.saved_tensors
         of_logits = softmax.scatter_add(-1, local.unsqueeze(-1), (elsewhere.to(softmax.dtype) - 1.0).unsqueeze(-1))
         return (of_logits * gradient.unsqueeze(-1)).to(ctx.dtype), None, None, None

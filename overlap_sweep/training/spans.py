@@ -53,6 +53,10 @@ class Anchor(Mark):
         """A moment of the host's clock, on the device's since the origin."""
         return self.after_ns(origin) + host_ns - self._host_ns
 
+    def lead_ns(self, mark: Mark) -> int:
+        """How much later the device passed a later mark than the host made it."""
+        return mark.after_ns(self) - (mark._host_ns - self._host_ns)
+
 
 @dataclass
 class Queue:

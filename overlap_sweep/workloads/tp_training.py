@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,13 @@ _ONLY_OF = {
     "tp_comm_overlap_cfg": ("megatron",),
 }
 """Options that the others ignore."""
+_LIBRARIES = {
+    "autotp": ("transformers", "deepspeed"),
+    "fsdp_dtensor": ("transformers",),
+    "async_tp": ("transformers",),
+    "megatron": (),
+}
+"""Whose version is part of the point, beside those that every result's environment is compared by."""
 _IN_SEQUENCE = ("async_tp", "megatron")
 """Implementations that overlap nothing without sequence parallelism."""
 
@@ -48,7 +56,9 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         )
     training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
     if training["sequence_parallel"] is None:
-        training["sequence_parallel"] = impl in _IN_SEQUENCE and point["tp_size"] > 1
+        training["sequence_parallel"] = impl in _IN_SEQUENCE
+    # One rank has the whole sequence.
+    training["sequence_parallel"] &= point["tp_size"] > 1
     if impl == "async_tp":
         training["compile"] = True
     sequences = training["batch_size"] * training["gradient_accumulation_steps"] * dp_size
@@ -56,6 +66,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         **{name: point[name] for name in _OF_ALL},
         **{"impl": impl, "backend": impl, "dp_size": dp_size, "tp_training": training},
         "language_model": _language_model(model),
+        "libraries": {name: version(name) for name in _LIBRARIES[impl] if find_spec(name)},
         "precision": PRECISION_OF[training["dtype"]],
         "workload": {
             **point["workload"],
@@ -135,6 +146,13 @@ def _hugging_face_refusal(point: Mapping[str, Any]) -> str | None:
 def _megatron_refusal(point: Mapping[str, Any]) -> str | None:
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         return "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
+    training = point["tp_training"]
+    if training["autocast"]:
+        return "Megatron-Core computes in the type of its parameters: leave tp_training.autocast out"
+    if training["compile"]:
+        return "Megatron-Core's layers are not compiled as a whole: leave tp_training.compile out"
+    if not training["vocab_parallel"]:
+        return "Megatron-Core always cuts the vocabulary: leave tp_training.vocab_parallel out"
     return None
 
 

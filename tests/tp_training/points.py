@@ -19,5 +19,9 @@ TINY = (
 
 def tp_point(*overrides: str) -> dict[str, Any]:
     """Two tensor-parallel ranks on the CPU, qwen3 with 1019 tokens. UserError as for a user."""
+    return composed(*TINY, *overrides)
+
+
+def composed(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return resolve(compose("config", [*TINY, *overrides]))
+        return resolve(compose("config", list(overrides)))

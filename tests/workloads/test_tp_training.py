@@ -1,0 +1,208 @@
+"""What a point of workload=tp_training is, and which are refused with which mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from overlap_sweep import space
+from overlap_sweep.errors import UserError
+from overlap_sweep.language_model import flops_per_token, parameters
+from overlap_sweep.runtime.group import GroupConfig
+from overlap_sweep.tp_training.memory import least_bytes
+from overlap_sweep.workloads import tp_training
+from tests.sweeps import ROOT
+from tests.tp_training.points import composed, tp_point
+
+
+def refusal(*overrides: str) -> str | None:
+    return tp_training.refusal(tp_point(*overrides))
+
+
+def test_a_point_says_all_that_is_trained() -> None:
+    point = tp_point("impl=fsdp_dtensor", "dp_size=2", "tp_training.gradient_accumulation_steps=3")
+    assert (point["backend"], point["precision"], point["tp_size"], point["dp_size"]) == ("fsdp_dtensor", "fp32", 2, 2)
+    assert space.world_size(point) == 4
+    # Two sequences of 16 tokens a micro batch, three of them, on two data-parallel ranks.
+    assert point["workload"]["tokens"] == 2 * 16 * 3 * 2
+    assert point["workload"]["repeats"] == 4
+    fields = point["language_model"]
+    assert (fields["model_type"], fields["num_hidden_layers"], fields["vocab_size"]) == ("qwen3", 2, 1019)
+    assert fields["rope_parameters"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
+
+
+def test_options_of_other_implementations_make_no_other_point() -> None:
+    plain = tp_point("impl=fsdp_dtensor")
+    assert tp_point("impl=fsdp_dtensor", "tp_training.zero_stage=2", "tp_training.tp_comm_overlap=false") == plain
+    assert tp_point("impl=autotp", "tp_training.zero_stage=2")["tp_training"]["zero_stage"] == 2
+    assert tp_point("impl=megatron")["tp_training"]["attn_impl"] is None
+
+
+@pytest.mark.parametrize(
+    ("impl", "in_sequence", "compiled"),
+    [
+        ("autotp", False, False),
+        ("fsdp_dtensor", False, False),
+        ("async_tp", True, True),
+        ("megatron", True, False),
+    ],
+)
+def test_who_overlaps_has_its_sequence_cut(impl: str, in_sequence: bool, compiled: bool) -> None:
+    training = tp_point(f"impl={impl}")["tp_training"]
+    assert (training["sequence_parallel"], training["compile"]) == (in_sequence, compiled)
+    assert not tp_point(f"impl={impl}", "tp_size=1")["tp_training"]["sequence_parallel"]
+
+
+def test_implementations_share_no_process() -> None:
+    configs = {GroupConfig.of(tp_point(f"impl={impl}")) for impl in ("autotp", "fsdp_dtensor", "megatron")}
+    assert len(configs) == 3
+    assert GroupConfig.of(tp_point("impl=megatron")).max_connections == 1
+    assert GroupConfig.of(tp_point("impl=autotp")).max_connections == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["tp_size=4"], "num_key_value_heads=2 of qwen3_tiny does not divide by tp_size=4; use a divisor"),
+        (["model.num_attention_heads=6", "model.num_kv_heads=4", "tp_size=4"], "num_attention_heads=6"),
+        (["model.ffn_hidden_size=97"], "intermediate_size=97"),
+        (["impl=async_tp", "tp_training.seq_length=15"], "seq_length=15 does not divide by tp_size=2"),
+        (["impl=async_tp", "tp_size=1"], "use impl=fsdp_dtensor"),
+        (["impl=async_tp", "tp_training.sequence_parallel=false"], "without tp_training.sequence_parallel"),
+        (["impl=autotp", "tp_training.sequence_parallel=true"], "AutoTP has no sequence parallelism"),
+        (["tp_training.attn_impl=flash_attention_2"], "needs a GPU; use sdpa"),
+        (["impl=megatron", "tp_training.autocast=true"], "leave tp_training.autocast out"),
+        (["impl=megatron", "tp_training.compile=true"], "leave tp_training.compile out"),
+        (["impl=megatron", "tp_training.vocab_parallel=false"], "leave tp_training.vocab_parallel out"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_mend(overrides: list[str], reason: str) -> None:
+    said = refusal(*overrides)
+    assert said is not None
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("impl", "package", "mend"),
+    [
+        ("autotp", "deepspeed", "pip install 'overlap-sweep[autotp]'"),
+        ("megatron", "megatron", "pip install 'overlap-sweep[gpu]'"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_installation(
+    impl: str, package: str, mend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tp_training.find_spec
+    monkeypatch.setattr(tp_training, "find_spec", lambda name: None if name == package else found(name))
+    said = refusal(f"impl={impl}")
+    assert said is not None
+    assert mend in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["runtime.device=cuda", "dp_size=512"], "tp_size=2 x dp_size=512 needs 1024 GPUs"),
+        (["tp_training.warmup_steps=5"], "leaves nothing of tp_training.num_training_steps=5 to be timed"),
+        (["backend=torch"], "who trains is said by impl"),
+        (["precision=bf16"], "give tp_training.dtype to workload=tp_training instead"),
+        (["impl=zero"], "impl=zero is not known; choose one of autotp, fsdp_dtensor, async_tp, megatron"),
+        (["model=gpt3_175b"], "no architecture, so it is no language model"),
+        (["model.architecture=bert"], "cannot be trained; choose one of llama, mistral, qwen2, qwen3"),
+        (["model.vocab_size=null"], "has no vocab_size, which a language model needs; give model.vocab_size=..."),
+        (["tp_training.zero_stage=3"], "out of range"),
+        (["impl=megatron", "tp_training.tp_comm_overlap_cfg=/nowhere.yaml"], "give a tp_comm_overlap_cfg"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        tp_point(*overrides)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_other_workloads_know_none_of_it() -> None:
+    for override in ("impl=autotp", "dp_size=2", "tp_training.batch_size=2"):
+        with pytest.raises(UserError, match="is for workload=tp_training"):
+            tp_point("workload=fsdp", override)
+
+
+def test_a_tuned_file_becomes_part_of_the_point(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.yaml"
+    path.write_text("# Switches:\n#   tp_comm_bulk_wgrad: false\nfc1_fprop:\n  method: ring_exchange\n  num_sm: 1\n")
+    point = tp_point("impl=megatron", f"tp_training.tp_comm_overlap_cfg={path}")
+    (config,) = tp_training.overlap_configs(point).values()
+    assert config.slots == {"fc1_fprop": {"method": "ring_exchange", "num_sm": 1}}
+    assert not config.switches["tp_comm_bulk_wgrad"]
+    # The others ignore it, so that all can be swept together.
+    assert tp_training.overlap_configs(tp_point("impl=autotp", f"tp_training.tp_comm_overlap_cfg={path}")) == {}
+
+
+CONFIG = {
+    **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6, "vocab_size": 333},
+    **{"rope_theta": 12345.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+}
+
+
+def hf_point(root: Path, *overrides: str) -> dict[str, Any]:
+    (root / "config.json").write_text(json.dumps(CONFIG))
+    unset = [f"model.{name}=null" for name in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads")]
+    return tp_point("model=hf", f"model.name={root}", *unset, *overrides)
+
+
+def test_a_hugging_face_config_is_trained_as_it_is(tmp_path: Path) -> None:
+    fields = hf_point(tmp_path)["language_model"]
+    told = {name: fields[name] for name in ("model_type", "num_hidden_layers", "vocab_size", "rms_norm_eps")}
+    assert told == {"model_type": "qwen2", "num_hidden_layers": 6, "vocab_size": 333, "rms_norm_eps": 1e-5}
+    assert fields["rope_parameters"]["rope_theta"] == 12345.0
+    assert fields["tie_word_embeddings"]
+
+
+def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
+    point = hf_point(tmp_path, "model.num_layers=3", "model.rope_theta=500000", "model.tie_word_embeddings=false")
+    fields = point["language_model"]
+    assert (fields["num_hidden_layers"], fields["rope_parameters"]["rope_theta"]) == (3, 500_000.0)
+    assert not fields["tie_word_embeddings"]
+
+
+def test_parameters_and_flops_are_those_that_are_published() -> None:
+    fields = composed("workload=tp_training", "runtime.device=cpu", "model=llama3_8b")["language_model"]
+    # 8.03 billion, norms included.
+    assert parameters(fields) == pytest.approx(8.03e9, rel=1e-3)
+    qwen3 = composed("workload=tp_training", "runtime.device=cpu", "model=qwen3_32b")["language_model"]
+    assert parameters(qwen3) == pytest.approx(32.76e9, rel=1e-3)
+    without_attention = flops_per_token(fields, 0)
+    assert without_attention == 6 * (parameters(fields) - 128256 * 4096)
+    assert flops_per_token(fields, 2048) - without_attention == 12 * 32 * 4096 * 2048
+
+
+def test_the_experiment_is_the_references_two_commands_for_all_implementations() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", ["+experiment=tp_training"], return_hydra_config=True)
+    swept = {"model": "qwen3_32b", "tp_size": "4", "dp_size": "2", "impl": "fsdp_dtensor,autotp,async_tp,megatron"}
+    assert dict(config.hydra.sweeper.params) == swept
+    training = config.tp_training
+    assert (training.batch_size, training.seq_length, training.num_training_steps) == (1, 2048, 100)
+    assert config.workload.name == "tp_training"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bytes_per_parameter"),
+    [
+        (["impl=fsdp_dtensor"], 16 / 4),
+        (["impl=autotp", "tp_training.zero_stage=0"], 16 / 2),
+        (["impl=autotp", "tp_training.zero_stage=1"], 4 / 2 + 12 / 4),
+        (["impl=autotp", "tp_training.zero_stage=2"], 2 / 2 + 14 / 4),
+        (["impl=megatron"], 4 / 2 + 12 / 4),
+        (["impl=autotp", "tp_training.zero_stage=1", "tp_training.dtype=float32"], 4 / 2 + 12 / 4),
+    ],
+)
+def test_the_least_memory_is_what_each_keeps(overrides: list[str], bytes_per_parameter: float) -> None:
+    dtype = [] if "tp_training.dtype=float32" in overrides else ["tp_training.dtype=bfloat16"]
+    point = tp_point("dp_size=2", *dtype, *overrides)
+    assert least_bytes(point) == pytest.approx(bytes_per_parameter * parameters(point["language_model"]))
