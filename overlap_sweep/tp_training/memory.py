@@ -21,17 +21,17 @@ def least_bytes(point: Mapping[str, Any]) -> float:
     (arXiv:1910.02054, section 3.1), with what each implementation shards over the data-parallel ranks."""
     count = parameters(point["language_model"]) / point["tp_size"]
     of_dp = count / point["dp_size"]
-    computed = 4 if point["precision"] == "fp32" or point["tp_training"]["autocast"] else 2
-    # Those that are computed with, beside the master weights where they are of another type.
-    weights = computed if computed != _MASTER else 0
     state = _MASTER + _ADAM
+    computed = 4 if point["precision"] == "fp32" or point["tp_training"]["autocast"] else 2
+    # Megatron-Core and ZeRO 0 compute float32 with the master weights themselves.
+    copied = computed if computed != _MASTER else 0
     zero_stage = point["tp_training"]["zero_stage"]
     if point["impl"] in ("fsdp_dtensor", "async_tp"):
         # FSDP2 gathers weights and sheds them layer by layer; gradients are the master weights' type.
         return of_dp * (state + _MASTER)
     if point["impl"] == "megatron":
-        return count * (weights + computed) + of_dp * state
+        return count * (copied + computed) + of_dp * state
     if zero_stage == 0:
-        return count * (weights + computed + state)
+        return count * (copied + computed + state)
     gradients = of_dp if zero_stage == 2 else count
-    return count * weights + gradients * computed + of_dp * state
+    return count * computed + gradients * computed + of_dp * state

@@ -23,7 +23,7 @@ from overlap_sweep.tp_training.memory import LESS_MEMORY, least_bytes
 from overlap_sweep.tp_training.recording import Recording
 from overlap_sweep.tp_training.steps import TrainingSteps
 
-HOST_LEADS = 0.02
+HOST_LEADS = 0.05
 """Share of a step by which the host must be ahead at the end of the backward, or it may be what takes the time. Before
 the optimizer, since some stacks wait for the device there."""
 
