@@ -33,9 +33,9 @@ def main(config: DictConfig) -> float:
 
 
 def print_measured() -> None:
-    """What the layers, kernels, training runs and copies that were measured say: little enough to be read at once,
-    unlike the points of a sweep of operators. Those that are alike are compared with each other."""
-    told = ("layer", "kernel", "fsdp", "copy_engine")
+    """What the layers, kernels, training runs, tensor-parallel stacks and copies that were measured say: little enough
+    to be read at once, unlike the points of a sweep of operators. Those that are alike are compared with each other."""
+    told = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
     measured = [o.directory for o in outcomes.all if o.workload in told and o.status == "ok"]
     if measured:
         from overlap_sweep.analysis.points import read_points
@@ -43,6 +43,7 @@ def print_measured() -> None:
         from overlap_sweep.report.copies import print_copies
         from overlap_sweep.report.kernels import print_kernels
         from overlap_sweep.report.layers import print_layer
+        from overlap_sweep.report.tp_training import write_and_print
         from overlap_sweep.report.training import print_training
 
         readings = [read_points(directory) for directory in measured]
@@ -55,6 +56,8 @@ def print_measured() -> None:
                 print_layer(point, console)
         print_kernels(points, console)
         print_training(points, console)
+        for problem in write_and_print(points, console):
+            print(f"warning: {problem}", file=sys.stderr)
         print_copies(points, console)
 
 

@@ -396,6 +396,8 @@ def clear(directory: Path) -> None:
     """Remove what an earlier attempt at the point left, but for its log."""
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
+    # Of a training run, made of its result.
+    leftovers += directory.glob("results_*_tp*_dp*.json")
     leftovers += find_metrics(directory).values() if directory.is_dir() else ()
     for path in leftovers:
         path.unlink(missing_ok=True)

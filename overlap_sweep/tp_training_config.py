@@ -13,6 +13,8 @@ from overlap_sweep.declared import one_of, ranged
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 
+DEFAULT_IMPL = "fsdp_dtensor"
+
 PRECISION_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """By `tp_training.dtype`."""
 

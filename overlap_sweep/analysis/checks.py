@@ -20,6 +20,11 @@ from overlap_sweep.analysis.check_parts import (
     is_whole,
 )
 from overlap_sweep.analysis.kernel_checks import check_implementations, check_kernel
+from overlap_sweep.analysis.tp_training_checks import (
+    check_resolved_tp_training,
+    check_tp_training,
+    check_tp_training_config,
+)
 from overlap_sweep.analysis.training_checks import (
     check_copies,
     check_copy_config,
@@ -157,6 +162,7 @@ _CONFIG_OF_WORKLOAD: dict[str, type[_Config]] = {
     "kernel": _KernelConfig,
     "fsdp": _Config,
     "copy_engine": _Config,
+    "tp_training": _Config,
 }
 
 
@@ -205,6 +211,8 @@ def check_config(config: Any, path: Path) -> None:
             check_training_config(config, path)
         elif workload == "copy_engine":
             check_copy_config(config, path)
+        elif workload == "tp_training":
+            check_tp_training_config(config, path)
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({error}); {MEASURE_AGAIN}.") from None
     if isinstance(known, _KernelConfig):
@@ -229,7 +237,8 @@ def check_config(config: Any, path: Path) -> None:
 def check_result(result: Result, path: Path) -> None:
     """UserError where analysis could not rely on a part of it: edited by hand, or by another program."""
     of_kernel = [one.setting for one in result.implementations.values()]
-    if reason := _excess([result.point, result.environment, result.conditions, result.settings, of_kernel]):
+    details = result.tp_training.details if result.tp_training else {}
+    if reason := _excess([result.point, result.environment, result.conditions, result.settings, of_kernel, details]):
         raise UserError(f"{path} {reason}; {MEASURE_AGAIN}.")
     check_config(result.point, path)
     workload = result.point["workload"]["name"]
@@ -244,6 +253,8 @@ def check_result(result: Result, path: Path) -> None:
         check_kernel(result, path)
     if workload in ("fsdp", "copy_engine"):
         check_resolved(result, path)
+    if workload == "tp_training":
+        check_resolved_tp_training(result, path)
     _check_slots(settings, path, result.point["operator"] if workload == "operator" else None)
     for slots in of_variants:
         _check_slots(slots, path)
@@ -329,6 +340,7 @@ _CHECK_OF_WORKLOAD: dict[str, Callable[[Result, Path], None]] = {
     "kernel": check_implementations,
     "fsdp": check_training,
     "copy_engine": check_copies,
+    "tp_training": check_tp_training,
 }
 """Of a point that is ok."""
 

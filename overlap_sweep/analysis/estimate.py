@@ -38,10 +38,12 @@ class Interval:
 
 
 def notch_us(samples_us: Sequence[float]) -> float:
-    """Half-width of the notch around a median: 1.57 x IQR / sqrt(n).
+    """Half-width of the notch around a median: 1.57 x IQR / sqrt(n); NaN of a single sample, which tells nothing.
 
     McGill, Tukey and Larsen, Variations of Box Plots, The American Statistician 32 (1), 1978.
     """
+    if len(samples_us) == 1:
+        return math.nan
     q1_us, _, q3_us = statistics.quantiles(samples_us, n=4, method="inclusive")
     return 1.57 * (q3_us - q1_us) / math.sqrt(len(samples_us))
 

@@ -20,6 +20,7 @@ from overlap_sweep.analysis.comparison.ratios import ratio
 from overlap_sweep.analysis.estimate import Estimate, notch_us, pooled_none
 from overlap_sweep.analysis.frame import Row, column_types
 from overlap_sweep.analysis.kernels import name_in_tables
+from overlap_sweep.analysis.tp_training import setting_of, step_timing
 from overlap_sweep.analysis.training_knobs import knobs_of, setting_in_words
 from overlap_sweep.analysis.training_times import measured as measured_training
 from overlap_sweep.analysis.trials import FLOOR, NONE
@@ -33,6 +34,9 @@ CHANGES_NOTHING = ("repetition", "profile", "profiling", "telemetry")
 
 OF_THE_RECORDED_RUN = ("max_steps", "log_interval", "output_dir")
 """Of a point's `training`: how long it trains before its steps are timed, and where that is written."""
+
+TOLD_ONLY = ("log_interval", "peak_tflops")
+"""Of a point's `tp_training`: what is said of it."""
 
 MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
 """Of an environment's identity the hardware; the rest are versions."""
@@ -155,7 +159,8 @@ def history(measurements: Iterable[Kept]) -> History:
     for kept in measurements:
         result = kept.result
         # Of a kernel, and of a layer, it is told of each; a training step takes what it takes, whoever limits it.
-        launch_bound = result.launch_bound and not result.implementations and not result.training
+        told = result.implementations or result.training or result.tp_training
+        launch_bound = result.launch_bound and not told
         if result.status != "ok" or launch_bound:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
@@ -208,14 +213,17 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _samples(kept: Kept) -> dict[str, _Sample]:
     """By setting; of a layer each of its variants but the floor, of a kernel each of its implementations beside the
-    parts that they are made of, of an operator or a training step the one that it was given, of GEMMs beside copies
-    both at once."""
+    parts that they are made of, of an operator, a training step or a tensor-parallel stack the one that it was given,
+    of GEMMs beside copies both at once."""
     result = kept.result
     if _workload(result.point) == "fsdp":
         step = measured_training(result).step
         ranks, knobs = space.world_size(result.point), knobs_of(result.point)
         setting = f"{ranks} ranks, {setting_in_words(knobs, knobs)}"
         return {setting: _Sample(kept, (step["point"],), step["none"].median_us)}
+    if _workload(result.point) == "tp_training":
+        setting = f"dp{result.point['dp_size']} {setting_of(result.point)}"
+        return {setting: _Sample(kept, (step_timing(result),), None)}
     if _workload(result.point) == "copy_engine":
         assert result.copies
         times = result.copies.times
@@ -248,6 +256,8 @@ def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: value for name, value in point_identity(point).items() if name not in CHANGES_NOTHING}
     if "training" in told:
         told["training"] = {name: value for name, value in told["training"].items() if name not in OF_THE_RECORDED_RUN}
+    if "tp_training" in told:
+        told["tp_training"] = {name: value for name, value in told["tp_training"].items() if name not in TOLD_ONLY}
     return told
 
 
@@ -307,7 +317,7 @@ def point_cells(series: Series) -> Row:
 
 
 def _passes(point: Mapping[str, Any]) -> str:
-    of_workload = {"layer": "all", "kernel": "fwd", "fsdp": "step", "copy_engine": "all"}
+    of_workload = {"layer": "all", "kernel": "fwd", "fsdp": "step", "tp_training": "step", "copy_engine": "all"}
     return of_workload.get(_workload(point)) or "+".join(space.passes(point))
 
 

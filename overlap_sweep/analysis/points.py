@@ -21,6 +21,7 @@ from overlap_sweep.analysis.checks import (
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.tp_training_config import DEFAULT_IMPL, PRECISION_OF
 from overlap_sweep.trace.places import links_out
 
 HYDRA_CONFIG = ".hydra/config.yaml"
@@ -72,7 +73,7 @@ class Point:
 
     @property
     def workload(self) -> str:
-        """What it runs: `operator`, `layer`, `kernel`, `fsdp` or `copy_engine`."""
+        """What it runs: `operator`, `layer`, `kernel`, `fsdp`, `copy_engine` or `tp_training`."""
         return str(self.config["workload"]["name"])
 
     @property
@@ -99,6 +100,11 @@ class Point:
     def is_copy(self) -> bool:
         """GEMMs beside copies."""
         return self.workload == "copy_engine"
+
+    @property
+    def is_tp_training(self) -> bool:
+        """Training steps of a language model by a tensor-parallel stack."""
+        return self.workload == "tp_training"
 
     @property
     def why_not_ok(self) -> str:
@@ -161,7 +167,7 @@ def read_points(root: Path) -> Reading:
 
 def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
     """The `ok` points of operators by what must be equal for a comparison. Layers hold their own; for kernels see
-    kernels.py, for training runs training.py, for copies copies.py."""
+    kernels.py, for training runs training.py and tp_training.py, for copies copies.py."""
     cases = defaultdict(list)
     for point in points:
         if point.status == "ok" and point.is_operator:
@@ -185,7 +191,10 @@ def _read_point(directory: Path, root: Path) -> Point:
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)
     check_config(config, path)
-    asked = {"kernel": _asked_kernel, "fsdp": _asked_training, "copy_engine": _asked_copies}
+    asked = {
+        **{"kernel": _asked_kernel, "fsdp": _asked_training, "copy_engine": _asked_copies},
+        "tp_training": _asked_tp_training,
+    }
     if complete := asked.get(config["workload"]["name"]):
         config = complete(config)
     return Point(directory, "missing", config, None)
@@ -209,3 +218,10 @@ def _asked_copies(config: Mapping[str, Any]) -> dict[str, Any]:
     known = {"backend": "copy_engine", "precision": PRECISION_OF_DTYPE.get(copy["dtype"]), "tp_size": 1}
     workload = {**config["workload"], "tokens": copy["matrix_size"]}
     return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
+
+
+def _asked_tp_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With what null stands for; a precision that was left to the device is unknown."""
+    impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
+    known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
+    return {**config, **known}

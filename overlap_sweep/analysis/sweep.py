@@ -23,7 +23,10 @@ from overlap_sweep.analysis.proof import Outcome, Proof, Unproven, outcomes, sta
 from overlap_sweep.analysis.records import Records, read_records
 from overlap_sweep.analysis.repeats import Repeats, repeated
 from overlap_sweep.analysis.scaling import Scaling, scale_case
+from overlap_sweep.analysis.step_communication import read_communication
 from overlap_sweep.analysis.switches import Plan, SwitchAdvice, plan
+from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_training
+from overlap_sweep.analysis.tp_training_frame import tp_training_rows
 from overlap_sweep.analysis.traces import read_traces
 from overlap_sweep.analysis.training import TrainingAnalysis, analyse_training, is_host_limited
 from overlap_sweep.analysis.training_frame import training_rows
@@ -151,6 +154,9 @@ class Analysis:
     copy_rows: list[Row]
     """The tidy table of GEMMs beside copies, see copies.COPY_COLUMNS."""
     copies: list[CopyAnalysis]
+    tp_training_rows: list[Row]
+    """The tidy table of tensor-parallel stacks, see tp_training_frame.COLUMNS."""
+    tp_training: list[TpTrainingAnalysis]
     records: Records
     """What the sweeps that searched say of themselves."""
     strays: list[Unproven]
@@ -190,6 +196,7 @@ class Analysis:
         training = (point.result for of_case in self.training for point in of_case.points)
         launch_bound += sum(is_host_limited(result) for result in training if result)
         launch_bound += sum(row.launch_bound for of_case in self.copies for row in of_case.rows)
+        launch_bound += sum(row.host_limits for of_case in self.tp_training for row in of_case.of_points)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
             "points": len(self.reading.points) + len(self.reading.problems),
@@ -230,6 +237,8 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
     kernels = analyse_kernels(reading.points)
     training, copies = analyse_training(reading.points, records.knobs), analyse_copies(reading.points)
+    communication = read_communication(p for p in reading.points if p.is_tp_training and p.status == "ok")
+    tp_training = analyse_tp_training(reading.points, communication.of_point)
     return Analysis(
         reading=reading,
         config=config,
@@ -243,6 +252,8 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         training=training,
         copy_rows=copy_rows(reading.points, root),
         copies=copies,
+        tp_training_rows=tp_training_rows(reading.points, tp_training, root),
+        tp_training=tp_training,
         records=records,
         strays=[one for one in found if isinstance(one, Unproven) and one.case is None],
         problems=[
@@ -250,8 +261,12 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
             *reading.trace_problems,
             *records.problems,
             *(problem for of_point in traces.values() for problem in of_point.problems),
+            *communication.problems,
         ],
-        warnings=[warning for of_point in traces.values() for warning in of_point.warnings],
+        warnings=[
+            *(warning for of_point in traces.values() for warning in of_point.warnings),
+            *communication.warnings,
+        ],
     )
 
 

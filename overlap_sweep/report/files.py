@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.analysis import copies, kernel_frame, layer_frame, training_frame
+from overlap_sweep.analysis import copies, kernel_frame, layer_frame, tp_training_frame, training_frame
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
@@ -18,6 +18,7 @@ from overlap_sweep.report.csv_text import csv_of
 from overlap_sweep.report.overlap_yaml import Provenance
 from overlap_sweep.report.page.page import page_files
 from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.report.tp_training_files import results_file, results_json
 from overlap_sweep.report.training_files import training_files
 from overlap_sweep.run_directory import write_atomically
 from overlap_sweep.trace.places import is_below
@@ -27,6 +28,7 @@ LAYER_TABLE_FILE = "layers"
 KERNEL_TABLE_FILE = "kernels"
 TRAINING_TABLE_FILE = "training"
 COPY_TABLE_FILE = "copies"
+TP_TRAINING_TABLE_FILE = "tp_training"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,6 +70,12 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
         yield from _table(to_frame(analysis.training_rows, training_frame.COLUMNS), directory / TRAINING_TABLE_FILE)
     if analysis.copy_rows:
         yield from _table(to_frame(analysis.copy_rows, copies.COPY_COLUMNS), directory / COPY_TABLE_FILE)
+    if analysis.tp_training_rows:
+        frame = to_frame(analysis.tp_training_rows, tp_training_frame.COLUMNS)
+        yield from _table(frame, directory / TP_TRAINING_TABLE_FILE)
+    for row in (row for of_case in analysis.tp_training for row in of_case.of_points):
+        run_directory = directory / row.points[0].directory.relative_to(analysis.reading.root)
+        yield run_directory / results_file(row), results_json(row)
     for case in analysis.cases:
         folder = directory / analysis.folder(case)
         points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]

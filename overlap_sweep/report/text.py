@@ -19,7 +19,7 @@ from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
 from overlap_sweep.analysis.switches import Plan
 from overlap_sweep.analysis.trials import DEFAULT
-from overlap_sweep.report import async_tp, copies, kernels, layers, proofs, training
+from overlap_sweep.report import async_tp, copies, kernels, layers, proofs, tp_training, training
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.knob_search import print_knob_searches
@@ -50,6 +50,9 @@ def summary_text(analysis: Analysis) -> str:
     for of_case in analysis.training:
         _heading(console, f"Details of {training.title(of_case)}")
         print_lines([_measured(of_case.points), *_in_conditions(gpu_conditions(of_case.points))], console)
+    for of_model in analysis.tp_training:
+        _heading(console, f"Details of {tp_training.title(of_model)}")
+        print_lines([_measured(of_model.points), *_in_conditions(gpu_conditions(of_model.points))], console)
     print_searches(analysis, console)
     commands = launch_commands(analysis.reading.points)
     if commands:
@@ -70,6 +73,7 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
         print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
     training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
+    tp_training.print_analyses(analysis.tp_training, console)
     copies.print_analyses(analysis.copies, console)
     proofs.print_tuners(analysis, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
@@ -84,8 +88,11 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
 def print_written(paths: Sequence[Path], console: Console) -> None:
     """Where the files are: the directory once, then names."""
     root = paths[0].parent
-    names = ", ".join(str(path.relative_to(root)) for path in paths)
-    console.print(f"\nWritten to {root}: {names}")
+    of_points = [path for path in paths if path.parent != root and path.name.startswith("results_")]
+    names = [str(path.relative_to(root)) for path in paths if path not in of_points]
+    if of_points:
+        names.append(f"results_*.json of {len(of_points)} run directories")
+    console.print(f"\nWritten to {root}: {', '.join(names)}")
 
 
 def _print_case(case: CaseAnalysis, folder: str, console: Console) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from overlap_sweep.analysis import tp_training_frame
 from overlap_sweep.analysis.choice import PassChoice
 from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.frame import config_id, hidden_fraction
@@ -21,6 +22,9 @@ from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.proof import spoken
 from overlap_sweep.analysis.scaling import Scaling
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, SlotAnswer
+from overlap_sweep.analysis.tp_training import TpTrainingAnalysis
+from overlap_sweep.analysis.tp_training_answers import in_words
+from overlap_sweep.analysis.tp_training_answers import warnings as tp_training_warnings
 from overlap_sweep.analysis.training import TrainingAnalysis
 from overlap_sweep.analysis.training_frame import answer_rows as training_answer_rows
 from overlap_sweep.analysis.training_frame import contribution_cells, setting_cells
@@ -47,7 +51,9 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     and `tuner` those of its tuners. `kernels` has one entry per kernel case, with an answer for each m in `answers` and
     in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels. `training` has one entry
     per case of training runs with the best setting, all `settings` and what each knob contributed in `knobs`, `copies`
-    one for each direction; `training_points` and `copy_points` are the rows of their tidy tables.
+    one for each direction; `training_points` and `copy_points` are the rows of their tidy tables. `tp_training` has
+    one entry per model that tensor-parallel stacks trained, with the fastest of each `grids` entry and all `settings`;
+    `tp_training_points` are the rows of its tidy table.
     """
     cases = [_case(case) for case in analysis.cases]
     return {
@@ -93,6 +99,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "training_points": _finite(analysis.training_rows),
         "copies": [_copies(of_case) for of_case in analysis.copies],
         "copy_points": _finite(analysis.copy_rows),
+        "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
+        "tp_training_points": _finite(analysis.tp_training_rows),
         "proof": outcome_entries(analysis),
         "tuner": tuner_entries(analysis),
     }
@@ -243,6 +251,23 @@ def _copies(of_case: CopyAnalysis) -> dict[str, Any]:
         "answer": of_case.answer,
         "warnings": copy_warnings(of_case.rows),
         "points": [point.name for point in points],
+    }
+
+
+def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:
+    environment, *others = environments(of_case.points)
+    return {
+        **of_case.case._asdict(),
+        "measured": measured_when(of_case.points),
+        "environment": environment,
+        "other_environments": others,
+        "answers": in_words(of_case),
+        "warnings": tp_training_warnings(of_case),
+        "grids": _finite(tp_training_frame.answer_rows([of_case])),
+        "settings": [
+            {**cells, "points": [point.name for point in row.points]}
+            for row, cells in zip(of_case.rows, _finite(map(tp_training_frame.row_cells, of_case.rows)), strict=True)
+        ],
     }
 
 

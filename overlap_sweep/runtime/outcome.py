@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
+import statistics
 import sys
 import textwrap
 from collections import Counter
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from overlap_sweep import space
 from overlap_sweep.kernel_shape import SEQUENTIAL
-from overlap_sweep.run_directory import Result, Status, TrainingRun
+from overlap_sweep.run_directory import Result, Status, TpTrainingRun, TrainingRun
 
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""
@@ -30,6 +32,8 @@ class Outcome:
     workload: str
     samples_per_s: float | None = None
     """Of a training step."""
+    tokens_per_s: float | None = None
+    """Of a language model's training step."""
 
     @property
     def name(self) -> str:
@@ -46,6 +50,8 @@ class Outcome:
             speedup = sequential_us / result.objective_us if result.objective_us else None
         elif result.training:
             return cls._of_training(result, result.training, directory)
+        elif result.tp_training:
+            return cls._of_tp_training(result, result.tp_training, directory)
         elif result.copies:
             times = result.copies.times
             speedup = times["sequential"].median_us / times["overlapped"].median_us
@@ -68,16 +74,32 @@ class Outcome:
             samples_per_s=run.samples_per_step / step_us * 1e6,
         )
 
+    @classmethod
+    def _of_tp_training(cls, result: Result, run: TpTrainingRun, directory: Path) -> Outcome:
+        # Of a failed one there may be no timed step.
+        step_us = statistics.median([step.step_us for step in run.steps if not step.warmup] or [math.inf])
+        return cls(
+            directory,
+            result.status,
+            result.error,
+            result.objective_us,
+            speedup=None,
+            workload=result.point["workload"]["name"],
+            tokens_per_s=run.tokens_per_step / step_us * 1e6,
+        )
+
     @property
     def compared(self) -> str:
-        """Of one with a speedup."""
+        """With what it is, where it has a speedup; of a language model's step the rate."""
+        if self.tokens_per_s:
+            return f"{self.tokens_per_s:,.0f} tokens/s"
         reference = "sequential" if self.workload in ("kernel", "copy_engine") else "none"
         rate = f"  {self.samples_per_s:,.0f} samples/s" if self.samples_per_s else ""
         return f"{self.speedup:.3f}x {reference}{rate}"
 
     def __str__(self) -> str:
         if self.objective_us is not None:
-            compared = f"  {self.compared}" if self.speedup else ""
+            compared = f"  {self.compared}" if self.speedup or self.tokens_per_s else ""
             return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms{compared}"
         reason = (self.reason or "").splitlines()[0]
         return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"

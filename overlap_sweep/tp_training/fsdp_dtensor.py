@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -75,23 +76,19 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
     stream: Placement = Shard(SEQUENCE) if training["sequence_parallel"] else Replicate()
     # A norm that sees a part of the sequence, or of the heads, knows a part of its weight's gradient.
     of_norm: Placement = Partial() if training["sequence_parallel"] else Replicate()
+    flat = training["sequence_parallel"] and training["batch_size"] == 1
     for layer in hugging_face.decoder_layers(model, of):
-        # One gather for all linears with the same input, and backward one reduction.
-        gathered = PrepareModuleInput(
-            input_layouts=(stream,), desired_input_layouts=(Replicate(),), use_local_output=False
-        )
-        by_name = PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": stream}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
-        )
-        parallelize_module(
-            layer,
-            mesh,
-            {
-                **{"self_attn": by_name, "mlp": gathered},
-                **{name: ColwiseParallel() for name in of.column_parallel},
-                **{name: RowwiseParallel(output_layouts=stream) for name in of.row_parallel},
-            },
-        )
+        # The names of columns and rows are those of their linears, in attention and MLP.
+        column_parallel = {name: ColwiseParallel() for name in of.column_parallel}
+        row_parallel = {
+            name: RowwiseParallel(output_layouts=Partial(), use_local_output=False) for name in of.row_parallel
+        }
+        parallelize_module(layer, mesh, {**column_parallel, **row_parallel})
+        for name in sorted({name.rpartition(".")[0] for name in of.column_parallel}):
+            hook = partial(_gather, mesh, stream, flat)
+            layer.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+        for name in of.row_parallel:
+            layer.get_submodule(name).register_forward_hook(partial(_scatter, stream, flat))
         for name in of.layer_norms:
             _replicate(layer.get_submodule(name), groups, of_norm)
         for name in of.head_norms:
@@ -114,6 +111,30 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
     hugging_face.tie_weights(model, of)
     if training["compile"]:
         embedding.register_forward_hook(_arrived)
+
+
+def _gather(
+    mesh: DeviceMesh, stream: Placement, flat: bool, module: nn.Module, arguments: Any, named: Any
+) -> tuple[Any, Any]:
+    """Once for all linears with the same input, and backward one reduction."""
+    arguments = list(arguments)
+    where, key = (arguments, 0) if arguments else (named, "hidden_states")
+    hidden = where[key]
+    if flat:
+        # Of one sequence [1, sequence, hidden] the gathered dimension is made the first one anyway, by views among
+        # which inductor does not find the GEMM.
+        gathered = DTensor.from_local(hidden.flatten(0, 1), mesh, [Shard(0)]).redistribute(placements=[Replicate()])
+        where[key] = gathered.unflatten(0, (1, gathered.shape[0]))
+    else:
+        where[key] = DTensor.from_local(hidden, mesh, [stream]).redistribute(placements=[Replicate()])
+    return tuple(arguments), named
+
+
+def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: Any, summed: DTensor) -> Tensor:
+    if flat:
+        part = summed.flatten(0, 1).redistribute(placements=[Shard(0)]).to_local()
+        return part.unflatten(0, (1, part.shape[0]))
+    return summed.redistribute(placements=[stream]).to_local()
 
 
 def _arrived(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor:

@@ -12,13 +12,12 @@ from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.language_model import language_model
 from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.tp_training import megatron_refusal
 from overlap_sweep.tp_training.architectures import architecture
-from overlap_sweep.tp_training_config import PRECISION_OF, TP_TRAINING_ON
+from overlap_sweep.tp_training_config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON
 
 if TYPE_CHECKING:
     from overlap_sweep.ranks import Ranks
-
-DEFAULT_IMPL = "fsdp_dtensor"
 
 _OF_ALL = ("runtime", "profile", "repetition", "model", "tp_size")
 _ONLY_OF = {
@@ -153,7 +152,7 @@ def _megatron_refusal(point: Mapping[str, Any]) -> str | None:
         return "Megatron-Core's layers are not compiled as a whole: leave tp_training.compile out"
     if not training["vocab_parallel"]:
         return "Megatron-Core always cuts the vocabulary: leave tp_training.vocab_parallel out"
-    return None
+    return megatron_refusal.refusal(point)
 
 
 _REFUSALS = {

@@ -15,6 +15,7 @@ from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
 from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import config, layer_config, write_layer, write_point
+from tests.analysis.tp_training_points import falling, tp_training_config, write_tp_training
 from tests.analysis.training_points import copy_config, training_config, write_copies, write_training
 from tests.report.page.reports import analysis_of
 from tests.report.tuned_sweeps import rounds, write_tuned_sweep
@@ -39,8 +40,8 @@ TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
 def write_hostile_sweep(directory: Path) -> Path:
-    """Operator points of every status, whole layers, kernels, training runs, copies, a proof, traces, and the tuner's
-    records."""
+    """Operator points of every status, whole layers, kernels, training runs, copies, tensor-parallel stacks, a proof,
+    traces, and the tuner's records."""
     inner = directory / FOLDER
     write_tuned_sweep(inner)
     for i, status in enumerate(("failed", "timeout", "skipped")):
@@ -62,6 +63,9 @@ def write_hostile_sweep(directory: Path) -> Path:
     for size in (2048, 4096):
         write_copies(inner, point=copy_config(matrix_size=size))
     write_copies(inner, status="failed", result={"error": PAYLOAD})
+    for impl in ("autotp", "megatron"):
+        write_tp_training(inner, tp_training_config(impl), losses=falling(off={3: None}), details={PAYLOAD: PAYLOAD})
+    write_tp_training(inner, status="failed", result={"error": PAYLOAD})
     (inner / "missing" / ".hydra").mkdir(parents=True)
     missing = _poisoned_point(config(4, "fc1", "all", "bulk", num_sm=2))
     (inner / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(missing))
@@ -120,6 +124,9 @@ def _poisoned_point(point: dict[str, Any]) -> dict[str, Any]:
     if "distributed" in point:
         poisoned["distributed"] = {**point["distributed"], "env": {WORD: WORD}}
         poisoned["compile"] = {**point["compile"], "mode": WORD, "options": {WORD: [WORD]}}
+    if "language_model" in point:
+        poisoned["tp_training"] = {**point["tp_training"], "attn_impl": WORD, "tp_comm_overlap_cfg": f"/a/{WORD}.yaml"}
+        poisoned["language_model"] = {**point["language_model"], PAYLOAD: PAYLOAD}
     if "copy_engine" in point:
         poisoned["copy_engine"] = {**point["copy_engine"], "direction": WORD, "dtype": WORD}
     return poisoned

@@ -16,6 +16,7 @@ from overlap_sweep.analysis.comparison.copies import measured_copies
 from overlap_sweep.analysis.comparison.kernels import measured_kernels
 from overlap_sweep.analysis.comparison.layers import measured_layers
 from overlap_sweep.analysis.comparison.measured import Key, Measured, key_of_pass
+from overlap_sweep.analysis.comparison.tp_training import measured_tp_training
 from overlap_sweep.analysis.failures import failures, of_pass
 from overlap_sweep.analysis.points import Case, Point, PointStatus, group_cases, read_points
 from overlap_sweep.analysis.proof import Outcome, outcomes
@@ -59,6 +60,7 @@ def read_dataset(label: str, path: Path) -> Dataset:
         *measured_layers(points, records.tuners),
         *measured_kernels(points),
         *measured_copies(points),
+        *measured_tp_training(points),
     ]
     if not measured and any(point.is_training and point.status == "ok" for point in points):
         raise UserError(

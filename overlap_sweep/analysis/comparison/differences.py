@@ -12,7 +12,7 @@ from overlap_sweep.analysis.comparison.datasets import Dataset
 _MATCHED = {
     *("tp_size", "operator", "phase", "phases", "method", "repetition", "precision", "backend"),
     *("model.name", "workload.name", "workload.tokens", "layer.kind", "layer.num_replicas", "layer.training"),
-    *("kernel", "m", "n", "k"),
+    *("kernel", "m", "n", "k", "impl", "dp_size"),
     *space.KNOBS,
 }
 """With what is never the same."""

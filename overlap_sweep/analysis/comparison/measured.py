@@ -29,11 +29,12 @@ class Key(NamedTuple):
     tp_size: Any
     operator: str
     """Of a layer its kind, with what else makes layers different; of a kernel its name, n and k; of copies
-    their direction and sizes."""
+    their direction and sizes; of a tensor-parallel stack its data-parallel ranks, layers and batch."""
     pass_name: str
     setting: Any
     """What its slots are given, in a word; of a layer the variant, of a kernel the implementation; of copies `gemm`,
-    `copy`, `sequential` or `overlapped`; empty for the pass, whatever its setting."""
+    `copy`, `sequential` or `overlapped`; of a tensor-parallel stack the options not at their defaults; empty for the
+    pass, whatever its setting."""
 
     def case(self, telling: Sequence[str]) -> str:
         """What tells it from the other cases, where there are several: the values of these fields."""

@@ -77,7 +77,8 @@ def compare(
     match where model, tokens, precision, TP size, operator, pass and setting are the same; backend and device are
     compared, and so is what else differs throughout, such as the precision, if nothing matches otherwise. Repetitions
     are pooled, and what is inside the noise of both is the same. Layers match by the names of their variants, kernels
-    by their sizes (m is in tokens) and implementations, copies by their direction and sizes. Traces match by rank,
+    by their sizes (m is in tokens) and implementations, copies by their direction and sizes. Of
+    tensor-parallel stacks the implementation is the backend. Traces match by rank,
     medians over the iterations. Training runs match by the names of their run directories, one run of each whatever it
     is called; where they don't do the same work, as with another batch size, nothing but samples/s is better or worse.
     For them --output writes summary.json and <label>_timeline.png. Telemetry that is not the --candidate's is still

@@ -34,11 +34,10 @@ def history(
 
     A store is read, never written. A point has one row per environment on a kind of machine, in the order in which they
     were first measured; a layer has them for each of its variants, a kernel for each of its implementations. A training
-    run has its step, GEMMs beside copies both at once. Times
-    are of the passes that the point is about, the median over its measurements. Each is compared with the environment
-    before: what is inside the noise of both, or within 0.5%, is the same. A table begins with the points that moved
-    most; failed and launch-bound measurements have no time and are only counted. What EXPRESSION may say: see
-    `query --help`.
+    run has its step, a tensor-parallel stack too, GEMMs beside copies both at once. Times are of the passes that the
+    point is about, the median over its measurements. Each is compared with the environment before: what is inside the
+    noise of both, or within 0.5%, is the same. A table begins with the points that moved most; failed and launch-bound
+    measurements have no time and are only counted. What EXPRESSION may say: see `query --help`.
 
     \b
     Examples:

@@ -62,6 +62,12 @@ SHOWN_OF_COPIES = (
     *("saving_share", "hidden_fraction", "slowdown", "launch_bound", "status"),
 )
 
+SHOWN_OF_TP_TRAINING = (
+    *("tp_size", "dp_size", "setting", "step_us", "noise_us", "forward_pct", "backward_pct", "optimizer_pct"),
+    *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_peak_gb", "comm_us", "exposed_comm_us", "loss"),
+    *("losses_agree", "chosen", "launch_bound", "status"),
+)
+
 
 class Rows(StrEnum):
     """What a table is of."""
@@ -71,6 +77,7 @@ class Rows(StrEnum):
     kernels = "kernels"
     training = "training"
     copies = "copies"
+    tp_training = "tp-training"
 
 
 _SHOWN = {
@@ -79,8 +86,12 @@ _SHOWN = {
     Rows.kernels: SHOWN_OF_KERNELS,
     Rows.training: SHOWN_OF_TRAINING,
     Rows.copies: SHOWN_OF_COPIES,
+    Rows.tp_training: SHOWN_OF_TP_TRAINING,
 }
-_ALONE = {"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies}
+_ALONE = {
+    **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
+    "tp_training": Rows.tp_training,
+}
 """By workload what is shown unasked where there is nothing else."""
 
 
@@ -102,6 +113,12 @@ def query(
     copies: Annotated[
         bool,
         typer.Option("--copies", help="The rows of GEMMs beside copies; also without it where there is nothing else."),
+    ] = False,
+    tp_training: Annotated[
+        bool,
+        typer.Option(
+            "--tp-training", help="The rows of tensor-parallel stacks; also without it where there is nothing else."
+        ),
     ] = False,
     columns: Annotated[
         str | None,
@@ -134,6 +151,7 @@ def query(
       python analyze.py query multirun/2026-11-20 --kernels 'm == 8192 and not independent' --sort kernel,time_us
       python analyze.py query multirun/2026-11-20 --training 'forward_prefetch > 0' --sort=-samples_per_s
       python analyze.py query multirun/2026-11-20 --copies "direction == 'device_to_host' and hidden_fraction < 0.5"
+      python analyze.py query multirun/2026-11-20 --tp-training 'tp_size == 4' --sort=-tokens_per_s_per_gpu
 
     \b
     Columns:
@@ -183,10 +201,22 @@ def query(
       microseconds   gemm_us copy_us sequential_us overlapped_us saving_us saving_noise_us ideal_us
       plain numbers  copy_mb saving_share hidden_fraction slowdown tflops_alone tflops_overlapped gb_per_s_alone
                      gb_per_s_overlapped
+    \b
+    Columns with --tp-training, one row per point:
+      text           point directory model device dtype impl setting status error
+      whole numbers  num_layers seq_length batch_size gradient_accumulation_steps tp_size dp_size ranks repeats
+                     parameters tokens_per_step samples_per_step
+      true, false    losses_agree launch_bound chosen
+      microseconds   step_us noise_us q1_us q3_us host_ahead_us comm_us hidden_comm_us exposed_comm_us
+      plain numbers  forward_pct backward_pct optimizer_pct other_pct tokens_per_s tokens_per_s_per_gpu samples_per_s
+                     tflops_per_gpu mfu_pct memory_allocated_gb memory_peak_gb hidden_comm_fraction loss loss_difference
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    given = {Rows.layers: layers, Rows.kernels: kernels, Rows.training: training, Rows.copies: copies}
+    given = {
+        **{Rows.layers: layers, Rows.kernels: kernels, Rows.training: training, Rows.copies: copies},
+        Rows.tp_training: tp_training,
+    }
     asked_rows = [one for one, is_given in given.items() if is_given]
     if len(asked_rows) > 1:
         raise typer.BadParameter(f"{' and '.join(f'--{one}' for one in asked_rows)}: give only one.")
@@ -218,14 +248,17 @@ def query(
 
 def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list[str]]:
     """All rows, what they are of, and a sentence for each file that cannot be read. Where nothing was asked for, of
-    operators, unless there are only kernels, only training runs, or only copies."""
-    from overlap_sweep.analysis import kernel_frame, layer_frame, training_frame
+    operators, unless there are only kernels, only training runs, only tensor-parallel stacks, or only
+    copies."""
+    from overlap_sweep.analysis import kernel_frame, layer_frame, tp_training_frame, training_frame
     from overlap_sweep.analysis.copies import COPY_COLUMNS, copy_rows
     from overlap_sweep.analysis.frame import COLUMNS, table_rows, to_frame
     from overlap_sweep.analysis.kernels import analyse_kernels
     from overlap_sweep.analysis.layers import analyse_layer
     from overlap_sweep.analysis.points import read_points
     from overlap_sweep.analysis.records import read_records
+    from overlap_sweep.analysis.step_communication import read_communication
+    from overlap_sweep.analysis.tp_training import analyse_tp_training
     from overlap_sweep.analysis.traces import read_traces
     from overlap_sweep.analysis.training import analyse_training
     from overlap_sweep.report.files import (
@@ -233,6 +266,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         KERNEL_TABLE_FILE,
         LAYER_TABLE_FILE,
         TABLE_FILE,
+        TP_TRAINING_TABLE_FILE,
         TRAINING_TABLE_FILE,
     )
 
@@ -242,6 +276,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
         Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
         Rows.copies: (directory / f"{COPY_TABLE_FILE}.parquet", COPY_COLUMNS),
+        Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
     }
     try:
         reading = read_points(directory)
@@ -263,6 +298,13 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows is Rows.copies:
         return to_frame(copy_rows(points, directory), COPY_COLUMNS), rows, list(reading.problems)
+    if rows is Rows.tp_training:
+        seen = read_communication(point for point in points if point.is_tp_training and point.status == "ok")
+        for warning in seen.warnings:
+            print_warning(warning)
+        of_stacks = tp_training_frame.tp_training_rows(points, analyse_tp_training(points, seen.of_point), directory)
+        problems = [*reading.problems, *reading.trace_problems, *seen.problems]
+        return to_frame(of_stacks, tp_training_frame.COLUMNS), rows, problems
     if rows is Rows.layers:
         layers = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
         of_layers = layer_frame.layer_rows(points, layers, directory)

@@ -59,7 +59,8 @@ def report(
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
     does. These rows are also what --fail-if looks at. Where there are no operators, they are one per kernel and shape:
     the implementation to use there; or one per model, ranks and device that was trained: the best setting; or one per
-    point of GEMMs beside copies.
+    model, tensor- and data-parallel size that stacks were compared on: the fastest of them; or one per point of GEMMs
+    beside copies.
 
     \b
       model backend device precision tokens tp_size slot operator phase pass
@@ -78,6 +79,13 @@ def report(
       compile step_us noise_us none_us floor_us host_us speedup hidden_fraction hidden_noise comm_us exposed_us
       us_per_sample samples_per_step samples_per_s tokens_per_s peak_memory_gb parameters loss compiled launch_bound
       baseline_launch_bound reference gain proven reason
+    \b
+    of tensor-parallel stacks:
+      model num_layers device dtype seq_length batch_size gradient_accumulation_steps tp_size dp_size ranks impl setting
+      step_us noise_us q1_us q3_us repeats forward_pct backward_pct optimizer_pct other_pct tokens_per_s
+      tokens_per_s_per_gpu samples_per_s tflops_per_gpu mfu_pct memory_allocated_gb memory_peak_gb host_ahead_us comm_us
+      hidden_comm_us exposed_comm_us hidden_comm_fraction loss losses_agree loss_difference parameters tokens_per_step
+      samples_per_step launch_bound tied next over_next over_next_low over_next_high over_slowest deviating best_of_all
 
     \b
     Examples:
@@ -112,10 +120,17 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none of kernels, training runs or copies, the first that there are."""
-    from overlap_sweep.analysis import answers, copies, kernel_frame, training_frame
+    """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
+    there are."""
+    from overlap_sweep.analysis import answers, copies, kernel_frame, tp_training_frame, training_frame
     from overlap_sweep.analysis.frame import to_frame
-    from overlap_sweep.report.files import COPY_TABLE_FILE, KERNEL_TABLE_FILE, TABLE_FILE, TRAINING_TABLE_FILE
+    from overlap_sweep.report.files import (
+        COPY_TABLE_FILE,
+        KERNEL_TABLE_FILE,
+        TABLE_FILE,
+        TP_TRAINING_TABLE_FILE,
+        TRAINING_TABLE_FILE,
+    )
 
     found = [
         _Told("operators", analysis.rows, TABLE_FILE, answers.answer_rows(analysis), answers.COLUMNS),
@@ -126,6 +141,10 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
         _Told(
             *("training runs", analysis.training_rows, TRAINING_TABLE_FILE),
             *(training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS),
+        ),
+        _Told(
+            *("tensor-parallel stacks", analysis.tp_training_rows, TP_TRAINING_TABLE_FILE),
+            *(tp_training_frame.answer_rows(analysis.tp_training), tp_training_frame.ANSWER_COLUMNS),
         ),
         _Told("copies", analysis.copy_rows, COPY_TABLE_FILE, analysis.copy_rows, copies.COPY_COLUMNS),
     ]

@@ -10,6 +10,7 @@ from overlap_sweep.analysis.kernels import KernelAnalysis
 from overlap_sweep.analysis.layers import LayerAnalysis
 from overlap_sweep.analysis.proof import Outcome, Proof, named
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
+from overlap_sweep.analysis.tp_training import TpTrainingAnalysis
 from overlap_sweep.analysis.training import TrainingAnalysis
 from overlap_sweep.analysis.trials import NONE, TUNED
 from overlap_sweep.report.page import (
@@ -19,7 +20,9 @@ from overlap_sweep.report.page import (
     kernel_dots,
     knob_chart,
     layer_chart,
+    loss_curves,
     num_sm,
+    stacks_chart,
     time_bars,
     timeline,
     tp_scaling,
@@ -126,6 +129,15 @@ def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Fig
     return (
         figure(name, time_bars.describe(panel), panel, time_bars.chart),
         figure(f"{name}_knobs", knob_chart.describe(knobs), knobs, knob_chart.chart) if knobs else None,
+    )
+
+
+def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:
+    """What a step's time goes to, and the losses."""
+    panel, curves = stacks_chart.stacks_panel(stacks), loss_curves.curves_panel(stacks)
+    return (
+        figure(name, time_bars.describe(panel), panel, time_bars.chart),
+        figure(f"{name}_losses", loss_curves.describe(curves), curves, loss_curves.chart),
     )
 
 

@@ -12,8 +12,10 @@ from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
 from overlap_sweep.analysis.knob_effects import contributed
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
+from overlap_sweep.analysis.tp_training import TpTrainingAnalysis
+from overlap_sweep.analysis.tp_training_answers import in_words
 from overlap_sweep.analysis.training import TrainingAnalysis
-from overlap_sweep.report import async_tp, copies, kernels, layers, training
+from overlap_sweep.report import async_tp, copies, kernels, layers, tp_training, training
 from overlap_sweep.report.cautions import cautions
 from overlap_sweep.report.knob_search import told_searches
 from overlap_sweep.report.page import libraries
@@ -24,6 +26,7 @@ from overlap_sweep.report.page.case_figures import (
     copies_figure,
     kernel_figure,
     loose_layer_figures,
+    stacks_figures,
     training_figures,
 )
 from overlap_sweep.report.page.environment import machines
@@ -32,6 +35,7 @@ from overlap_sweep.report.page.kernels_table import compared_table, kernels_tabl
 from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.page.pngs import column, png
 from overlap_sweep.report.page.points_table import Table, layers_table, points_table
+from overlap_sweep.report.page.stacks_tables import stack_points_table, stacks_table
 from overlap_sweep.report.page.training_tables import copies_table, settings_table, sizes_table, training_table
 from overlap_sweep.report.provenance import launch_commands, measured_when
 
@@ -102,6 +106,17 @@ class TrainingSection:
 
 
 @dataclass(frozen=True)
+class StacksSection:
+    number: int
+    title: str
+    answers: list[str]
+    cautions: list[str]
+    chart: Figure
+    losses: Figure
+    table: Table
+
+
+@dataclass(frozen=True)
 class CopySection:
     number: int
     direction: str
@@ -118,6 +133,7 @@ class Sections:
     loose: list[LayerSection]
     kernels: list[KernelSection]
     training: list[TrainingSection]
+    stacks: list[StacksSection]
     copies: list[CopySection]
 
 
@@ -128,6 +144,7 @@ def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Itera
         loose=[_layer(i, analysis) for i in range(len(analysis.loose_layers))],
         kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
         training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
+        stacks=[_stacks(of_case, i) for i, of_case in enumerate(analysis.tp_training, start=1)],
         copies=[_copies(of_case, i) for i, of_case in enumerate(analysis.copies, start=1)],
     )
     yield FILE_NAME, _page(analysis, sections, command, beside).encode()
@@ -146,6 +163,9 @@ def _single_charts(sections: Sections) -> Iterator[Figure]:
         yield of_training.chart
         if of_training.knobs:
             yield of_training.knobs
+    for of_stacks in sections.stacks:
+        yield of_stacks.chart
+        yield of_stacks.losses
     yield from (of_copies.chart for of_copies in sections.copies)
 
 
@@ -204,6 +224,19 @@ def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
     )
 
 
+def _stacks(of_case: TpTrainingAnalysis, number: int) -> StacksSection:
+    chart, losses = stacks_figures(of_case, f"tp_training_{number}")
+    return StacksSection(
+        number=number,
+        title=tp_training.title(of_case),
+        answers=in_words(of_case),
+        cautions=tp_training.cautions(of_case),
+        chart=chart,
+        losses=losses,
+        table=stacks_table(of_case),
+    )
+
+
 def _copies(of_case: CopyAnalysis, number: int) -> CopySection:
     chart = copies_figure(of_case, f"copies_{number}")
     return CopySection(number, of_case.case.direction, of_case.answer, chart, sizes_table(of_case))
@@ -249,6 +282,8 @@ def _page(
         training=sections.training,
         training_legend=training.LEGEND,
         knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
+        stacks=sections.stacks,
+        stacks_legend=tp_training.LEGEND,
         copies=sections.copies,
         copies_title=copies.title(analysis.copies) if analysis.copies else "",
         copies_legend=copies.LEGEND,
@@ -261,6 +296,7 @@ def _page(
         kernel_points=kernels_table(analysis) if len(analysis.kernel_rows) <= MOST_KERNEL_ROWS else None,
         kernel_rows=len(analysis.kernel_rows),
         training_points=training_table(analysis),
+        stack_points=stack_points_table(analysis),
         copy_points=copies_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from overlap_sweep.analysis import frame, kernel_frame, layer_frame, training_frame
+from overlap_sweep.analysis import frame, kernel_frame, layer_frame, tp_training_frame, training_frame
 from overlap_sweep.analysis.copies import COPY_COLUMNS
 from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
 from tests.analysis.run_directories import config, pass_times, variant, write_layer, write_point
@@ -228,6 +228,7 @@ def test_help_names_every_column() -> None:
     of_points, _, of_layers = shown.partition("Columns with --layers")
     assert frame.COLUMNS.keys() <= set(of_points.split())
     assert layer_frame.COLUMNS.keys() <= set(of_layers.split())
+    assert tp_training_frame.COLUMNS.keys() <= set(of_layers.partition("Columns with --tp-training")[2].split())
 
 
 def test_rows_of_kernels(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
+from tests.analysis.tp_training_points import write_sweep_of_stacks
 from tests.analysis.training_points import write_sweep_of_copies, write_sweep_of_training
 from tests.report.page.reports import files_of
 from tests.report.page.sweep_of_300 import write_tuned_of_300
@@ -116,6 +117,20 @@ def test_charts_of_training_steps_and_copies_are_drawn_in_silence(
     assert opened.page.locator("#training figure.chart svg").count() == 2
     assert opened.page.locator("#copies figure.chart svg").count() == 2
     assert opened.page.locator("#training path[aria-roledescription=bar]").count() > 20
+    assert opened.said == []
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    opened.page.context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_charts_of_tensor_parallel_stacks_are_drawn_in_silence(chromium: Browser, tmp_path: Path, width: int) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(files_of(write_sweep_of_stacks(tmp_path / "sweep"))["report.html"])
+    opened = Visit(chromium, path, viewport={"width": width, "height": 900})
+    opened.page.wait_for_function(ALL_DRAWN)
+    assert opened.page.locator("#stacks figure.chart svg").count() == 2
+    assert opened.page.locator("#stacks path[aria-roledescription=bar]").count() == 36
+    assert opened.page.locator("#tp_training_1_losses .mark-line path").count() == 9
     assert opened.said == []
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     opened.page.context.close()

@@ -1,0 +1,79 @@
+"""How much of a step's communication the profiler saw hidden behind computation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.traces import own_traces
+from overlap_sweep.trace.files import TraceFile, read_trace_files
+from overlap_sweep.trace.overlap import TraceRow
+
+
+@dataclass(frozen=True)
+class StepCommunication:
+    """Of one step of the slowest rank, the median over the profiled steps, in microseconds. What runs twice at a time
+    counts once."""
+
+    total_us: float
+    exposed_us: float
+    """With no computation beside it."""
+
+    @property
+    def hidden_us(self) -> float:
+        return self.total_us - self.exposed_us
+
+    @property
+    def hidden_fraction(self) -> float:
+        """NaN where nothing communicates."""
+        return self.hidden_us / self.total_us if self.total_us else float("nan")
+
+
+@dataclass
+class CommunicationReading:
+    """Of the traces of several points."""
+
+    of_point: dict[Path, StepCommunication] = field(default_factory=dict)
+    """By run directory, where there are traces that can be read."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence for each trace that is there and cannot be read."""
+    warnings: list[str] = field(default_factory=list)
+    """One sentence for each that was read only in part."""
+
+
+def read_communication(points: Iterable[Point]) -> CommunicationReading:
+    """Of each point's own traces; one that is not there is left out."""
+    paths = {point.directory: [point.directory / name for name in own_traces(point)] for point in points}
+    there = [path for of_point in paths.values() for path in of_point if path.exists()]
+    files = {file.path: file for file in read_trace_files(there, with_parts=False)}
+    reading = CommunicationReading(
+        problems=[file.problem for file in files.values() if file.problem],
+        warnings=[warning for file in files.values() for warning in file.warnings],
+    )
+    for directory, of_point in paths.items():
+        found = communication_of(_rows(of_point, files))
+        if found:
+            reading.of_point[directory] = found
+    return reading
+
+
+def communication_of(rows: Iterable[TraceRow]) -> StepCommunication | None:
+    """Of the rows of all ranks. None without a whole iteration."""
+    iterations: dict[int, list[TraceRow]] = {}
+    for row in rows:
+        if row.phase == "all":
+            iterations.setdefault(row.iteration, []).append(row)
+    slowest = [max(ranks, key=lambda row: row.span_us) for ranks in iterations.values()]
+    if not slowest:
+        return None
+    return StepCommunication(
+        statistics.median(row.comm_busy_us for row in slowest),
+        statistics.median(row.exposed_comm_us for row in slowest),
+    )
+
+
+def _rows(paths: Iterable[Path], files: Mapping[Path, TraceFile]) -> list[TraceRow]:
+    return [row for path in paths if path in files for row in files[path].rows]

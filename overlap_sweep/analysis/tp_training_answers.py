@@ -1,0 +1,114 @@
+"""The answers about tensor-parallel stacks in sentences, and what to know before believing them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from overlap_sweep.analysis.tp_training import (
+    MARGIN,
+    GridAnswer,
+    LossesAnswer,
+    TpTrainingAnalysis,
+    TpTrainingRow,
+    is_slower,
+    ratio_interval,
+    ratio_of,
+)
+
+
+def in_words(analysis: TpTrainingAnalysis) -> list[str]:
+    """The answers, a sentence each: of each grid, of all, and whether losses agree."""
+    lines = [_grid_in_words(answer) for answer in analysis.answers]
+    if len(analysis.answers) > 1:
+        lines.append(_best_in_words(analysis))
+    return [*lines, *(line for answer in analysis.losses for line in losses_in_words(answer, analysis))]
+
+
+def _grid_in_words(answer: GridAnswer) -> str:
+    best, others, ties = answer.best, answer.comparable[1:], answer.ties
+    deviating = [row.setting for row in answer.rows if row.deviates]
+    if best is None:
+        why = "computes what the others do" if deviating else "has a loss that is a number"
+        return f"{answer.grid}: no answer, as none {why}"
+    rate = f"{best.tokens_per_s:,.0f} tokens/s"
+    left_out = f"; not compared, as it computes something else: {', '.join(deviating)}" if deviating else ""
+    if not others:
+        what = "only" if len(answer.rows) == 1 else "left is"
+        return f"{answer.grid}: {what} {best.setting}, {_ms(best.time_us)} ms a step, {rate}{left_out}"
+    slowest = others[-1]
+    if len(ties) > 1:
+        names = " and ".join([", ".join(row.setting for row in ties[:-1]), ties[-1].setting])
+        verb = "tie" if ratio_of(ties[-1], best) <= 1 + MARGIN else "cannot be told apart"
+        said = f"{names} {verb} ({_over(ties[-1], best)})"
+        following = [row for row in others if is_slower(row, best)]
+        if following:
+            said += f"; {_over(following[0], best)} as long takes {following[0].setting}"
+        return f"{answer.grid}: {said}; {_ms(best.time_us)} ms a step, {rate}{left_out}"
+    said = f"{best.setting} is fastest, {_over(others[0], best)} as fast as {others[0].setting}"
+    if slowest is not others[0]:
+        said += f", {_over(slowest, best)} as fast as {slowest.setting}, the slowest"
+    return f"{answer.grid}: {said}; {_ms(best.time_us)} ms a step, {rate}{left_out}"
+
+
+def _best_in_words(analysis: TpTrainingAnalysis) -> str:
+    best = analysis.best
+    if best is None:
+        return "of all: no answer"
+    of_mfu = f", {best.mfu:.1%} of its peak" if best.mfu is not None else ""
+    return f"of all: {best.name} with {best.tokens_per_s_per_gpu:,.0f} tokens/s on each rank{of_mfu}"
+
+
+def losses_in_words(answer: LossesAnswer, analysis: TpTrainingAnalysis) -> Iterator[str]:
+    """That they agree, or who is the first to deviate where."""
+    where = f"DP={answer.dp_size}: " if len({row.grid.dp_size for row in analysis.rows}) > 1 else ""
+    differences = [row.losses.largest for row in answer.rows if row.losses and row.losses.largest]
+    if not answer.deviating:
+        largest = max(differences, key=lambda one: one.relative, default=None)
+        said = ""
+        if largest:
+            at = f"largest difference {largest.relative:.1g} at step {largest.step}"
+            said = f" ({at})" if largest.relative else " (to the last digit)"
+        yield f"{where}losses agree{said}"
+        return
+    if len(answer.deviating) == len(answer.rows):
+        names = ", ".join(row.name for row in answer.rows)
+        first = min(row.losses.deviates.step for row in answer.rows if row.losses and row.losses.deviates)
+        yield f"{where}no two agree from step {first} on, so nobody knows who is right: {names}"
+        return
+    for row in answer.deviating:
+        assert row.losses
+        assert row.losses.deviates
+        found = row.losses.deviates
+        by = "is no number there or is one only there" if math.isinf(found.relative) else f"by {found.relative:.1g}"
+        yield f"{where}{row.name} computes something else: its {found.what} deviates from step {found.step} on, {by}"
+
+
+def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
+    interval = ratio_interval(slower, faster)
+    between = "" if math.isnan(interval.low) else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{ratio_of(slower, faster):.2f}x{between}"
+
+
+def _ms(time_us: float) -> str:
+    return f"{time_us / 1e3:,.3f}"
+
+
+def warnings(analysis: TpTrainingAnalysis) -> list[str]:
+    """What to know before believing the answers, a sentence each."""
+    lines = []
+    if diverging := [row.name for row in analysis.rows if row.diverges]:
+        lines.append(f"The last loss is no number, so these never win: {', '.join(diverging)}.")
+    if limited := [row.name for row in analysis.rows if row.host_limits]:
+        lines.append(
+            "The host is not ahead of the device, or the stack waits for it, so their times are the host's: "
+            f"{', '.join(limited)}."
+        )
+    if few := [row.name for row in analysis.rows if row.step.repeats < 5]:
+        lines.append(f"Fewer than 5 timed steps, so the noise is hardly known: {', '.join(few)}.")
+    told: dict[str, list[str]] = defaultdict(list)
+    for row in analysis.rows:
+        for warning in dict.fromkeys(w for point in row.points if point.result for w in point.result.warnings):
+            told[warning].append(row.name)
+    return [*lines, *(f"{', '.join(names)}: {warning}" for warning, names in told.items())]
