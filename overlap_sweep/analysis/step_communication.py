@@ -15,12 +15,17 @@ from overlap_sweep.trace.overlap import TraceRow
 
 @dataclass(frozen=True)
 class StepCommunication:
-    """Of one step of the slowest rank, the median over the profiled steps, in microseconds. What runs twice at a time
-    counts once."""
+    """Of one step, the median over the profiled steps, in microseconds. What runs twice at a time counts once.
+
+    A collective's kernel runs from when its rank arrives until the last one has, so on all ranks but that it is mostly
+    waiting. What counts is the rank whose communication takes least in the step.
+    """
 
     total_us: float
     exposed_us: float
     """With no computation beside it."""
+    waiting_us: float = 0.0
+    """How much longer the communication of another rank takes: it waits there for this one."""
 
     @property
     def hidden_us(self) -> float:
@@ -66,12 +71,14 @@ def communication_of(rows: Iterable[TraceRow]) -> StepCommunication | None:
     for row in rows:
         if row.phase == "all":
             iterations.setdefault(row.iteration, []).append(row)
-    slowest = [max(ranks, key=lambda row: row.span_us) for ranks in iterations.values()]
-    if not slowest:
+    if not iterations:
         return None
+    least = [min(ranks, key=lambda row: row.comm_busy_us) for ranks in iterations.values()]
+    most = [max(ranks, key=lambda row: row.comm_busy_us) for ranks in iterations.values()]
     return StepCommunication(
-        statistics.median(row.comm_busy_us for row in slowest),
-        statistics.median(row.exposed_comm_us for row in slowest),
+        statistics.median(row.comm_busy_us for row in least),
+        statistics.median(row.exposed_comm_us for row in least),
+        statistics.median(high.comm_busy_us - low.comm_busy_us for high, low in zip(most, least, strict=True)),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from overlap_sweep.analysis.estimate import Estimate, Interval, estimate
+from overlap_sweep.analysis.estimate import CONFIDENCE, Estimate, Interval, estimate
 from overlap_sweep.analysis.peak_rates import peak_tflops
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.step_communication import StepCommunication
@@ -256,10 +256,12 @@ def ratio_of(slower: TpTrainingRow, faster: TpTrainingRow) -> float:
 
 
 def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> Interval:
-    """From the notches of both medians, in quadrature; NaN where there is a single timed step."""
+    """From the notches of both medians relative to them, in quadrature, as factors: however large the noise, a ratio is
+    positive. NaN where there is a single timed step."""
     ratio = ratio_of(slower, faster)
-    half = ratio * math.hypot(*(row.step.noise_us / row.time_us for row in (slower, faster)))
-    return Interval(ratio - half, ratio + half, 0.95)
+    # More than this tells nothing, and has no exponential.
+    noise = min(20.0, math.hypot(*(row.step.noise_us / row.time_us for row in (slower, faster))))
+    return Interval(ratio / math.exp(noise), ratio * math.exp(noise), CONFIDENCE)
 
 
 def is_slower(row: TpTrainingRow, best: TpTrainingRow) -> bool:

@@ -71,6 +71,11 @@ class _ResolvedOptions(msgspec.Struct):
     num_training_steps: Count
     warmup_steps: int
     dtype: str
+    vocab_parallel: bool
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float
+    seed: int
 
 
 class _Resolved(msgspec.Struct):

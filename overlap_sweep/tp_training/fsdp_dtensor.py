@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils import get_total_norm
+from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.tp_training import hugging_face
@@ -54,14 +55,8 @@ def build(
     rows = padded_vocab_size(vocab_size, groups.tp_size) if training["vocab_parallel"] else vocab_size
     hugging_face.pad_vocabulary(model, of, rows)
     _cut(model, of, groups, training)
-    if training["activation_checkpointing"]:
-        hugging_face.checkpoint_layers(model)
     layers = hugging_face.decoder_layers(model, of)
-    if training["compile"]:
-        # What other points of the process have compiled would decide whether these are.
-        torch._dynamo.reset()
-        for layer in layers:
-            layer.compile(options=compile_options)
+    _compute_as_asked(layers, training, compile_options)
     _shard(model, layers, point, groups)
     model.to_empty(device=ranks.device)
     hugging_face.restore_buffers(model, of, ranks.device)
@@ -132,7 +127,8 @@ def _gather(
 
 def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: Any, summed: DTensor) -> Tensor:
     if flat:
-        part = summed.flatten(0, 1).redistribute(placements=[Shard(0)]).to_local()
+        rows: Any = summed.flatten(0, 1)
+        part: Tensor = rows.redistribute(placements=[Shard(0)]).to_local()
         return part.unflatten(0, (1, part.shape[0]))
     return summed.redistribute(placements=[stream]).to_local()
 
@@ -161,6 +157,21 @@ def _local(kind: type[nn.Module], gradient: Placement) -> type[nn.Module]:
         return weight.to_local(grad_placements=[gradient]) if weight.device_mesh.ndim == 1 else weight
 
     return type(f"Local{kind.__name__}", (kind,), {"weight": property(local)})
+
+
+def _compute_as_asked(
+    layers: Sequence[nn.Module], training: Mapping[str, Any], compile_options: dict[str, Any] | None
+) -> None:
+    """Compile and checkpoint what FSDP2's hooks are around. Checkpointing is around what is compiled: inside of it, as
+    Hugging Face has it, torch 2.13 fails with DTensors ("expected all tensors_saved_with_vc_check to be Tensors")."""
+    if training["compile"]:
+        # What other points of the process have compiled would decide whether these are.
+        torch._dynamo.reset()
+    for layer in layers:
+        if training["compile"]:
+            layer.forward = torch.compile(layer.forward, options=compile_options)
+        if training["activation_checkpointing"]:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _shard(model: nn.Module, layers: Sequence[nn.Module], point: Mapping[str, Any], groups: Groups) -> None:

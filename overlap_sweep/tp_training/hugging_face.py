@@ -114,12 +114,6 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def checkpoint_layers(model: nn.Module) -> None:
-    """Keep only the layers' inputs, and compute the rest again in the backward."""
-    enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-
-
 def _config(model: nn.Module) -> Any:
     """Hugging Face's."""
     return model.config

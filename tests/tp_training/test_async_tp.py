@@ -57,14 +57,18 @@ def test_it_fuses_and_trains_what_one_rank_does(name: str) -> None:
     for trained, ran in of_ranks:
         details = trained[name].details
         # Of the inputs of attention and MLP forward, and of the gradients of their outputs. All layers share them.
-        assert details[FUSED[0]] >= 4
-        assert details[FUSED[1]] >= 2
+        # Queries, keys and values with a bias are none of the GEMMs that are fused.
+        biased = int(name == "qwen2")
         assert details["compiled_graphs"] == 2
-        assert details["all_gathers_left"] == 0
+        assert (details[FUSED[0]], details["all_gathers_left"]) == (4 - biased, biased)
+        assert details[FUSED[1]] == 2
         # A sum of several GEMMs' products is no GEMM's.
         assert details["reduce_scatters_left"] == 2
         assert trained[name].warnings == []
-        assert [ran[name].count(operator) for operator in FUSED] == [details[each] * passes for each in FUSED]
+        again = int(training["activation_checkpointing"])
+        assert ran[name].count(FUSED[0]) == passes * (4 - biased + 2 * again)
+        # The last one of the forward is not needed again.
+        assert ran[name].count(FUSED[1]) in (passes * (2 + again), passes * (2 + 2 * again))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def _nothing_matches(keys: Mapping[str, Sequence[Key]]) -> str:
     }
     differing = [name for name, of_name in values.items() if not set.intersection(*map(set, of_name.values()))]
     told = "; ".join(
-        f"{label} has " + ", ".join(f"{name} {_shortened(values[name][label])}" for name in differing or _IN_ERRORS)
+        f"{label} has " + ", ".join(f"{name} {_shortened(values[name][label])}" for name in differing or (*_IN_ERRORS, "backend"))
         for label in keys
     )
     return f"No point of one is also in another: {told}. Give sweeps that have points in common."
