@@ -461,9 +461,11 @@ def _output_dir(*, _root_: DictConfig) -> str | None:
     return _root_.training.output_dir or _root_.tp_training.output_dir
 
 
-def _run_dir(date: str, time: str, name: str, output_dir: str | None) -> str:
-    """Where a single point goes."""
-    return output_dir or f"multirun/{date}/{time}/{name}"
+def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
+    """Where a single point goes. Of training by stacks several go into one directory, to be compared."""
+    if _root_.tp_training.output_dir:
+        return f"{_root_.tp_training.output_dir}/{name}"
+    return _root_.training.output_dir or f"multirun/{date}/{time}/{name}"
 
 
 def _cpus_of_point(*, _root_: DictConfig) -> int:

@@ -19,6 +19,11 @@ def language_model(model: Mapping[str, Any], more: Mapping[str, Any]) -> dict[st
     UserError where a language model needs more than is given.
     """
     fields = read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model, more)
+    if "rope_parameters" not in fields:
+        raise UserError(
+            f"model.name={model['name']} has no rotary embedding, which every model that can be trained has; choose "
+            "another."
+        )
     given = {
         "model_type": model["architecture"],
         "hidden_size": model["hidden_size"],
@@ -32,6 +37,9 @@ def language_model(model: Mapping[str, Any], more: Mapping[str, Any]) -> dict[st
         "tie_word_embeddings": model["tie_word_embeddings"],
     }
     fields |= {name: value for name, value in given.items() if value is not None}
+    if len(fields.get("layer_types") or ()) != fields["num_hidden_layers"]:
+        # One for each layer: for another number of them the config's class says what they are.
+        fields.pop("layer_types", None)
     if model["rope_theta"] is not None:
         fields["rope_parameters"] = {**(fields.get("rope_parameters") or {}), "rope_theta": model["rope_theta"]}
     fields["rope_parameters"] = {"rope_type": "default", **fields["rope_parameters"]}

@@ -128,12 +128,14 @@ def read_hf_sizes(name: str) -> dict[str, Any]:
 
 def read_hf_fields(name: str) -> dict[str, Any]:
     """What the config of a language model says that its class does not, from where `read_hf_sizes` looks; without what
-    concerns neither weights nor computation."""
+    concerns neither weights nor computation, and without dropout."""
     config = _read_hf_config(name)
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
     always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
     fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
-    idle = ("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path", "auto_map")
+    # Weights are drawn, however others are stored.
+    stored = ("dtype", "torch_dtype", "quantization_config", "pretraining_tp")
+    idle = (*stored, "architectures", "transformers_version", "use_cache", "_name_or_path", "auto_map")
     return {
         name: value
         for name, value in fields.items()
@@ -143,13 +145,16 @@ def read_hf_fields(name: str) -> dict[str, Any]:
 
 def _read_hf_config(name: str) -> Any:
     source = _find_hf_config(name)
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         # Unless it is forbidden, transformers offers to run what a config calls its code.
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        lines = str(error).strip().splitlines()
+        # Behind the name of what has checked it.
+        reason = lines[-1].strip() if isinstance(error, StrictDataclassError) else lines[0]
         raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
     return config.get_text_config()
 

@@ -163,8 +163,9 @@ class TpTrainingRun(msgspec.Struct, kw_only=True):
     flops_per_step: float
     """language_model.flops_per_token of all tokens."""
     host_ahead_us: float | None = None
-    """How far the host was ahead of the device when it had enqueued the last timed step: the rank that was least. Near
-    zero it is the host that takes so long, or the stack waits for the device by itself. null on a CPU."""
+    """How far the host was ahead of the device when it had enqueued a step's last backward: median over the timed
+    steps, of the rank where it is least. Near zero it is the host that takes so long, or the stack waits for the
+    device by itself. null on a CPU."""
     details: dict[str, Any] = {}
     """What the implementation tells of itself, such as who computes attention."""
 

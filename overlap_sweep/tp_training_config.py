@@ -65,9 +65,9 @@ class TpTraining:
     activation_checkpointing: bool = False
     """Keep only the layers' inputs and compute the rest again in the backward."""
     log_interval: int = ranged(10, 1, 10**6)
-    """Steps between lines in worker.log."""
+    """Steps between lines in worker.log. For each the host waits for the device."""
     output_dir: str | None = None
-    """Where the run directory is made instead of multirun/<date>/<time>: that of a single run, or the sweep's."""
+    """Where the run directories are made instead of in multirun/<date>/<time>. Single runs may share it, too."""
     seed: int = ranged(42, 0, 2**31 - 1)
     """Of initial weights and data, which are the same for all implementations."""
     peak_tflops: float | None = ranged(None, 0.001, 10**6)

@@ -222,7 +222,8 @@ def _samples(kept: Kept) -> dict[str, _Sample]:
         setting = f"{ranks} ranks, {setting_in_words(knobs, knobs)}"
         return {setting: _Sample(kept, (step["point"],), step["none"].median_us)}
     if _workload(result.point) == "tp_training":
-        setting = f"dp{result.point['dp_size']} {setting_of(result.point)}"
+        options = setting_of(result.point).removeprefix(result.point["impl"])
+        setting = f"dp{result.point['dp_size']}{options}"
         return {setting: _Sample(kept, (step_timing(result),), None)}
     if _workload(result.point) == "copy_engine":
         assert result.copies

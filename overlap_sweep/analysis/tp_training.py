@@ -256,12 +256,11 @@ def ratio_of(slower: TpTrainingRow, faster: TpTrainingRow) -> float:
 
 
 def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> Interval:
-    """From the notches of both medians relative to them, in quadrature, as factors: however large the noise, a ratio is
-    positive. NaN where there is a single timed step."""
+    """From the notches of both medians, relative to them and in quadrature. A factor to both sides: a ratio is
+    positive, however large the noise. NaN where there is a single timed step."""
     ratio = ratio_of(slower, faster)
-    # More than this tells nothing, and has no exponential.
-    noise = min(20.0, math.hypot(*(row.step.noise_us / row.time_us for row in (slower, faster))))
-    return Interval(ratio / math.exp(noise), ratio * math.exp(noise), CONFIDENCE)
+    factor = 1 + math.hypot(*(row.step.noise_us / row.time_us for row in (slower, faster)))
+    return Interval(ratio / factor, ratio * factor, CONFIDENCE)
 
 
 def is_slower(row: TpTrainingRow, best: TpTrainingRow) -> bool:

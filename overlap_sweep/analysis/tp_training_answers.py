@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from overlap_sweep.analysis.tp_training import (
     MARGIN,
@@ -16,6 +16,10 @@ from overlap_sweep.analysis.tp_training import (
     ratio_interval,
     ratio_of,
 )
+
+FEW_STEPS = 5
+LONG_WAIT = 0.05
+"""Of a step: what is worth a sentence."""
 
 
 def in_words(analysis: TpTrainingAnalysis) -> list[str]:
@@ -35,29 +39,29 @@ def _grid_in_words(answer: GridAnswer) -> str:
     rate = f"{best.tokens_per_s:,.0f} tokens/s"
     left_out = f"; not compared, as it computes something else: {', '.join(deviating)}" if deviating else ""
     if not others:
-        what = "only" if len(answer.rows) == 1 else "left is"
-        return f"{answer.grid}: {what} {best.setting}, {_ms(best.time_us)} ms a step, {rate}{left_out}"
+        nothing = "" if left_out else ", nothing to compare it with"
+        return f"{answer.grid}: {best.setting} takes {_ms(best.time_us)} ms a step, {rate}{nothing}{left_out}"
     slowest = others[-1]
     if len(ties) > 1:
         names = " and ".join([", ".join(row.setting for row in ties[:-1]), ties[-1].setting])
-        verb = "tie" if ratio_of(ties[-1], best) <= 1 + MARGIN else "cannot be told apart"
-        said = f"{names} {verb} ({_over(ties[-1], best)})"
+        why = "are equally fast" if ratio_of(ties[-1], best) <= 1 + MARGIN else "differ by less than the noise"
+        said = f"{names} {why} ({_over(ties[-1], best)} between them)"
         following = [row for row in others if is_slower(row, best)]
         if following:
-            said += f"; {_over(following[0], best)} as long takes {following[0].setting}"
-        return f"{answer.grid}: {said}; {_ms(best.time_us)} ms a step, {rate}{left_out}"
+            said += f"; {following[0].setting} takes {_over(following[0], best)} as long"
+        return f"{answer.grid}: {said}; {best.setting} takes {_ms(best.time_us)} ms a step, {rate}{left_out}"
     said = f"{best.setting} is fastest, {_over(others[0], best)} as fast as {others[0].setting}"
     if slowest is not others[0]:
         said += f", {_over(slowest, best)} as fast as {slowest.setting}, the slowest"
-    return f"{answer.grid}: {said}; {_ms(best.time_us)} ms a step, {rate}{left_out}"
+    return f"{answer.grid}: {said}; it takes {_ms(best.time_us)} ms a step, {rate}{left_out}"
 
 
 def _best_in_words(analysis: TpTrainingAnalysis) -> str:
     best = analysis.best
     if best is None:
-        return "of all: no answer"
+        return "most tokens/s per GPU: no answer"
     of_mfu = f", {best.mfu:.1%} of its peak" if best.mfu is not None else ""
-    return f"of all: {best.name} with {best.tokens_per_s_per_gpu:,.0f} tokens/s on each rank{of_mfu}"
+    return f"most tokens/s per GPU: {best.name}, {best.tokens_per_s_per_gpu:,.0f}{of_mfu}"
 
 
 def losses_in_words(answer: LossesAnswer, analysis: TpTrainingAnalysis) -> Iterator[str]:
@@ -70,19 +74,22 @@ def losses_in_words(answer: LossesAnswer, analysis: TpTrainingAnalysis) -> Itera
         if largest:
             at = f"largest difference {largest.relative:.1g} at step {largest.step}"
             said = f" ({at})" if largest.relative else " (to the last digit)"
-        yield f"{where}losses agree{said}"
+        yield f"{where}the losses agree{said}"
         return
     if len(answer.deviating) == len(answer.rows):
         names = ", ".join(row.name for row in answer.rows)
         first = min(row.losses.deviates.step for row in answer.rows if row.losses and row.losses.deviates)
-        yield f"{where}no two agree from step {first} on, so nobody knows who is right: {names}"
+        yield f"{where}losses or gradients differ from step {first} on, and it cannot be told who is right: {names}"
         return
     for row in answer.deviating:
         assert row.losses
         assert row.losses.deviates
         found = row.losses.deviates
-        by = "is no number there or is one only there" if math.isinf(found.relative) else f"by {found.relative:.1g}"
-        yield f"{where}{row.name} computes something else: its {found.what} deviates from step {found.step} on, {by}"
+        if math.isinf(found.relative):
+            said = f"at step {found.step} either its {found.what} or that of the others is no number"
+        else:
+            said = f"its {found.what} deviates from step {found.step} on, there by {found.relative:.1g}"
+        yield f"{where}{row.name} computes something else: {said}"
 
 
 def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
@@ -95,18 +102,37 @@ def _ms(time_us: float) -> str:
     return f"{time_us / 1e3:,.3f}"
 
 
+def _names(rows: Sequence[TpTrainingRow], analysis: TpTrainingAnalysis) -> str:
+    return "all settings" if 1 < len(rows) == len(analysis.rows) else ", ".join(row.name for row in rows)
+
+
+def _waits(row: TpTrainingRow) -> bool:
+    found = row.communication
+    return found is not None and found.waiting_us > max(found.total_us, LONG_WAIT * row.time_us)
+
+
+def _waiting(row: TpTrainingRow) -> str:
+    assert row.communication
+    return f"{row.name} ({_ms(row.communication.waiting_us)} ms)"
+
+
 def warnings(analysis: TpTrainingAnalysis) -> list[str]:
     """What to know before believing the answers, a sentence each."""
     lines = []
-    if diverging := [row.name for row in analysis.rows if row.diverges]:
-        lines.append(f"The last loss is no number, so these never win: {', '.join(diverging)}.")
-    if limited := [row.name for row in analysis.rows if row.host_limits]:
+    if diverging := [row for row in analysis.rows if row.diverges]:
+        lines.append(f"The last loss is no number, so it cannot be the fastest: {_names(diverging, analysis)}.")
+    if limited := [row for row in analysis.rows if row.host_limits]:
         lines.append(
-            "The host is not ahead of the device, or the stack waits for it, so their times are the host's: "
-            f"{', '.join(limited)}."
+            "Launch-bound: the GPU waits for the host there, so the time is that of the host: "
+            f"{_names(limited, analysis)}."
         )
-    if few := [row.name for row in analysis.rows if row.step.repeats < 5]:
-        lines.append(f"Fewer than 5 timed steps, so the noise is hardly known: {', '.join(few)}.")
+    if few := [row for row in analysis.rows if row.step.repeats < FEW_STEPS]:
+        lines.append(f"Fewer than {FEW_STEPS} timed steps, so the noise is hardly known: {_names(few, analysis)}.")
+    if waiting := [row for row in analysis.rows if _waits(row)]:
+        lines.append(
+            "In the profiled steps one rank waits for another, longer than it takes to communicate; comm and exposed "
+            f"are without that: {', '.join(map(_waiting, waiting))}."
+        )
     told: dict[str, list[str]] = defaultdict(list)
     for row in analysis.rows:
         for warning in dict.fromkeys(w for point in row.points if point.result for w in point.result.warnings):

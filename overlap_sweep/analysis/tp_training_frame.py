@@ -40,7 +40,7 @@ _MEASURED = (
     *("step_us", "noise_us", "q1_us", "q3_us", "repeats", "forward_pct", "backward_pct", "optimizer_pct", "other_pct"),
     *("tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s", "tflops_per_gpu", "mfu_pct"),
     *("memory_allocated_gb", "memory_peak_gb", "host_ahead_us"),
-    *("comm_us", "hidden_comm_us", "exposed_comm_us", "hidden_comm_fraction"),
+    *("comm_us", "hidden_comm_us", "exposed_comm_us", "hidden_comm_fraction", "comm_wait_us"),
     *("loss", "losses_agree", "loss_difference", "parameters", "tokens_per_step", "samples_per_step", "launch_bound"),
 )
 
@@ -54,7 +54,8 @@ after the warm-up.
 
 setting: the implementation with every option that is not at its default. forward_pct and its kin add up to 100.
 tokens_per_s is of all ranks. mfu_pct: model FLOP utilisation; empty where the GPU's peak is not known. comm_us and its
-kin: communication in a step of the slowest rank, from the traces. losses_agree: with the implementations that were
+kin: communication in a step, from the traces, of the rank that waits least in it; comm_wait_us: how much longer that of
+another rank takes, which waits for it. losses_agree: with the implementations that were
 given the same data; empty where there are none; loss_difference: the largest, relative. chosen: the fastest on its
 ranks.
 """
@@ -118,6 +119,7 @@ def measured_cells(row: TpTrainingRow) -> Row:
         "hidden_comm_us": communication.hidden_us if communication else None,
         "exposed_comm_us": communication.exposed_us if communication else None,
         "hidden_comm_fraction": communication.hidden_fraction if communication else None,
+        "comm_wait_us": communication.waiting_us if communication else None,
         "loss": row.loss,
         "losses_agree": None if row.losses is None else not row.deviates,
         "loss_difference": row.losses.largest.relative if row.losses and row.losses.largest else None,

@@ -25,17 +25,19 @@ from overlap_sweep.report.tp_training_files import write_results
 from overlap_sweep.report.training import as_count, as_loss
 
 LEFT = ("setting", "note")
-OPTIONAL = (
-    *("alloc GB", "samples/s", "TFLOP/s", "other", "quartiles ms", "loss", "comm ms", "peak GB", "opt", "hidden"),
-    *("tokens/s", "exposed ms", "fwd", "bwd", "MFU"),
+PRINTED = (
+    *("TP", "DP", "setting", "step ms", "fwd", "bwd", "opt", "tokens/s/GPU", "MFU", "peak GB"),
+    *("comm ms", "hidden", "exposed ms", "loss", "note"),
 )
+"""The rest is in the page and in tp_training.csv."""
+OPTIONAL = ("loss", "comm ms", "peak GB", "opt", "hidden", "exposed ms", "fwd", "bwd", "MFU")
 """What a narrow terminal does without, the first of them first."""
 
 LEGEND = (
-    "Medians of the steps after the warm-up, slowest rank; fwd, bwd, opt and other are shares of the step. tokens/s of "
-    "all ranks, /GPU of one, TFLOP/s of one, MFU of its dense peak. comm, hidden, exposed: communication of a profiled "
-    "step, what computation runs beside, and what it does not. A tie is a difference inside the noise, or below "
-    f"{MARGIN:.0%}."
+    "step: median of the steps after the warm-up, of the slowest rank. fwd, bwd, opt: their shares of it. MFU: model "
+    "FLOP utilisation, of the GPU's dense peak. comm: communication in a profiled step, of the rank that waits least "
+    "for the others; hidden: the share with computation beside it; exposed: the rest. tie: a difference inside the "
+    f"noise, or below {MARGIN:.0%}."
 )
 
 
@@ -89,7 +91,7 @@ def note(row: TpTrainingRow, analysis: TpTrainingAnalysis) -> str:
         *(["fastest" if len(answer.ties) == 1 else "tie"] if several and tied else []),
         *(["deviates"] if row.deviates else []),
         *(["diverges"] if row.diverges else []),
-        *(["host-bound"] if row.host_limits else []),
+        *(["launch-bound"] if row.host_limits else []),
         *([f"{len(row.points)} points"] if len(row.points) > 1 else []),
     ]
     return ", ".join(notes)
@@ -126,7 +128,7 @@ def _as_gb(gigabytes: float | None) -> str:
 
 def _print_rows(analysis: TpTrainingAnalysis, console: Console) -> None:
     rows = [(row, cells(row, analysis)) for row in analysis.rows]
-    headers = [header for header in rows[0][1] if any(of_row[header] for _, of_row in rows)]
+    headers = [header for header in PRINTED if any(of_row[header] for _, of_row in rows)]
     fastest = [answer.best for answer in analysis.answers if answer.best]
     last = [answer.rows[-1] for answer in analysis.answers[:-1]]
     table = [

@@ -161,12 +161,8 @@ class _AutoTp:
         return float(self._engine.optimizer.loss_scale_config.cur_scale) if self._holds_masters() else 1.0
 
     def facts(self) -> Facts:
-        summed_in = str(self._engine.get_data_types()[1]).removeprefix("torch.")
-        warnings = []
-        if summed_in != "float32" and self._training["gradient_accumulation_steps"] > 1:
-            warnings.append(f"DeepSpeed sums the gradients of a step's micro batches in {summed_in}.")
         optimizer = type(self._engine.optimizer).__name__
-        return Facts({"attention": self._training["attn_impl"], "optimizer": optimizer}, warnings)
+        return Facts({"attention": self._training["attn_impl"], "optimizer": optimizer})
 
     def close(self) -> None:
         self._engine.destroy()

@@ -1,4 +1,4 @@
-"""Micro batches of tokens that are drawn once and used in turn, so that no loader disturbs what is measured."""
+"""Micro batches of tokens that are drawn before the first step, so that no loader disturbs what is measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.seeding import stream
 
-POOL = 8
-"""Micro batches that are different."""
+MOST = 128
+"""Micro batches that are different; longer runs begin again. A model that saw few of them many times would know them by
+heart, and near a loss of zero rounding decides what it is."""
 SKEW = 4
 """Of the draw: low tokens are frequent, as in language, so that there is something to learn, and a loss that moves says
 whether the gradients are right."""
@@ -30,11 +31,15 @@ class TokenBatches:
     """The same for all implementations; of one data-parallel rank, the same on its tensor-parallel ranks."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, dp_rank: int) -> None:
-        self._batches = [_draw(point, ranks, dp_rank, index) for index in range(POOL)]
+        training, profiled = point["tp_training"], point["workload"]["profiled"]
+        # One profiled step is thrown away.
+        steps = training["num_training_steps"] + profiled + 1
+        count = min(MOST, steps * training["gradient_accumulation_steps"])
+        self._batches = [_draw(point, ranks, dp_rank, index) for index in range(count)]
 
     def __getitem__(self, micro_batch: int) -> Batch:
-        """On the device; they repeat."""
-        return self._batches[micro_batch % POOL]
+        """On the device."""
+        return self._batches[micro_batch % len(self._batches)]
 
 
 def _draw(point: Mapping[str, Any], ranks: Ranks, dp_rank: int, index: int) -> Batch:

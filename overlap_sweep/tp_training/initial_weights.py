@@ -10,6 +10,7 @@ from torch import Tensor
 
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.seeding import stream
+from overlap_sweep.tp_training.architectures import architecture
 
 INIT_STD = 0.02
 
@@ -28,6 +29,8 @@ def initial_weights(point: Mapping[str, Any], ranks: Ranks) -> Callable[[str, Se
     One parameter is whole at a time: whoever asks cuts out its part and lets go of the rest.
     """
     seed, model = point["tp_training"]["seed"], point["language_model"]
+    of = architecture(model["model_type"])
+    cut_by_tokens = (f"{of.embedding}.weight", f"{of.output}.weight")
     std, vocabulary = model.get("initializer_range", INIT_STD), model["vocab_size"]
 
     def draw(name: str, shape: Sequence[int]) -> Tensor:
@@ -36,7 +39,7 @@ def initial_weights(point: Mapping[str, Any], ranks: Ranks) -> Callable[[str, Se
         if len(shape) == 1:
             return torch.ones(*shape, device=ranks.device)
         weight = torch.empty(*shape, device=ranks.device)
-        of_vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        of_vocabulary = name in cut_by_tokens
         real = weight[:vocabulary] if of_vocabulary else weight
         # The padding is no part of the draw, which would else depend on the number of ranks.
         real.normal_(std=std, generator=stream(ranks.device, seed, name))

@@ -29,7 +29,7 @@ def _architecture_refusal(model: Mapping[str, Any], seq_length: int) -> str | No
         return f"impl=megatron has the default rotary embedding only, and the model's is {rope['rope_type']}"
     if model["hidden_act"] != "silu":
         return f"impl=megatron has SiLU only, and the model's hidden_act is {model['hidden_act']}"
-    for name in ("attention_bias", "mlp_bias", "attention_dropout"):
+    for name in ("attention_bias", "mlp_bias"):
         if model.get(name):
             return f"impl=megatron trains without {name}, and the model has {name}={model[name]}"
     # Mistral's is used whenever there is one, that of others where they say so.

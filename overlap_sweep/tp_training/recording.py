@@ -27,6 +27,8 @@ class Recording:
         self._warmup_steps, self._log_interval = warmup_steps, log_interval
         self._waiting: list[Step] = []
         self._anchor = self._new_anchor()
+        # Of building the model, and of earlier points of the process.
+        self._forget_peak()
 
     def add(self, step: Step) -> None:
         """Reads at the end of the warm-up, whose peak of memory counts for nothing, and every `log_interval` steps.
@@ -35,8 +37,8 @@ class Recording:
         warm = step.number + 1 == self._warmup_steps
         if warm or (step.number + 1) % self._log_interval == 0:
             self.read()
-        if warm and self._ranks.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._ranks.device)
+        if warm:
+            self._forget_peak()
 
     def read(self) -> None:
         """What waits to be read. Collective."""
@@ -87,6 +89,10 @@ class Recording:
         dist.all_reduce(mean, group=self._dp)
         found: list[float] = mean.tolist()
         return found
+
+    def _forget_peak(self) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._ranks.device)
 
     def _new_anchor(self) -> Anchor:
         self._ranks.synchronize()

@@ -12,13 +12,14 @@ import torch
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.language_model import flops_per_token, parameters
-from overlap_sweep.measure.scheduled_profile import profile_steps
+from overlap_sweep.measure.scheduled_profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import summarise
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import TpTrainingRun
 from overlap_sweep.tp_training import implementation
 from overlap_sweep.tp_training.batches import TokenBatches
 from overlap_sweep.tp_training.groups import groups_of
+from overlap_sweep.tp_training.implementation import Facts
 from overlap_sweep.tp_training.memory import LESS_MEMORY, least_bytes
 from overlap_sweep.tp_training.recording import Recording
 from overlap_sweep.tp_training.steps import TrainingSteps
@@ -32,21 +33,8 @@ def run_tp_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> 
     """The measured fields of the point's Result. Collective."""
     training, workload, model = point["tp_training"], point["workload"], point["language_model"]
     _check_memory(point, ranks)
-    groups = groups_of(ranks, point["tp_size"], point["dp_size"])
-    batches = TokenBatches(point, ranks, groups.dp_rank)
     with _out_of_memory_told(), _forgotten(ranks):
-        built = implementation.load(point["impl"]).build(point, ranks, groups)
-        try:
-            steps = TrainingSteps(built, batches, point, ranks)
-            recording = Recording(ranks, groups.dp, training["warmup_steps"], training["log_interval"])
-            for _ in range(training["num_training_steps"]):
-                recording.add(steps.run())
-            recording.read()
-            traces = _profile(point, steps, directory, ranks)
-            facts = built.facts()
-        finally:
-            built.close()
-            del built
+        recording, profiled, facts = _train(point, directory, ranks)
     step = summarise([step.step_us for step in recording.steps if not step.warmup])
     ahead_us = recording.least_ahead_us()
     run = TpTrainingRun(
@@ -62,19 +50,36 @@ def run_tp_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> 
         "tp_training": run,
         "objective_us": step.median_us,
         "launch_bound": ahead_us is not None and ahead_us < HOST_LEADS * step.median_us,
-        "traces": traces,
-        "warnings": facts.warnings,
+        "traces": profiled.traces,
+        "warnings": [*facts.warnings, *profiled.warnings],
     }
 
 
-def _profile(point: Mapping[str, Any], steps: TrainingSteps, directory: Path, ranks: Ranks) -> list[str]:
+def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Recording, ProfiledSteps, Facts]:
+    """What is returned holds nothing of the model, which is garbage then. After a failure the processes end, so that
+    nothing is closed: other ranks might not be there to do it, too."""
+    training = point["tp_training"]
+    groups = groups_of(ranks, point["tp_size"], point["dp_size"])
+    batches = TokenBatches(point, ranks, groups.dp_rank)
+    built = implementation.load(point["impl"]).build(point, ranks, groups)
+    steps = TrainingSteps(built, batches, point, ranks)
+    recording = Recording(ranks, groups.dp, training["warmup_steps"], training["log_interval"])
+    for _ in range(training["num_training_steps"]):
+        recording.add(steps.run())
+    recording.read()
+    profiled = _profile(point, steps, directory, ranks)
+    facts = built.facts()
+    built.close()
+    return recording, profiled, facts
+
+
+def _profile(point: Mapping[str, Any], steps: TrainingSteps, directory: Path, ranks: Ranks) -> ProfiledSteps:
     if point["profile"] == "none":
-        return []
+        return ProfiledSteps()
     schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
     output = {"chrome_trace": True, "tensorboard": False}
     recorded = {"record_shapes": False, "profile_memory": False, "with_stack": False}
-    profiled = profile_steps(lambda: _discard(steps.run()), ranks, {**schedule, **output, **recorded}, directory)
-    return list(profiled.traces)
+    return profile_steps(lambda: _discard(steps.run()), ranks, {**schedule, **output, **recorded}, directory)
 
 
 def _discard(_step: object) -> None:

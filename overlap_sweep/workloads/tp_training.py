@@ -14,7 +14,7 @@ from overlap_sweep.language_model import language_model
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.tp_training import megatron_refusal
 from overlap_sweep.tp_training.architectures import architecture
-from overlap_sweep.tp_training_config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON
+from overlap_sweep.tp_training_config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON, TpTraining
 
 if TYPE_CHECKING:
     from overlap_sweep.ranks import Ranks
@@ -45,7 +45,8 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"backend={point['backend']}: who trains is said by impl; leave backend out.")
     model, dp_size = point["model"], point["dp_size"] or 1
     training = dict(point["tp_training"])
-    training |= {name: value for name, value in TP_TRAINING_ON[device].items() if training[name] is None}
+    unasked = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
+    training |= {name: value for name, value in unasked.items() if training[name] is None}
     # It says where results go, not what is measured.
     training.pop("output_dir")
     if training["warmup_steps"] >= training["num_training_steps"]:
@@ -105,8 +106,16 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     ):
         if count % tp_size:
             return f"{name}={count} of {point['model']['name']} does not divide by tp_size={tp_size}; use a divisor"
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+    if heads % kv_heads:
+        return (
+            f"num_attention_heads={heads} of {point['model']['name']} does not divide by "
+            f"num_key_value_heads={kv_heads}; give model.num_kv_heads a divisor"
+        )
+    if model["head_dim"] % 2:
+        return f"head_dim={model['head_dim']} is odd, and rotary embeddings turn pairs; give an even model.head_dim"
     if training["sequence_parallel"] and training["seq_length"] % tp_size:
-        return f"tp_training.seq_length={training['seq_length']} does not divide by tp_size={tp_size}"
+        return f"tp_training.seq_length={training['seq_length']} does not divide by tp_size={tp_size}; use a multiple"
     return _REFUSALS[point["impl"]](point)
 
 
@@ -125,6 +134,8 @@ def _fsdp_dtensor_refusal(point: Mapping[str, Any]) -> str | None:
 def _async_tp_refusal(point: Mapping[str, Any]) -> str | None:
     if not point["tp_training"]["sequence_parallel"] and point["tp_size"] > 1:
         return "asynchronous TP overlaps nothing without tp_training.sequence_parallel"
+    if point["runtime"]["device"] == "cpu":
+        return "asynchronous TP copies from GPU to GPU, and runtime.device is cpu; use impl=fsdp_dtensor"
     if point["tp_size"] == 1:
         return "at tp_size=1 there is nothing for asynchronous TP to overlap; use impl=fsdp_dtensor"
     return _hugging_face_refusal(point)

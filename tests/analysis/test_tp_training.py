@@ -16,6 +16,7 @@ from overlap_sweep.analysis.tp_training import (
     Shares,
     TpTrainingAnalysis,
     analyse_tp_training,
+    ratio_interval,
     setting_of,
     shares_of,
 )
@@ -56,12 +57,12 @@ def test_the_fastest_of_each_grid_and_of_all(tmp_path: Path) -> None:
     assert str(analysis.case) == "qwen3_tiny, 2 layers, sequences of 512, batch 2, bfloat16 on NVIDIA H200"
     assert in_words(analysis) == [
         "TP=2 DP=2: megatron is fastest, 1.10x [1.09, 1.11] as fast as async_tp, 1.65x [1.64, 1.66] as fast as autotp "
-        "zero2, the slowest; 10.000 ms a step, 204,800 tokens/s",
-        "TP=4 DP=1: megatron and async_tp tie (1.00x [0.99, 1.02]); 1.29x [1.27, 1.30] as long takes fsdp_dtensor; "
-        "7.000 ms a step, 146,286 tokens/s",
-        "of all: TP=2 DP=2 megatron with 51,200 tokens/s on each rank, 10.1% of its peak",
-        "DP=1: losses agree (largest difference 0.0004 at step 6)",
-        "DP=2: losses agree (largest difference 0.0004 at step 6)",
+        "zero2, the slowest; it takes 10.000 ms a step, 204,800 tokens/s",
+        "TP=4 DP=1: megatron and async_tp are equally fast (1.00x [0.99, 1.02] between them); fsdp_dtensor takes 1.29x "
+        "[1.27, 1.30] as long; megatron takes 7.000 ms a step, 146,286 tokens/s",
+        "most tokens/s per GPU: TP=2 DP=2 megatron, 51,200, 10.1% of its peak",
+        "DP=1: the losses agree (largest difference 0.0004 at step 6)",
+        "DP=2: the losses agree (largest difference 0.0004 at step 6)",
     ]
     assert [row.setting for row in analysis.rows][:5] == [
         "megatron",
@@ -95,9 +96,9 @@ def test_who_deviates_never_wins(tmp_path: Path) -> None:
     write_tp_training(tmp_path, tp_training_config("megatron"), 8_000.0)
     analysis = analysis_of(tmp_path)
     assert in_words(analysis) == [
-        "TP=2 DP=1: megatron is fastest, 1.25x [1.24, 1.26] as fast as fsdp_dtensor; 8.000 ms a step, 128,000 "
-        "tokens/s; not compared, as it computes something else: autotp",
-        "TP=2 DP=1 autotp computes something else: its loss deviates from step 4 on, by 0.03",
+        "TP=2 DP=1: megatron is fastest, 1.25x [1.24, 1.26] as fast as fsdp_dtensor; it takes 8.000 ms a step, "
+        "128,000 tokens/s; not compared, as it computes something else: autotp",
+        "TP=2 DP=1 autotp computes something else: its loss deviates from step 4 on, there by 0.03",
     ]
     assert analysis.best
     assert analysis.best.impl == "megatron"
@@ -109,7 +110,7 @@ def test_gradients_deviate_too(tmp_path: Path) -> None:
     write_tp_training(tmp_path, tp_training_config("megatron"))
     write_tp_training(tmp_path, tp_training_config("async_tp"))
     (line,) = [line for line in in_words(analysis_of(tmp_path)) if "gradient norm" in line]
-    assert line == "TP=2 DP=1 autotp computes something else: its gradient norm deviates from step 3 on, by 0.07"
+    assert line == "TP=2 DP=1 autotp computes something else: its gradient norm deviates from step 3 on, there by 0.07"
 
 
 def test_of_two_that_differ_nobody_is_right(tmp_path: Path) -> None:
@@ -117,7 +118,8 @@ def test_of_two_that_differ_nobody_is_right(tmp_path: Path) -> None:
     write_tp_training(tmp_path, tp_training_config("megatron"))
     assert in_words(analysis_of(tmp_path)) == [
         "TP=2 DP=1: no answer, as none computes what the others do",
-        "no two agree from step 2 on, so nobody knows who is right: TP=2 DP=1 autotp, TP=2 DP=1 megatron",
+        "losses or gradients differ from step 2 on, and it cannot be told who is right: TP=2 DP=1 autotp, TP=2 DP=1 "
+        "megatron",
     ]
 
 
@@ -231,10 +233,41 @@ def test_one_timed_step_beats_nothing(tmp_path: Path) -> None:
     write_tp_training(tmp_path, tp_training_config("autotp", **short), 10_000.0)
     write_tp_training(tmp_path, tp_training_config("megatron", **short), 9_000.0)
     analysis = analysis_of(tmp_path)
-    assert in_words(analysis)[0].startswith("TP=2 DP=1: megatron and autotp cannot be told apart (1.11x);")
+    said = "TP=2 DP=1: megatron and autotp differ by less than the noise (1.11x between them); megatron takes"
+    assert in_words(analysis)[0].startswith(said)
     assert math.isnan(analysis.rows[0].step.noise_us)
+    assert warnings(analysis) == ["Fewer than 5 timed steps, so the noise is hardly known: all settings."]
+
+
+def test_a_ratio_is_positive_however_large_the_noise(tmp_path: Path) -> None:
+    write_tp_training(tmp_path, tp_training_config("autotp"), 10_000.0, spread_us=4_900.0)
+    write_tp_training(tmp_path, tp_training_config("megatron"), 20_000.0, spread_us=9_900.0)
+    analysis = analysis_of(tmp_path)
+    autotp, megatron = analysis.rows
+    interval = ratio_interval(megatron, autotp)
+    # Of both notches, 1.57 x 9.8 / sqrt(5) of 10 ms and 1.57 x 19.8 / sqrt(5) of 20 ms.
+    noise = math.hypot(1.57 * 0.98, 1.57 * 0.99) / math.sqrt(5)
+    assert (interval.low, interval.high) == pytest.approx((2 / (1 + noise), 2 * (1 + noise)))
+    assert "[1.01, 3.96]" in in_words(analysis)[0]
+
+
+def test_what_has_nothing_beside_it_is_told_as_that(tmp_path: Path) -> None:
+    write_tp_training(tmp_path, tp_training_config("autotp"))
+    assert in_words(analysis_of(tmp_path)) == [
+        "TP=2 DP=1: autotp takes 10.000 ms a step, 102,400 tokens/s, nothing to compare it with"
+    ]
+
+
+def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
+    seen = {}
+    for impl, waiting_us in (("autotp", 600.0), ("megatron", 400.0), ("fsdp_dtensor", 2_000.0)):
+        total_us = 3_000.0 if impl == "fsdp_dtensor" else 300.0
+        directory = write_tp_training(tmp_path, tp_training_config(impl))
+        seen[directory] = StepCommunication(total_us, 100.0, waiting_us)
+    (analysis,) = analyses_of(tmp_path, seen)
     assert warnings(analysis) == [
-        "Fewer than 5 timed steps, so the noise is hardly known: TP=2 DP=1 megatron, TP=2 DP=1 autotp."
+        "In the profiled steps one rank waits for another, longer than it takes to communicate; comm and exposed are "
+        "without that: TP=2 DP=1 autotp (0.600 ms)."
     ]
 
 
@@ -247,6 +280,9 @@ def test_one_timed_step_beats_nothing(tmp_path: Path) -> None:
         ({"gpu": "AMD Instinct MI300X"}, {}, 100 / 1307.4),
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, {"dtype": "float32"}, 100 / 19.5),
         ({"gpu": "Tesla V100-SXM2-32GB"}, {}, None),
+        ({"gpu": "Tesla V100-PCIE-16GB"}, {"dtype": "float16"}, 100 / 112),
+        ({"gpu": "NVIDIA H100 PCIe"}, {}, 100 / 756),
+        ({"gpu": "NVIDIA GB300"}, {}, 100 / 2500),
         ({"gpu": "something else"}, {}, None),
         ({"device": "cpu"}, {}, None),
         ({"device": "cpu"}, {"peak_tflops": 200.0}, 0.5),
@@ -290,14 +326,14 @@ def trace_row(iteration: int, rank: int, span_us: float, comm_us: float, exposed
     )
 
 
-def test_communication_is_that_of_the_slowest_rank_in_the_middle_step() -> None:
+def test_communication_is_that_of_the_rank_that_waits_least() -> None:
     rows = [
         *(trace_row(0, 0, 100.0, 90.0, 90.0), trace_row(0, 1, 200.0, 40.0, 10.0)),
         *(trace_row(1, 0, 300.0, 60.0, 30.0), trace_row(1, 1, 200.0, 10.0, 0.0)),
     ]
     found = communication_of(rows)
-    assert found == StepCommunication(total_us=50.0, exposed_us=20.0)
-    assert (found.hidden_us, found.hidden_fraction) == (30.0, 0.6)
+    assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
+    assert (found.hidden_us, found.hidden_fraction) == (20.0, 0.8)
     assert communication_of([]) is None
 
 
@@ -375,6 +411,8 @@ BAD: dict[str, tuple[Change, str]] = {
     "batch": (lambda r: r["point"]["tp_training"].update(batch_size=None), "describes no point"),
     "sequence": (lambda r: r["point"]["tp_training"].update(seq_length=None), "no result of a point"),
     "rate": (lambda r: r["point"]["tp_training"].update(learning_rate="a"), "describes no point"),
+    "no learning rate": (lambda r: r["point"]["tp_training"].pop("learning_rate"), "learning_rate"),
+    "no vocabulary": (lambda r: r["point"]["tp_training"].pop("vocab_parallel"), "vocab_parallel"),
     "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "describes no point"),
     "attention": (lambda r: r["point"]["tp_training"].update(attn_impl="x" * 200), "too long or not printable"),
     "file": (lambda r: r["point"]["tp_training"].update(tp_comm_overlap_cfg="\u202egnp"), "too long or not printable"),

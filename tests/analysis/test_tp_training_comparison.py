@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from overlap_sweep.analysis.comparison.datasets import read_dataset
 from overlap_sweep.analysis.comparison.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.analysis.history import history, history_rows
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.comparison.sweep_text import print_sweeps
+from overlap_sweep.report.console import console_for
 from overlap_sweep.run_directory import RESULT_FILE, Result, read_result
 from tests.analysis.run_directories import ENVIRONMENT
-from tests.analysis.tp_training_points import tp_training_config, write_tp_training
+from tests.analysis.tp_training_points import falling, tp_training_config, write_tp_training
 
 
 def compared(directory: Path) -> SweepComparison:
@@ -37,6 +42,46 @@ def test_a_sweep_of_one_stack_against_a_sweep_of_another(tmp_path: Path) -> None
     both = compared(tmp_path)
     assert [match.ratio for match in both.matches] == [0.5, 0.5]
     assert both.compared == {"backend": {"old": "autotp", "new": "megatron"}}
+
+
+def test_a_version_that_computes_something_else_is_told(tmp_path: Path) -> None:
+    for impl in ("autotp", "megatron"):
+        write_tp_training(tmp_path / "old", tp_training_config(impl))
+    write_tp_training(tmp_path / "new", tp_training_config("autotp"))
+    write_tp_training(tmp_path / "new", tp_training_config("megatron"), losses=falling(off={4: 6.3}))
+    both = compared(tmp_path)
+    assert both.deviations == [
+        "new does not compute what old does: the loss of TP=2 DP=1 megatron deviates from step 4 on, there by 0.05"
+    ]
+    stream = io.StringIO()
+    print_sweeps(both, console_for(stream))
+    assert both.deviations[0] in stream.getvalue()
+
+
+@pytest.mark.parametrize("other", [{"tp_training.seed": 1}, {"tp_training.learning_rate": 0.1}], ids=str)
+def test_losses_of_other_data_are_not_compared(tmp_path: Path, other: dict[str, Any]) -> None:
+    write_tp_training(tmp_path / "old", tp_training_config())
+    write_tp_training(tmp_path / "new", tp_training_config(**other), losses=falling(times=2.0))
+    both = compared(tmp_path)
+    assert (len(both.matches), both.deviations) == (1, [])
+
+
+def test_a_device_that_rounds_otherwise_computes_the_same(tmp_path: Path) -> None:
+    other = {**ENVIRONMENT, "gpu": "NVIDIA B200"}
+    write_tp_training(tmp_path / "old", tp_training_config())
+    write_tp_training(
+        tmp_path / "new", tp_training_config(), losses=falling(times=1.003), result={"environment": other}
+    )
+    both = compared(tmp_path)
+    assert (list(both.compared), both.deviations) == (["device"], [])
+
+
+def test_several_stacks_against_another_one_are_refused_with_their_names(tmp_path: Path) -> None:
+    for impl in ("autotp", "megatron"):
+        write_tp_training(tmp_path / "old", tp_training_config(impl))
+    write_tp_training(tmp_path / "new", tp_training_config("async_tp"))
+    with pytest.raises(UserError, match=r"old has .*backend autotp/megatron; new has .*backend async_tp\."):
+        compared(tmp_path)
 
 
 def test_other_sizes_and_settings_do_not_match(tmp_path: Path) -> None:
@@ -77,8 +122,8 @@ def test_history_has_the_step(tmp_path: Path) -> None:
     )
     assert (found.problems, found.left_out) == ([], {})
     rows = {(row["setting"], row["torch"]): row for row in history_rows(found.series)}
-    assert rows.keys() == {("dp2 autotp", "2.12.0"), ("dp2 autotp", "2.13.0"), ("dp2 autotp zero2", "2.13.0")}
-    moved = rows["dp2 autotp", "2.13.0"]
+    assert rows.keys() == {("dp2", "2.12.0"), ("dp2", "2.13.0"), ("dp2 zero2", "2.13.0")}
+    moved = rows["dp2", "2.13.0"]
     assert (moved["operator"], moved["pass"], moved["verdict"]) == ("autotp step", "step", "faster")
     assert moved["ratio"] == pytest.approx(0.9)
     assert moved["none_us"] is None

@@ -107,9 +107,9 @@ def test_communication_is_that_of_the_traces(tmp_path: Path) -> None:
     assert (found.problems, found.warnings) == ([], [])
     communication = found.of_point[directory]
     assert 0 <= communication.exposed_us < communication.total_us
-    (analysis,) = analyse_tp_training(points, {directory: StepCommunication(4000.0, 1000.0)})
+    (analysis,) = analyse_tp_training(points, {directory: StepCommunication(4000.0, 1000.0, 500.0)})
     assert results(analysis.of_points[0])["summary"]["communication"] == {
-        **{"total_ms": 4.0, "hidden_ms": 3.0, "exposed_ms": 1.0, "hidden_pct": 75.0},
+        **{"total_ms": 4.0, "hidden_ms": 3.0, "exposed_ms": 1.0, "hidden_pct": 75.0, "waiting_ms": 0.5},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.ranks import Ranks
+from overlap_sweep.tp_training import architectures
 from overlap_sweep.tp_training.batches import TokenBatches
 from overlap_sweep.tp_training.initial_weights import initial_weights, padded_vocab_size
 from tests.tp_training.points import tp_point
@@ -45,6 +47,19 @@ def test_the_padding_is_zero_and_changes_nothing_else(name: str) -> None:
     assert padded[:1019].all(dim=1).any()
     assert torch.equal(padded[:1019], more[:1019])
     assert torch.equal(padded[:1019], drawn(name, 1019, 8))
+
+
+def test_the_vocabulary_may_have_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "renamed.py").write_text(
+        "from overlap_sweep.tp_training.architectures.architecture import Architecture\n"
+        "ARCHITECTURE = Architecture('renamed', embedding='model.wte', output='head')\n"
+    )
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    model = {**tp_point()["language_model"], "model_type": "renamed"}
+    for name in ("model.wte.weight", "head.weight"):
+        padded, whole = (drawn(name, rows, 8, language_model=model) for rows in (1024, 1019))
+        assert not padded[1019:].any()
+        assert torch.equal(padded[:1019], whole)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3, 8])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -61,6 +63,28 @@ def test_the_traces_hold_the_steps_with_their_communication(measured: tuple[dict
         rows = [row for row in analyse_trace(directory / name) if row.phase == "all"]
         assert len(rows) == 2
         assert all(row.comm_busy_us > 0 and row.gemm_busy_us > 0 for row in rows)
+
+
+def _left(ranks: Ranks, point: dict[str, Any], directory: Path) -> bool:
+    """Whether the model is still there after the run, without any collection of garbage but the run's own."""
+    from overlap_sweep.tp_training import fsdp_dtensor
+
+    build, built = fsdp_dtensor.build, []
+
+    def watched(*given: Any) -> Any:
+        new = build(*given)
+        built.append(weakref.ref(new._model))
+        return new
+
+    with patch.object(fsdp_dtensor, "build", watched):
+        _run(ranks, point, directory)
+    (model,) = built
+    return model() is not None
+
+
+def test_nothing_of_a_model_is_left_for_the_next_point(tmp_path: Path) -> None:
+    point = tp_point("tp_training.num_training_steps=2")
+    assert run_ranks(2, _left, point, tmp_path) == [False, False]
 
 
 @pytest.mark.end_to_end

@@ -87,6 +87,7 @@ def test_lower_precisions_come_near(name: str) -> None:
 def test_async_tp_fuses(name: str) -> None:
     for of_rank in runs():
         details = of_rank[name].details
-        assert details["fused_all_gather_matmul"] >= 4
+        # Forward autocast gathers the float32 output of a norm, and casts it between that and the GEMM.
+        assert details["fused_all_gather_matmul"] >= (2 if "autocast" in name else 4)
         assert details["fused_matmul_reduce_scatter"] >= 2
         assert of_rank[name].warnings == []

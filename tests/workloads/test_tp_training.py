@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
 from overlap_sweep import space
 from overlap_sweep.errors import UserError
 from overlap_sweep.language_model import flops_per_token, parameters
 from overlap_sweep.runtime.group import GroupConfig
+from overlap_sweep.tp_training.architectures import architecture
 from overlap_sweep.tp_training.memory import least_bytes
 from overlap_sweep.workloads import tp_training
 from tests.sweeps import ROOT
@@ -42,6 +44,12 @@ def test_options_of_other_implementations_make_no_other_point() -> None:
     assert tp_point("impl=megatron")["tp_training"]["attn_impl"] is None
 
 
+def test_null_is_the_usual() -> None:
+    nulls = ("tp_training.zero_stage=null", "tp_training.attn_impl=null", "tp_training.tp_comm_overlap=null")
+    for impl in ("autotp", "megatron"):
+        assert tp_point(f"impl={impl}", *nulls) == tp_point(f"impl={impl}")
+
+
 @pytest.mark.parametrize(
     ("impl", "in_sequence", "compiled"),
     [
@@ -69,8 +77,13 @@ def test_implementations_share_no_process() -> None:
     [
         (["tp_size=4"], "num_key_value_heads=2 of qwen3_tiny does not divide by tp_size=4; use a divisor"),
         (["model.num_attention_heads=6", "model.num_kv_heads=4", "tp_size=4"], "num_attention_heads=6"),
+        (
+            ["model.num_attention_heads=6", "model.num_kv_heads=4"],
+            "does not divide by num_key_value_heads=4; give model",
+        ),
+        (["model.head_dim=7"], "head_dim=7 is odd, and rotary embeddings turn pairs; give an even model.head_dim"),
         (["model.ffn_hidden_size=97"], "intermediate_size=97"),
-        (["impl=async_tp", "tp_training.seq_length=15"], "seq_length=15 does not divide by tp_size=2"),
+        (["impl=async_tp", "tp_training.seq_length=15"], "seq_length=15 does not divide by tp_size=2; use a multiple"),
         (["impl=async_tp", "tp_size=1"], "use impl=fsdp_dtensor"),
         (["impl=async_tp", "tp_training.sequence_parallel=false"], "without tp_training.sequence_parallel"),
         (["impl=autotp", "tp_training.sequence_parallel=true"], "AutoTP has no sequence parallelism"),
@@ -149,8 +162,8 @@ CONFIG = {
 }
 
 
-def hf_point(root: Path, *overrides: str) -> dict[str, Any]:
-    (root / "config.json").write_text(json.dumps(CONFIG))
+def hf_point(root: Path, *overrides: str, **config: Any) -> dict[str, Any]:
+    (root / "config.json").write_text(json.dumps({**CONFIG, **config}))
     unset = [f"model.{name}=null" for name in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads")]
     return tp_point("model=hf", f"model.name={root}", *unset, *overrides)
 
@@ -168,6 +181,36 @@ def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
     fields = point["language_model"]
     assert (fields["num_hidden_layers"], fields["rope_parameters"]["rope_theta"]) == (3, 500_000.0)
     assert not fields["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_each_layer_has_its_type_whatever_their_number(tmp_path: Path, model_type: str) -> None:
+    narrow = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    for layers in (6, 3, 9):
+        fields = hf_point(tmp_path, f"model.num_layers={layers}", model_type=model_type, **narrow)["language_model"]
+        with torch.device("meta"):
+            model: Any = architecture(model_type).build(fields, "sdpa")
+        assert model.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * (layers - 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gpt2"}, "has no rotary embedding"),
+        ({"model_type": "gemma2"}, "model.architecture=gemma2 cannot be trained; choose one of llama"),
+        ({"model_type": "llama", "num_attention_heads": 6}, "not a multiple of the number of attention heads (6)"),
+    ],
+)
+def test_a_config_that_cannot_be_trained_is_told_in_one_line(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        hf_point(tmp_path, **config)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_concerns_stored_weights_is_no_part_of_the_point(tmp_path: Path) -> None:
+    stored = {"quantization_config": {"quant_method": "fp8"}, "torch_dtype": "float16", "pad_token_id": 7}
+    assert hf_point(tmp_path, **stored) == hf_point(tmp_path)
 
 
 def test_parameters_and_flops_are_those_that_are_published() -> None:

@@ -80,11 +80,11 @@ def _have_a_match(keys: Iterable[Sequence[Key]], compared: Collection[str]) -> b
 def _nothing_matches(keys: Mapping[str, Sequence[Key]]) -> str:
     values = {
         name: {label: sorted({str(getattr(key, name)) for key in of}) for label, of in keys.items()}
-        for name in _IN_ERRORS
+        for name in (*_IN_ERRORS, "backend")
     }
-    differing = [name for name, of_name in values.items() if not set.intersection(*map(set, of_name.values()))]
+    differing = [name for name in _IN_ERRORS if not set.intersection(*map(set, values[name].values()))]
     told = "; ".join(
-        f"{label} has " + ", ".join(f"{name} {_shortened(values[name][label])}" for name in differing or (*_IN_ERRORS, "backend"))
+        f"{label} has " + ", ".join(f"{name} {_shortened(values[name][label])}" for name in differing or values)
         for label in keys
     )
     return f"No point of one is also in another: {told}. Give sweeps that have points in common."

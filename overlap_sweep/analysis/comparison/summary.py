@@ -22,6 +22,7 @@ def summary(comparison: SweepComparison) -> dict[str, Any]:
         },
         "compared": comparison.compared,
         "aggregates": [_aggregate(aggregate) for aggregate in comparison.aggregates],
+        "deviations": comparison.deviations,
         "environment": {difference.name: difference.values for difference in comparison.environment},
         "configuration": {difference.name: difference.values for difference in comparison.configuration},
         "unmatched": [

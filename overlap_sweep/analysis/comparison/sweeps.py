@@ -17,6 +17,7 @@ from overlap_sweep.analysis.comparison.differences import (
     environment_differences,
 )
 from overlap_sweep.analysis.comparison.fields import compared_fields, differing_values, telling_fields
+from overlap_sweep.analysis.comparison.losses import deviations
 from overlap_sweep.analysis.comparison.matching import Match, Unmatched, matches, unmatched
 from overlap_sweep.analysis.comparison.slots import SlotChange, slot_changes
 from overlap_sweep.analysis.comparison.totals import Aggregate, Totals, aggregates, totals
@@ -38,6 +39,8 @@ class SweepComparison:
     """Of each dataset but the reference: by TP size, operator and pass, and last all together."""
     totals: list[Totals]
     unmatched: list[Unmatched]
+    deviations: list[str]
+    """A sentence for each match that computes something else than in the reference, as far as losses tell."""
     environment: list[Difference]
     configuration: list[Difference]
     problems: list[str]
@@ -56,16 +59,18 @@ def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparis
     others = [dataset for dataset in datasets if dataset is not base]
     matched = {other.label: matches(other, base, compared) for other in others}
     slots = {other.label: slot_changes(other, base, compared) for other in others}
+    all_matches = [match for of_one in matched.values() for match in of_one]
     return SweepComparison(
         datasets=list(datasets),
         reference=reference,
         compared=differing_values(datasets, compared),
         telling=telling,
-        matches=[match for of_one in matched.values() for match in of_one],
+        matches=all_matches,
         slots=[slot for of_one in slots.values() for slot in of_one],
         aggregates=[one for label in matched for one in aggregates(label, matched[label], slots[label], telling)],
         totals=totals(datasets, compared),
         unmatched=[found for other in others for found in unmatched(other, base, compared, telling)],
+        deviations=deviations(datasets, all_matches),
         environment=environment_differences(datasets),
         configuration=configuration_differences(datasets),
         problems=[problem for dataset in datasets for problem in dataset.problems],

@@ -6,25 +6,35 @@ from collections.abc import Iterable
 
 from overlap_sweep.analysis.comparison.measured import Key, Measured
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, TpTrainingRow, analyse_tp_training
+from overlap_sweep.analysis.tp_training import (
+    TpTrainingAnalysis,
+    TpTrainingCase,
+    TpTrainingRow,
+    analyse_tp_training,
+)
 
 STEP = "step"
 """The pass of a training run."""
 
 
 def measured_tp_training(points: Iterable[Point]) -> list[Measured]:
-    """With those that compute something else than the others, which only their own report tells: here is their time."""
+    """With those that compute something else than the others, which their own report tells: here is their time."""
     return [
         Measured(
-            key=_key(analysis, row),
+            key=key,
             time=row.step,
             none_us=None,
             floor_us=None,
             points=tuple(point.name for point in row.points),
         )
-        for analysis in analyse_tp_training(points, {})
-        for row in analysis.rows
+        for key, (_, row) in rows_by_key(points).items()
     ]
+
+
+def rows_by_key(points: Iterable[Point]) -> dict[Key, tuple[TpTrainingCase, TpTrainingRow]]:
+    return {
+        _key(of_case, row): (of_case.case, row) for of_case in analyse_tp_training(points, {}) for row in of_case.rows
+    }
 
 
 def _key(analysis: TpTrainingAnalysis, row: TpTrainingRow) -> Key:

@@ -207,7 +207,7 @@ def query(
       whole numbers  num_layers seq_length batch_size gradient_accumulation_steps tp_size dp_size ranks repeats
                      parameters tokens_per_step samples_per_step
       true, false    losses_agree launch_bound chosen
-      microseconds   step_us noise_us q1_us q3_us host_ahead_us comm_us hidden_comm_us exposed_comm_us
+      microseconds   step_us noise_us q1_us q3_us host_ahead_us comm_us hidden_comm_us exposed_comm_us comm_wait_us
       plain numbers  forward_pct backward_pct optimizer_pct other_pct tokens_per_s tokens_per_s_per_gpu samples_per_s
                      tflops_per_gpu mfu_pct memory_allocated_gb memory_peak_gb hidden_comm_fraction loss loss_difference
 

@@ -84,8 +84,9 @@ def report(
       model num_layers device dtype seq_length batch_size gradient_accumulation_steps tp_size dp_size ranks impl setting
       step_us noise_us q1_us q3_us repeats forward_pct backward_pct optimizer_pct other_pct tokens_per_s
       tokens_per_s_per_gpu samples_per_s tflops_per_gpu mfu_pct memory_allocated_gb memory_peak_gb host_ahead_us comm_us
-      hidden_comm_us exposed_comm_us hidden_comm_fraction loss losses_agree loss_difference parameters tokens_per_step
-      samples_per_step launch_bound tied next over_next over_next_low over_next_high over_slowest deviating best_of_all
+      hidden_comm_us exposed_comm_us hidden_comm_fraction comm_wait_us loss losses_agree loss_difference parameters
+      tokens_per_step samples_per_step launch_bound tied next over_next over_next_low over_next_high over_slowest
+      deviating best_of_all
 
     \b
     Examples:

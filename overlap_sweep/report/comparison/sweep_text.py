@@ -35,6 +35,7 @@ def print_sweeps(comparison: SweepComparison, console: Console, all_points: bool
         console.print(f"\n{label} against {reference}", style="bold")
         of_label = [aggregate for aggregate in comparison.aggregates if aggregate.dataset == label]
         print_lines([_answer(of_label[-1])], console)
+    print_lines(comparison.deviations, console)
     print_lines(_dataset_lines(comparison.datasets), console)
     _print_changes("Compared", _compared(comparison), console)
     _print_changes("Environment", map(_difference, comparison.environment), console)

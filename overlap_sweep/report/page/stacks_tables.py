@@ -85,7 +85,7 @@ def _as_tenths(value: float) -> str:
 
 def _status(row: Row) -> Cell:
     if row["launch_bound"]:
-        return Cell(f"{row['status']}, host-bound", kind="doubtful")
+        return Cell(f"{row['status']}, launch-bound", kind="doubtful")
     if row["losses_agree"] is False:
         return Cell(f"{row['status']}, deviates", kind="doubtful")
     return Cell(row["status"], kind=row["status"])

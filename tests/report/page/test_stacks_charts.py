@@ -54,7 +54,7 @@ def test_curves_that_lie_on_each_other_are_all_seen(tmp_path: Path) -> None:
         assert len({look.colour for look in of_same_data}) == len(of_same_data)
     assert one[0].dash != two[0].dash
     assert len(panel.looks) == 9
-    assert panel.subtitle.startswith("DP=1: losses agree")
+    assert panel.subtitle.startswith("DP=1: the losses agree")
     assert "TP=2 DP=2 megatron 6.4048 at step 6" in describe(panel)
 
 
