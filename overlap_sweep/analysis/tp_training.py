@@ -310,7 +310,8 @@ def _option_words(impl: str, options: Mapping[str, Any], tp_size: int) -> Iterat
 
 def _file_word(path: str) -> str:
     """Of a tuned file what its name says beyond what all are called."""
-    return PurePath(path).stem.removeprefix(PurePath(SETTINGS_FILE).stem).strip("_")[:40]
+    stem = PurePath(path).stem.removeprefix("optimal_")
+    return stem.removeprefix(PurePath(SETTINGS_FILE).stem).strip("_")[:40]
 
 
 def tp_training_case(point: Point) -> TpTrainingCase:

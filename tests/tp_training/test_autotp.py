@@ -65,6 +65,7 @@ def quick() -> list[dict[str, Trained]]:
     return run_ranks(2, train_points, points_of(QUICK))
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", QUICK)
 def test_losses_and_norms_are_those_of_one_process(name: str) -> None:
     for of_rank, expected in zip(quick(), expected_of(autotp_point(*QUICK[name])), strict=True):

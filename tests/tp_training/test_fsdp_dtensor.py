@@ -71,6 +71,7 @@ def differences(found: Sequence[Trained], point: dict[str, Any]) -> tuple[float,
     )
 
 
+@pytest.mark.end_to_end
 def test_two_ranks_train_what_one_does() -> None:
     points = points_of(QUICK, 1, 2)
     trained = run_ranks(2, train_points, points)

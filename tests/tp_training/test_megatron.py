@@ -66,6 +66,7 @@ def quick() -> list[dict[str, Trained]]:
     return of_ranks(2, QUICK)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", QUICK)
 def test_losses_and_norms_are_those_of_one_process(name: str) -> None:
     assert_as_whole(quick(), name, QUICK[name])
