@@ -39,7 +39,7 @@ class ProfiledSteps:
 
 
 def profile_steps(
-    run_step: Callable[[], None], ranks: Ranks, profiling: Mapping[str, Any], directory: Path
+    run_step: Callable[[], object], ranks: Ranks, profiling: Mapping[str, Any], directory: Path
 ) -> ProfiledSteps:
     """Call `run_step` (wait + warmup + active) * repeat times, and write what the profiler records of it.
 

@@ -79,11 +79,7 @@ def _profile(point: Mapping[str, Any], steps: TrainingSteps, directory: Path, ra
     schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
     output = {"chrome_trace": True, "tensorboard": False}
     recorded = {"record_shapes": False, "profile_memory": False, "with_stack": False}
-    return profile_steps(lambda: _discard(steps.run()), ranks, {**schedule, **output, **recorded}, directory)
-
-
-def _discard(_step: object) -> None:
-    pass
+    return profile_steps(steps.run, ranks, {**schedule, **output, **recorded}, directory)
 
 
 def _check_memory(point: Mapping[str, Any], ranks: Ranks) -> None:
