@@ -14,8 +14,8 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import config, pass_times, write_point
-from tests.report.sweeps import write_sweep
+from tests.made_sweeps import write_sweep
+from tests.make_point import make_point, operator_config, pass_times
 
 SLOTS: dict[str, space.Setting] = {
     "qkv_fprop": {"method": "ring_exchange", "num_sm": 1, "aggregate": True, "use_ce": True},
@@ -104,8 +104,8 @@ def test_a_report_of_no_overlap_comes_back_as_switches_alone(tmp_path: Path) -> 
 
 def test_a_report_of_a_scattering_dgrad_comes_back(tmp_path: Path) -> None:
     for operator in ("qkv", "fc1"):
-        ring = config(2, operator, "dgrad", "ring_exchange", num_sm=2)
-        write_point(tmp_path, ring, bwd=pass_times(90.0))
+        ring = operator_config(2, operator, "dgrad", "ring_exchange", num_sm=2)
+        make_point("operator", tmp_path, ring, bwd=pass_times(90.0))
     read = reported(tmp_path, 2)
     assert set(read.slots) == {"qkv_dgrad", "fc1_dgrad"}
     assert read.switches == changed(tp_comm_overlap_rs_dgrad=True)

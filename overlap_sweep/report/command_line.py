@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import typer
@@ -53,6 +52,14 @@ class _CommandOrDirectory(TyperGroup):
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command. A UserError becomes one line on stderr and exit status 1."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            print_error(str(error))
+            ctx.exit(1)
+
 
 app = typer.Typer(
     cls=_CommandOrDirectory,
@@ -73,8 +80,4 @@ app.command()(history)
 
 
 def main() -> None:
-    try:
-        app()
-    except UserError as error:
-        print_error(str(error))
-        sys.exit(1)
+    app()

@@ -6,7 +6,8 @@ import pytest
 
 from overlap_sweep.analysis.choice import default_sum_us
 from overlap_sweep.run_directory import DefaultTiming, PassTimes
-from tests.analysis.run_directories import choices, config, default_timing, pass_times, write_point
+from tests.analysis.reading import choices
+from tests.make_point import default_timing, make_point, operator_config, pass_times
 
 
 def bwd(time_us: float, spread_us: float = 0.0, default: DefaultTiming | None = None) -> PassTimes:
@@ -14,8 +15,18 @@ def bwd(time_us: float, spread_us: float = 0.0, default: DefaultTiming | None = 
 
 
 def test_fastest_setting_wins(tmp_path: Path) -> None:
-    write_point(tmp_path, config(method="ring_exchange", phase="fprop", aggregate=False), fwd=pass_times(80.0))
-    write_point(tmp_path, config(method="ring_exchange", phase="fprop", aggregate=True), fwd=pass_times(70.0))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(method="ring_exchange", phase="fprop", aggregate=False),
+        fwd=pass_times(80.0),
+    )
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(method="ring_exchange", phase="fprop", aggregate=True),
+        fwd=pass_times(70.0),
+    )
     choice = choices(tmp_path)[2, "fc1", "fwd"]
     assert choice.chosen.settings == {"fc1_fprop": {"method": "ring_exchange", "aggregate": True}}
     assert (choice.chosen.time_us, choice.none.time_us, choice.floor_us) == (70.0, 100.0, 50.0)
@@ -24,8 +35,8 @@ def test_fastest_setting_wins(tmp_path: Path) -> None:
 
 def test_drift_between_points_does_not_decide(tmp_path: Path) -> None:
     # sm8 looks slower by the clock, but the machine was: 180/240 of no overlap, against 160/200.
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=pass_times(160.0, none_us=200.0))
-    write_point(tmp_path, config(method="bulk", num_sm=8), bwd=pass_times(180.0, none_us=240.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=pass_times(160.0, none_us=200.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=8), bwd=pass_times(180.0, none_us=240.0))
     chosen = choices(tmp_path)[2, "fc1", "bwd"].chosen
     assert chosen.settings["fc1_dgrad"]["num_sm"] == 8
     assert chosen.time_us == pytest.approx(220.0 * 180 / 240)
@@ -33,7 +44,7 @@ def test_drift_between_points_does_not_decide(tmp_path: Path) -> None:
 
 def test_tie_inside_the_noise_goes_to_the_smaller_setting(tmp_path: Path) -> None:
     for num_sm, time_us in ((16, 158.0), (8, 160.0), (2, 159.0), (1, 190.0)):
-        write_point(tmp_path, config(method="bulk", num_sm=num_sm), bwd=bwd(time_us, spread_us=2.0))
+        make_point("operator", tmp_path, operator_config(method="bulk", num_sm=num_sm), bwd=bwd(time_us, spread_us=2.0))
     choice = choices(tmp_path)[2, "fc1", "bwd"]
     assert choice.chosen.name == "dgrad bulk_sm2 + wgrad bulk_sm2"
     assert "within the noise of the fastest, dgrad bulk_sm16 + wgrad bulk_sm16 (1.0 us faster" in choice.reason
@@ -41,11 +52,23 @@ def test_tie_inside_the_noise_goes_to_the_smaller_setting(tmp_path: Path) -> Non
 
 def test_tie_goes_to_the_simpler_method_and_to_no_aggregate(tmp_path: Path) -> None:
     row = {"operator": "fc2", "phase": "fprop"}
-    write_point(tmp_path, config(**row, method="pipeline", num_sm=4, num_splits=4), fwd=pass_times(80.0))
-    write_point(tmp_path, config(**row, method="ring_exchange", num_sm=4), fwd=pass_times(80.0))
+    make_point(
+        "operator", tmp_path, operator_config(**row, method="pipeline", num_sm=4, num_splits=4), fwd=pass_times(80.0)
+    )
+    make_point("operator", tmp_path, operator_config(**row, method="ring_exchange", num_sm=4), fwd=pass_times(80.0))
     assert choices(tmp_path)[2, "fc2", "fwd"].chosen.name == "ring_sm4"
-    write_point(tmp_path, config(phase="fprop", method="ring_exchange", aggregate=True), fwd=pass_times(80.0))
-    write_point(tmp_path, config(phase="fprop", method="ring_exchange", aggregate=False), fwd=pass_times(80.0))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(phase="fprop", method="ring_exchange", aggregate=True),
+        fwd=pass_times(80.0),
+    )
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(phase="fprop", method="ring_exchange", aggregate=False),
+        fwd=pass_times(80.0),
+    )
     assert choices(tmp_path)[2, "fc1", "fwd"].chosen.name == "ring_agg0"
 
 
@@ -57,16 +80,16 @@ def test_tie_goes_to_the_simpler_method_and_to_no_aggregate(tmp_path: Path) -> N
     ],
 )
 def test_none_wins_ties_and_against_harmful_overlaps(tmp_path: Path, time_us: float, reason: str) -> None:
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(time_us, spread_us=3.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=bwd(time_us, spread_us=3.0))
     choice = choices(tmp_path)[2, "fc1", "bwd"]
     assert choice.chosen is choice.none
     assert choice.reason.startswith(reason)
 
 
 def test_none_needs_no_point_of_its_own_and_is_pooled_when_it_has_some(tmp_path: Path) -> None:
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(180.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=bwd(180.0))
     assert choices(tmp_path)[2, "fc1", "bwd"].none.estimate.repeats == 5
-    write_point(tmp_path, config(), bwd=bwd(200.0))
+    make_point("operator", tmp_path, operator_config(), bwd=bwd(200.0))
     choice = choices(tmp_path)[2, "fc1", "bwd"]
     assert choice.none.estimate.repeats == 10
     assert choice.tried_slots == {"fc1_dgrad", "fc1_wgrad"}
@@ -74,7 +97,7 @@ def test_none_needs_no_point_of_its_own_and_is_pooled_when_it_has_some(tmp_path:
 
 def test_the_same_setting_measured_twice_is_one_candidate(tmp_path: Path) -> None:
     for time_us in (150.0, 170.0):
-        write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(time_us))
+        make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=bwd(time_us))
     chosen = choices(tmp_path)[2, "fc1", "bwd"].chosen
     assert len(chosen.points) == 2
     assert chosen.estimate.repeats == 10
@@ -83,14 +106,14 @@ def test_the_same_setting_measured_twice_is_one_candidate(tmp_path: Path) -> Non
 
 def test_backward_is_chosen_as_a_pair(tmp_path: Path) -> None:
     # dgrad alone is the best by far; together with wgrad's bulk it is spoilt.
-    write_point(tmp_path, config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(160.0))
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(180.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(160.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=bwd(180.0))
     assert choices(tmp_path)[2, "fc1", "bwd"].chosen.settings == {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
 
 
 def test_slots_measured_one_at_a_time_predict_their_pair(tmp_path: Path) -> None:
-    write_point(tmp_path, config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(180.0))
-    write_point(tmp_path, config(method="bulk", num_sm=8, phase="wgrad"), bwd=bwd(190.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(180.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=8, phase="wgrad"), bwd=bwd(190.0))
     chosen = choices(tmp_path)[2, "fc1", "bwd"].chosen
     assert chosen.name == "dgrad bulk_sm4 + wgrad bulk_sm8"
     assert (chosen.time_us, chosen.measured) == (170.0, False)
@@ -98,24 +121,24 @@ def test_slots_measured_one_at_a_time_predict_their_pair(tmp_path: Path) -> None
 
 def test_no_pair_is_predicted_that_is_invalid_useless_or_measured(tmp_path: Path) -> None:
     # A dgrad that scatters its own output leaves wgrad nothing.
-    write_point(tmp_path, config(method="ring_exchange", num_sm=1, phase="dgrad"), bwd=bwd(180.0))
-    write_point(tmp_path, config(method="bulk", num_sm=8, phase="wgrad"), bwd=bwd(190.0))
+    make_point("operator", tmp_path, operator_config(method="ring_exchange", num_sm=1, phase="dgrad"), bwd=bwd(180.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=8, phase="wgrad"), bwd=bwd(190.0))
     # A dgrad that harms alone.
-    write_point(tmp_path, config(method="bulk", num_sm=2, phase="dgrad"), bwd=bwd(210.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=2, phase="dgrad"), bwd=bwd(210.0))
     choice = choices(tmp_path)[2, "fc1", "bwd"]
     assert choice.chosen.name == "ring_sm1"
     assert all(candidate.measured for candidate in choice.candidates)
-    write_point(tmp_path, config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(190.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4, phase="dgrad"), bwd=bwd(190.0))
     assert not all(candidate.measured for candidate in choices(tmp_path)[2, "fc1", "bwd"].candidates)
-    write_point(tmp_path, config(method="bulk", num_sm=16), bwd=bwd(195.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=16), bwd=bwd(195.0))
     assert all(candidate.measured for candidate in choices(tmp_path)[2, "fc1", "bwd"].candidates)
 
 
 def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path) -> None:
-    write_point(tmp_path, config(method="bulk", num_sm=1), bwd=bwd(100.0), launch_bound=True)
-    write_point(tmp_path, config(method="bulk", num_sm=2), status="failed", error="boom")
-    write_point(tmp_path, config(method="pipeline", num_sm=2), status="skipped", error="senseless")
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(190.0))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=1), bwd=bwd(100.0), launch_bound=True)
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=2), status="failed", error="boom")
+    make_point("operator", tmp_path, operator_config(method="pipeline", num_sm=2), status="skipped", error="senseless")
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=bwd(190.0))
     assert [candidate.name for candidate in choices(tmp_path)[2, "fc1", "bwd"].candidates] == [
         "none",
         "dgrad bulk_sm4 + wgrad bulk_sm4",
@@ -124,7 +147,12 @@ def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path
 
 def test_the_default_is_compared_through_the_none_beside_it(tmp_path: Path) -> None:
     # Twice as slow a moment: 180 of 400 there is 90 of 200 here.
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, default=default_timing(180.0, none_us=400.0)))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(method="bulk", num_sm=4),
+        bwd=bwd(150.0, default=default_timing(180.0, none_us=400.0)),
+    )
     choice = choices(tmp_path)[2, "fc1", "bwd"]
     assert choice.default
     assert choice.default.time_us == pytest.approx(90.0)
@@ -136,7 +164,7 @@ def test_the_default_is_compared_through_the_none_beside_it(tmp_path: Path) -> N
 def test_a_default_that_several_points_carry_counts_once(tmp_path: Path) -> None:
     first, second = default_timing(180.0, 200.0, minute=0), default_timing(190.0, 200.0, minute=5)
     for num_sm, default in ((1, first), (2, first), (4, first), (8, second)):
-        write_point(tmp_path, config(method="bulk", num_sm=num_sm), bwd=bwd(150.0, default=default))
+        make_point("operator", tmp_path, operator_config(method="bulk", num_sm=num_sm), bwd=bwd(150.0, default=default))
     default = choices(tmp_path)[2, "fc1", "bwd"].default
     assert default
     assert default.repeats == 10
@@ -158,12 +186,17 @@ def test_a_default_that_beats_all_that_was_tried_is_known(
     tmp_path: Path, default_us: float, spread_us: float, wins: bool
 ) -> None:
     default = default_timing(default_us, 200.0, spread_us=spread_us)
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, spread_us, default))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=bwd(150.0, spread_us, default))
     assert choices(tmp_path)[2, "fc1", "bwd"].default_wins is wins
 
 
 def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> None:
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=bwd(150.0, default=default_timing(180.0, 200.0)))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(method="bulk", num_sm=4),
+        bwd=bwd(150.0, default=default_timing(180.0, 200.0)),
+    )
     found = choices(tmp_path)
     assert default_sum_us([found[2, "fc1", "bwd"]]) == 180.0
     assert default_sum_us(list(found.values())) is None

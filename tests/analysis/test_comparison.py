@@ -19,18 +19,8 @@ from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import PassTimes
-from tests.analysis.run_directories import (
-    ENVIRONMENT,
-    config,
-    default_timing,
-    layer_config,
-    pass_times,
-    trial,
-    variant,
-    write_layer,
-    write_point,
-    write_tuner,
-)
+from tests.made_sweeps import trial, write_tuner
+from tests.make_point import ENVIRONMENT, default_timing, layer_config, make_point, operator_config, pass_times, variant
 
 RING = {"method": "ring_exchange", "aggregate": False}
 
@@ -41,7 +31,9 @@ def compared(*directories: Path, reference: str | None = None) -> SweepCompariso
 
 
 def bulk(directory: Path, num_sm: int, bwd: PassTimes, **changed: Any) -> Path:
-    return write_point(directory, config(2, "fc1", "all", "bulk", num_sm=num_sm, **changed), bwd=bwd)
+    return make_point(
+        "operator", directory, operator_config(2, "fc1", "all", "bulk", num_sm=num_sm, **changed), bwd=bwd
+    )
 
 
 def by_setting(found: SweepComparison) -> dict[str, Match]:
@@ -109,8 +101,8 @@ def test_aggregates_are_geometric_means(tmp_path: Path) -> None:
 def test_what_is_only_in_one_is_named_with_its_fate(tmp_path: Path) -> None:
     write_new(tmp_path / "new")
     write_old(tmp_path / "old")
-    failed = config(2, "fc1", "all", "bulk", num_sm=16)
-    write_point(tmp_path / "old", failed, status="failed", error="out of memory")
+    failed = operator_config(2, "fc1", "all", "bulk", num_sm=16)
+    make_point("operator", tmp_path / "old", failed, status="failed", error="out of memory")
     (missing,) = compared(tmp_path / "old", tmp_path / "new").unmatched
     assert (missing.only_in, missing.missing_in) == ("new", "old")
     assert missing.names == [f"TP=2 fc1 bwd {BOTH.format(16)} (failed)"]
@@ -157,8 +149,8 @@ def test_backends_and_devices_are_compared(tmp_path: Path) -> None:
         environment = {**ENVIRONMENT, "gpu": gpu}
         for operator, setting in (("fc1", ring), ("fc2", {"method": "pipeline", "num_sm": 8, **pipeline})):
             setting = dict(setting)
-            point = config(2, operator, "fprop", setting.pop("method"), backend=backend, **setting)
-            directory = write_point(tmp_path / name, point, fwd=pass_times(80.0))
+            point = operator_config(2, operator, "fprop", setting.pop("method"), backend=backend, **setting)
+            directory = make_point("operator", tmp_path / name, point, fwd=pass_times(80.0))
             rewrite(directory, environment=environment)
     found = compared(tmp_path / "te", tmp_path / "torch")
     assert found.compared == {
@@ -173,8 +165,8 @@ def test_backends_and_devices_are_compared(tmp_path: Path) -> None:
 def test_of_several_backends_in_one_each_is_matched_with_itself(tmp_path: Path) -> None:
     for name in ("old", "new"):
         for backend, time_us in (("torch", 80.0), ("transformer_engine", 60.0)):
-            point = config(2, "fc1", "fprop", "ring_exchange", aggregate=False, backend=backend)
-            write_point(tmp_path / name, point, fwd=pass_times(time_us))
+            point = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False, backend=backend)
+            make_point("operator", tmp_path / name, point, fwd=pass_times(time_us))
     found = compared(tmp_path / "old", tmp_path / "new")
     assert found.compared == {}
     assert [(m.ours.key.backend, m.theirs.key.backend, m.ratio) for m in found.matches] == [
@@ -211,14 +203,16 @@ def test_single_points_of_different_settings_are_compared(tmp_path: Path) -> Non
 
 def test_nothing_in_common_is_an_error_that_says_what_each_has(tmp_path: Path) -> None:
     bulk(tmp_path / "old", 4, pass_times(320.0, 400.0, 300.0))
-    ring = config(2, "fc2", "fprop", "ring_exchange")
-    write_point(tmp_path / "new", ring, fwd=pass_times(80.0))
+    ring = operator_config(2, "fc2", "fprop", "ring_exchange")
+    make_point("operator", tmp_path / "new", ring, fwd=pass_times(80.0))
     with pytest.raises(UserError, match=r"old has operator fc1, .*new has operator fc2, .*points in common\.$"):
         compared(tmp_path / "old", tmp_path / "new")
 
 
 def test_nothing_measured_is_an_error(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "fprop", "bulk"), status="skipped", error="bulk does not fit")
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "fprop", "bulk"), status="skipped", error="bulk does not fit"
+    )
     with pytest.raises(UserError, match=r"no point with times to compare \(1 skipped\)"):
         read_dataset("a", tmp_path)
 
@@ -252,9 +246,7 @@ def test_environment_and_configuration_that_changed(tmp_path: Path) -> None:
     write_old(tmp_path / "old")
     for directory in write_old(tmp_path / "new").iterdir():
         packages = {"torch": "2.14.0"}
-        point = config(2, "fc1", "all", "bulk", num_sm=4) | {
-            "workload": {"name": "operator", "tokens": 8192, "seed": 1}
-        }
+        point = operator_config(2, "fc1", "all", "bulk", num_sm=4, workload={"seed": 1})
         rewrite(directory, environment={**ENVIRONMENT, "driver": "590.2", "packages": packages}, point=point)
     found = compared(tmp_path / "old", tmp_path / "new")
     assert {difference.name: difference.values for difference in found.environment} == {
@@ -262,23 +254,23 @@ def test_environment_and_configuration_that_changed(tmp_path: Path) -> None:
         "packages.torch": {"old": ["2.13.0"], "new": ["2.14.0"]},
     }
     assert {difference.name: difference.values for difference in found.configuration} == {
-        "workload.seed": {"old": [], "new": [1]}
+        "workload.seed": {"old": [0], "new": [1]}
     }
 
 
 def test_the_default_is_compared_too(tmp_path: Path) -> None:
-    ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+    ring = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
     for name, default_us in (("old", 90.0), ("new", 99.0)):
-        write_point(tmp_path / name, ring, fwd=pass_times(80.0, default=default_timing(default_us)))
+        make_point("operator", tmp_path / name, ring, fwd=pass_times(80.0, default=default_timing(default_us)))
     assert by_setting(compared(tmp_path / "old", tmp_path / "new"))["default"].ratio == pytest.approx(1.1)
 
 
 def test_launch_bound_points_have_no_say(tmp_path: Path) -> None:
     write_old(tmp_path / "old")
     write_old(tmp_path / "new")
-    point = config(2, "fc1", "all", "bulk", num_sm=16)
-    write_point(tmp_path / "old", point, bwd=pass_times(330.0, 400.0, 300.0))
-    write_point(tmp_path / "new", point, bwd=pass_times(1.0, 400.0, 300.0), launch_bound=True)
+    point = operator_config(2, "fc1", "all", "bulk", num_sm=16)
+    make_point("operator", tmp_path / "old", point, bwd=pass_times(330.0, 400.0, 300.0))
+    make_point("operator", tmp_path / "new", point, bwd=pass_times(1.0, 400.0, 300.0), launch_bound=True)
     found = compared(tmp_path / "old", tmp_path / "new")
     assert found.unmatched[0].names == [f"TP=2 fc1 bwd {BOTH.format(16)} (launch-bound)"]
     assert found.aggregates[-1].ratio == 1.0
@@ -291,7 +283,7 @@ def test_layers_match_by_the_names_of_their_variants(tmp_path: Path) -> None:
             "floor": variant([none_us - 6] * 6),
             f"file:/{name}/best.yaml": variant([file_us] * 6),
         }
-        write_layer(tmp_path / name, variants)
+        make_point("layer", tmp_path / name, variants=variants)
     found = compared(tmp_path / "old", tmp_path / "new")
     matches = by_setting(found)
     assert set(matches) == {"none", "floor", "file:best.yaml"}
@@ -307,9 +299,9 @@ def test_layers_match_by_the_names_of_their_variants(tmp_path: Path) -> None:
 
 def test_layers_of_different_kinds_do_not_match(tmp_path: Path) -> None:
     variants = {"none": variant([60.0] * 6), "default": variant([57.0] * 6)}
-    write_layer(tmp_path / "old", variants)
-    write_layer(tmp_path / "new", variants)
-    write_layer(tmp_path / "new", variants, layer_config(num_replicas=2), name="replicas")
+    make_point("layer", tmp_path / "old", variants=variants)
+    make_point("layer", tmp_path / "new", variants=variants)
+    make_point("layer", tmp_path / "new", layer_config(num_replicas=2), variants=variants, name="replicas")
     found = compared(tmp_path / "old", tmp_path / "new")
     assert {match.ours.key.operator for match in found.matches} == {"transformer_layer"}
     assert found.unmatched[0].names == [f"TP=4 transformer_layer x2 all {name}" for name in ("none", "default")]
@@ -319,7 +311,7 @@ def test_what_a_tuner_proved_matches_by_its_labels(tmp_path: Path) -> None:
     for name, tuned_us in (("old", 54.0), ("new", 45.0)):
         file = f"file:/{name}/tuned.yaml"
         variants = {"none": variant([60.0] * 6), "default": variant([58.0] * 6), file: variant([tuned_us] * 6)}
-        write_layer(tmp_path / name, variants, name="proof")
+        make_point("layer", tmp_path / name, variants=variants, name="proof")
         names = {"none": "none", "default": "default", "tuned": file}
         write_tuner(tmp_path / name, proofs=[trial("proof", names)])
     matches = by_setting(compared(tmp_path / "old", tmp_path / "new"))

@@ -10,7 +10,8 @@ from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.training_warnings import copy_warnings
 from overlap_sweep.run_directory import RESULT_FILE
-from tests.analysis.training_points import copy_config, write_copies, write_sweep_of_copies
+from tests.made_sweeps import write_sweep_of_copies
+from tests.make_point import copy_config, make_point
 
 
 def only(directory: Path) -> CopyAnalysis:
@@ -19,7 +20,7 @@ def only(directory: Path) -> CopyAnalysis:
 
 
 def test_the_numbers_of_a_point(tmp_path: Path) -> None:
-    write_copies(tmp_path, 1100.0)
+    make_point("copy_engine", tmp_path, overlapped_us=1100.0)
     (row,) = only(tmp_path).rows
     assert (row.gemm.time_us, row.copy.time_us, row.sequential.time_us) == (1000.0, 400.0, 1400.0)
     assert row.overlapped.time_us == 1100.0
@@ -36,7 +37,7 @@ def test_the_numbers_of_a_point(tmp_path: Path) -> None:
 
 def test_rounds_are_paired(tmp_path: Path) -> None:
     # The machine drifts by a fifth from round to round, and every round saves the same.
-    path = write_copies(tmp_path, 1100.0) / RESULT_FILE
+    path = make_point("copy_engine", tmp_path, overlapped_us=1100.0) / RESULT_FILE
     result = json.loads(path.read_text())
     for timing in result["copies"]["times"].values():
         timing["samples_us"] = [timing["median_us"] + 100.0 * drift for drift in (2, -1, 0, 1, -2)]
@@ -54,7 +55,7 @@ def test_rounds_are_paired(tmp_path: Path) -> None:
 def test_what_is_noise_or_nearly_nothing_saves_nothing(
     tmp_path: Path, overlapped_us: float, spread_us: float, saves: bool
 ) -> None:
-    write_copies(tmp_path, overlapped_us, spread_us=spread_us)
+    make_point("copy_engine", tmp_path, overlapped_us=overlapped_us, spread_us=spread_us)
     analysis = only(tmp_path)
     assert analysis.saves == saves
     assert analysis.answer.startswith("host_to_device: overlap saves time") == saves
@@ -71,7 +72,7 @@ def test_what_is_noise_or_nearly_nothing_saves_nothing(
 def test_nothing_is_something_else_than_not_known_and_slower(
     tmp_path: Path, overlapped_us: float, spread_us: float, said: str
 ) -> None:
-    write_copies(tmp_path, overlapped_us, spread_us=spread_us)
+    make_point("copy_engine", tmp_path, overlapped_us=overlapped_us, spread_us=spread_us)
     assert only(tmp_path).answer.startswith(f"host_to_device: {said}")
 
 
@@ -92,11 +93,11 @@ def test_a_sentence_for_each_direction(tmp_path: Path) -> None:
 
 def test_launch_bound_points_answer_nothing(tmp_path: Path) -> None:
     bound = {"gemm": False, "copy": True, "sequential": False, "overlapped": False}
-    write_copies(tmp_path, 1100.0, launch_bound=bound)
+    make_point("copy_engine", tmp_path, overlapped_us=1100.0, launch_bound=bound)
     analysis = only(tmp_path)
     assert analysis.answer == "host_to_device: no answer, the host could not enqueue as fast as the device ran"
     assert copy_warnings(analysis.rows) == [
-        "Launch-bound, their times say nothing about the device: copies_0.",
+        "Launch-bound, their times say nothing about the device: copy_engine_0.",
     ]
 
 
@@ -112,8 +113,8 @@ def test_the_table_has_a_row_for_each_point(tmp_path: Path) -> None:
 
 
 def test_directions_and_devices_are_told_apart(tmp_path: Path) -> None:
-    write_copies(tmp_path, point=copy_config("peer"))
-    write_copies(tmp_path, point=copy_config("peer"), result={"environment": {"gpu": "NVIDIA B200"}})
+    make_point("copy_engine", tmp_path, copy_config("peer"))
+    make_point("copy_engine", tmp_path, copy_config("peer"), environment={"gpu": "NVIDIA B200"})
     assert [str(analysis.case) for analysis in analyse_copies(read_points(tmp_path).points)] == [
         "peer on NVIDIA B200",
         "peer on NVIDIA H200",

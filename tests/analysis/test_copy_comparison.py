@@ -9,8 +9,7 @@ import pytest
 from overlap_sweep.analysis.comparison.datasets import read_dataset
 from overlap_sweep.analysis.comparison.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.errors import UserError
-from tests.analysis.run_directories import ENVIRONMENT
-from tests.analysis.training_points import copy_config, write_copies, write_training
+from tests.make_point import ENVIRONMENT, copy_config, make_point
 
 
 def compared(**paths: Path) -> SweepComparison:
@@ -19,11 +18,18 @@ def compared(**paths: Path) -> SweepComparison:
 
 def test_copy_engines_of_two_machines(tmp_path: Path) -> None:
     """The new one's copies take half as long, and hide as well."""
-    write_copies(tmp_path / "old", 1080.0, copy_us=400.0)
+    make_point("copy_engine", tmp_path / "old", overlapped_us=1080.0, copy_us=400.0)
     faster = {"environment": {**ENVIRONMENT, "gpu": "NVIDIA B200"}}
-    write_copies(tmp_path / "new", 1040.0, copy_us=200.0, result=faster)
-    for name, result in (("old", None), ("new", faster)):
-        write_copies(tmp_path / name, 1000.0, copy_config("device_to_device"), copy_us=100.0, result=result)
+    make_point("copy_engine", tmp_path / "new", overlapped_us=1040.0, copy_us=200.0, **faster)
+    for name, result in (("old", {}), ("new", faster)):
+        make_point(
+            "copy_engine",
+            tmp_path / name,
+            copy_config("device_to_device"),
+            overlapped_us=1000.0,
+            copy_us=100.0,
+            **result,
+        )
     both = compared(old=tmp_path / "old", new=tmp_path / "new")
     of_host = {m.ours.key.setting: m for m in both.matches if m.ours.key.operator.startswith("host_to_device")}
     assert of_host.keys() == {"gemm", "copy", "sequential", "overlapped"}
@@ -42,9 +48,9 @@ def test_copy_engines_of_two_machines(tmp_path: Path) -> None:
 
 def test_sizes_match_and_repetitions_are_pooled(tmp_path: Path) -> None:
     for repetition in (0, 1):
-        write_copies(tmp_path / "old", 1100.0, copy_config(repetition=repetition))
-    write_copies(tmp_path / "new", 1100.0)
-    write_copies(tmp_path / "new", 1100.0, copy_config(copy_mb=16.0))
+        make_point("copy_engine", tmp_path / "old", copy_config(repetition=repetition), overlapped_us=1100.0)
+    make_point("copy_engine", tmp_path / "new", overlapped_us=1100.0)
+    make_point("copy_engine", tmp_path / "new", copy_config(copy_mb=16.0), overlapped_us=1100.0)
     both = compared(old=tmp_path / "old", new=tmp_path / "new")
     assert {match.theirs.time.repeats for match in both.matches} == {10}
     (only,) = both.unmatched
@@ -54,14 +60,14 @@ def test_sizes_match_and_repetitions_are_pooled(tmp_path: Path) -> None:
 
 def test_launch_bound_copies_say_nothing(tmp_path: Path) -> None:
     bound = dict.fromkeys(("copy", "sequential"), True)
-    write_copies(tmp_path / "old", 1100.0, launch_bound=bound)
-    write_copies(tmp_path / "new", 1100.0)
+    make_point("copy_engine", tmp_path / "old", overlapped_us=1100.0, launch_bound=bound)
+    make_point("copy_engine", tmp_path / "new", overlapped_us=1100.0)
     both = compared(old=tmp_path / "old", new=tmp_path / "new")
     assert [match.ours.key.setting for match in both.matches] == ["gemm", "overlapped"]
     assert both.matches[1].theirs.none_us is None
 
 
 def test_training_without_telemetry_is_to_be_copied_not_measured_again(tmp_path: Path) -> None:
-    write_training(tmp_path / "old")
+    make_point("fsdp", tmp_path / "old")
     with pytest.raises(UserError, match=r"copy the rank_<r>_metrics\.jsonl"):
         read_dataset("old", tmp_path / "old")

@@ -15,7 +15,7 @@ from overlap_sweep.analysis.estimate import (
     notch_us,
     pooled_none,
 )
-from tests.analysis.run_directories import default_timing, timing
+from tests.make_point import default_timing, timing
 
 
 def test_notch_is_that_of_mcgill_tukey_and_larsen() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from overlap_sweep.analysis.sweep import CaseAnalysis, analyse
 from overlap_sweep.config import AnalysisConfig
-from tests.analysis.run_directories import config, pass_times, write_point
+from tests.make_point import make_point, operator_config, pass_times
 
 
 def case_of(directory: Path) -> CaseAnalysis:
@@ -16,30 +16,30 @@ def case_of(directory: Path) -> CaseAnalysis:
 
 
 def fwd(num_sm: int, **knobs: Any) -> dict[str, Any]:
-    return {**config(method="ring_exchange", phase="fprop", num_sm=num_sm, **knobs), "phases": None}
+    return {**operator_config(method="ring_exchange", phase="fprop", num_sm=num_sm, **knobs), "phases": None}
 
 
 def wrong(directory: Path, point: dict[str, Any], tensor: str = "output") -> None:
     point = {**point, "workload": {**point["workload"], "tolerance": None}}
-    write_point(directory, point, status="failed", error="wrong numbers", relative_error={tensor: 1.4})
+    make_point("operator", directory, point, status="failed", error="wrong numbers", relative_error={tensor: 1.4})
 
 
 def test_what_is_wrong_at_one_num_sm_is_not_chosen_at_another(tmp_path: Path) -> None:
-    write_point(tmp_path, fwd(4, use_ce=False), fwd=pass_times(60.0))
-    write_point(tmp_path, fwd(1, use_ce=True), fwd=pass_times(80.0))
+    make_point("operator", tmp_path, fwd(4, use_ce=False), fwd=pass_times(60.0))
+    make_point("operator", tmp_path, fwd(1, use_ce=True), fwd=pass_times(80.0))
     wrong(tmp_path, fwd(8, use_ce=False))
     chosen = case_of(tmp_path).plans[2].choices[0].chosen
     assert chosen.settings["fc1_fprop"]["use_ce"]
 
 
 def test_wrong_gradients_say_nothing_of_the_forward_pass(tmp_path: Path) -> None:
-    write_point(tmp_path, fwd(4, use_ce=False), fwd=pass_times(60.0))
+    make_point("operator", tmp_path, fwd(4, use_ce=False), fwd=pass_times(60.0))
     wrong(tmp_path, fwd(8, use_ce=False), "input_grad")
     assert case_of(tmp_path).plans[2].choices[0].chosen.settings
 
 
 def test_a_slot_of_which_every_overlap_failed_is_switched_off(tmp_path: Path) -> None:
-    write_point(tmp_path, config(), fwd=pass_times(100.0))
+    make_point("operator", tmp_path, operator_config(), fwd=pass_times(100.0))
     wrong(tmp_path, fwd(1))
     case = case_of(tmp_path)
     assert case.plans[2].choices[0].tried_slots == {"fc1_fprop"}
@@ -47,17 +47,24 @@ def test_a_slot_of_which_every_overlap_failed_is_switched_off(tmp_path: Path) ->
 
 
 def test_a_setting_that_crashed_once_is_not_chosen(tmp_path: Path) -> None:
-    write_point(tmp_path, fwd(4), fwd=pass_times(60.0))
-    write_point(tmp_path, fwd(8), fwd=pass_times(80.0))
-    write_point(tmp_path, {**fwd(4), "repetition": 1}, status="failed", error="illegal memory access", name="again")
+    make_point("operator", tmp_path, fwd(4), fwd=pass_times(60.0))
+    make_point("operator", tmp_path, fwd(8), fwd=pass_times(80.0))
+    make_point(
+        "operator", tmp_path, {**fwd(4), "repetition": 1}, status="failed", error="illegal memory access", name="again"
+    )
     chosen = case_of(tmp_path).plans[2].choices[0].chosen
     assert chosen.settings["fc1_fprop"]["num_sm"] == 8
 
 
 def test_a_pair_that_computed_wrong_numbers_is_not_predicted(tmp_path: Path) -> None:
     for phase in ("dgrad", "wgrad"):
-        write_point(tmp_path, config(method="bulk", phase=phase, num_sm=8), bwd=pass_times(160.0, none_us=200.0))
+        make_point(
+            "operator",
+            tmp_path,
+            operator_config(method="bulk", phase=phase, num_sm=8),
+            bwd=pass_times(160.0, none_us=200.0),
+        )
     (pair,) = [c for c in case_of(tmp_path).plans[2].choices[1].candidates if len(c.settings) == 2]
     assert not pair.measured
-    wrong(tmp_path, config(method="bulk", num_sm=16), "input_grad")
+    wrong(tmp_path, operator_config(method="bulk", num_sm=16), "input_grad")
     assert not [c for c in case_of(tmp_path).plans[2].choices[1].candidates if len(c.settings) == 2]

@@ -10,15 +10,7 @@ import yaml
 from overlap_sweep.analysis.frame import COLUMNS, config_id, hidden_fraction, table_rows, to_frame
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.traces import read_traces
-from tests.analysis.run_directories import (
-    config,
-    default_timing,
-    layer_config,
-    pass_times,
-    variant,
-    write_layer,
-    write_point,
-)
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, variant
 
 
 def frame_of(directory: Path) -> pd.DataFrame:
@@ -46,9 +38,10 @@ def test_hidden_fraction_is_undefined_where_communication_costs_nothing() -> Non
 
 
 def test_one_row_for_each_phase_that_the_point_overlaps(tmp_path: Path) -> None:
-    write_point(
+    make_point(
+        "operator",
         tmp_path,
-        config(method="bulk", num_sm=4),
+        operator_config(method="bulk", num_sm=4),
         bwd=pass_times(160.0, none_us=200.0, floor_us=150.0, tp1_us=300.0, spread_us=1.0),
         relative_error={"output": 1e-6, "weight_grad": 1e-5},
     )
@@ -67,7 +60,7 @@ def test_one_row_for_each_phase_that_the_point_overlaps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("phase", "rows"), [("all", ["fprop", "dgrad", "wgrad"]), ("dgrad", ["dgrad"])])
 def test_none_has_a_row_for_each_phase_that_was_asked_for(tmp_path: Path, phase: str, rows: list[str]) -> None:
-    write_point(tmp_path, config(phase=phase))
+    make_point("operator", tmp_path, operator_config(phase=phase))
     frame = frame_of(tmp_path)
     assert frame["phase"].tolist() == rows
     assert set(frame["method"]) == {"none"}
@@ -75,10 +68,10 @@ def test_none_has_a_row_for_each_phase_that_was_asked_for(tmp_path: Path, phase:
 
 def test_points_without_times_have_one_row_with_what_was_asked_for(tmp_path: Path) -> None:
     for status in ("skipped", "failed", "timeout"):
-        asked = config(method="pipeline", phase="fprop", num_sm=2, num_splits=4)
-        write_point(tmp_path, asked, status=status, error=f"it {status}")
+        asked = operator_config(method="pipeline", phase="fprop", num_sm=2, num_splits=4)
+        make_point("operator", tmp_path, asked, status=status, error=f"it {status}")
     (tmp_path / "died" / ".hydra").mkdir(parents=True)
-    (tmp_path / "died" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config(method="bulk", num_sm=8)))
+    (tmp_path / "died" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(operator_config(method="bulk", num_sm=8)))
     frame = frame_of(tmp_path).set_index("status")
     assert sorted(frame.index) == ["failed", "missing", "skipped", "timeout"]
     assert frame.loc["failed", "error"] == "it failed"
@@ -88,7 +81,7 @@ def test_points_without_times_have_one_row_with_what_was_asked_for(tmp_path: Pat
 
 
 def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path) -> None:
-    write_point(tmp_path, config(), status="failed", error="boom")
+    make_point("operator", tmp_path, operator_config(), status="failed", error="boom")
     frame = frame_of(tmp_path)
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == COLUMNS
     stream = io.BytesIO()
@@ -97,7 +90,7 @@ def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path) ->
 
 
 def test_a_missing_trace_is_a_note(tmp_path: Path) -> None:
-    write_point(tmp_path, config(phase="fprop"), traces=["trace_rank0.json.gz"])
+    make_point("operator", tmp_path, operator_config(phase="fprop"), traces=["trace_rank0.json.gz"])
     row = frame_of(tmp_path).iloc[0]
     assert row["note"] == "trace_rank0.json.gz is missing"
     assert pd.isna(row["total_overlap_ratio"])
@@ -105,15 +98,15 @@ def test_a_missing_trace_is_a_note(tmp_path: Path) -> None:
 
 def test_the_default_is_scaled_to_the_points_own_none(tmp_path: Path) -> None:
     times = pass_times(160.0, none_us=200.0, default=default_timing(360.0, none_us=400.0))
-    write_point(tmp_path, config(method="bulk", num_sm=4), bwd=times)
-    write_point(tmp_path, config(phase="fprop"))
+    make_point("operator", tmp_path, operator_config(method="bulk", num_sm=4), bwd=times)
+    make_point("operator", tmp_path, operator_config(phase="fprop"))
     frame = frame_of(tmp_path).set_index("slot")
     assert frame.loc["fc1_dgrad", "default_us"] == pytest.approx(180.0)
     assert pd.isna(frame.loc["fc1_fprop", "default_us"])
 
 
 def test_layers_have_a_table_of_their_own(tmp_path: Path) -> None:
-    write_point(tmp_path, config(phase="fprop"))
-    write_layer(tmp_path, {"none": variant([100.0, 100.0])}, name="ok_layer")
-    write_layer(tmp_path, {}, layer_config(), name="failed_layer", status="failed", error="boom")
+    make_point("operator", tmp_path, operator_config(phase="fprop"))
+    make_point("layer", tmp_path, variants={"none": variant([100.0, 100.0])}, name="ok_layer")
+    make_point("layer", tmp_path, layer_config(), variants={}, name="failed_layer", status="failed", error="boom")
     assert frame_of(tmp_path)["slot"].tolist() == ["fc1_fprop"]

@@ -12,8 +12,7 @@ from overlap_sweep.analysis.history import HISTORY_COLUMNS, History, describe_ch
 from overlap_sweep.identity import environment_identity
 from overlap_sweep.report.history import print_history
 from overlap_sweep.run_directory import Result
-from tests.analysis.run_directories import layer_config, variant
-from tests.analysis.training_points import copy_config, copy_times, training_config, training_run
+from tests.make_point import copy_config, copy_times, layer_config, resolved, training_run, variant
 from tests.store.measured import environment, result
 
 OLD, NEW = environment(), environment(packages={"torch": "2.13.0"}, driver="580.2")
@@ -185,7 +184,7 @@ def test_training_steps_and_copies_have_a_row_each() -> None:
         # How often clocks are looked at, and how long the recorded run is, changes nothing.
         recorded = {"training.max_steps": 30 + minute, "training.log_interval": 1 + minute}
         telemetry = {"telemetry": {"sample_interval_s": minute}}
-        point = training_config(**{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
+        point = resolved("fsdp", **{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
         run = training_run(step_us, point=point)
         return result(minute=minute, on=on, times={}, training=run, resolved=point, **changed)
 
@@ -211,7 +210,7 @@ def test_training_steps_and_copies_have_a_row_each() -> None:
 def test_a_training_step_is_not_named_twice() -> None:
     found = []
     for strategy in ("fsdp2", "ddp"):
-        point = training_config(**{"distributed.strategy": strategy})
+        point = resolved("fsdp", **{"distributed.strategy": strategy})
         run = training_run(1500.0, point=point)
         found.append(result(minute=0, on=environment(), times={}, training=run, resolved=point))
     stream = io.StringIO()

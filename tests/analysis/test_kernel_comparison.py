@@ -13,9 +13,16 @@ from overlap_sweep.analysis.history import history_rows
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import SEQUENTIAL
 from overlap_sweep.run_directory import Result
-from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
-from tests.analysis.run_directories import ENVIRONMENT, config, pass_times, write_point
 from tests.analysis.test_history import NEW, OLD, of, verdicts
+from tests.make_point import (
+    ENVIRONMENT,
+    baselines,
+    implementation,
+    kernel_config,
+    make_point,
+    operator_config,
+    pass_times,
+)
 
 
 def compared(*directories: Path) -> SweepComparison:
@@ -24,12 +31,14 @@ def compared(*directories: Path) -> SweepComparison:
 
 def test_the_same_implementations_match(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    write_kernel(old, {"ring": implementation(150.0), "gone": implementation(160.0)})
-    write_kernel(old, {"ring": implementation(120.0)}, kernel_config(backend="symm_mem"))
-    write_kernel(new, baselines(220.0) | {"ring": implementation(165.0)})
+    make_point("kernel", old, implementations={"ring": implementation(150.0), "gone": implementation(160.0)})
+    make_point("kernel", old, kernel_config(backend="symm_mem"), implementations={"ring": implementation(120.0)})
+    make_point("kernel", new, implementations=baselines(220.0) | {"ring": implementation(165.0)})
     # The name of a model is not what makes a kernel.
-    write_kernel(new, {"ring": implementation(90.0)}, kernel_config(backend="symm_mem", operator=None))
-    write_kernel(new, {"ring": implementation(150.0)}, kernel_config(2048))
+    make_point(
+        "kernel", new, kernel_config(backend="symm_mem", operator=None), implementations={"ring": implementation(90.0)}
+    )
+    make_point("kernel", new, kernel_config(2048), implementations={"ring": implementation(150.0)})
     found = compared(old, new)
     ratios = {(match.ours.key.backend, match.ours.key.setting): match.ratio for match in found.matches}
     # Baselines, which both backends measured, are no points of their own.
@@ -49,14 +58,19 @@ def test_the_same_implementations_match(tmp_path: Path) -> None:
 def test_what_was_launch_bound_is_left_out(tmp_path: Path) -> None:
     for name, launch_bound in (("old", False), ("new", True)):
         measured = {"ring": implementation(150.0, launch_bound=launch_bound), "split": implementation(160.0)}
-        write_kernel(tmp_path / name, measured)
+        make_point("kernel", tmp_path / name, implementations=measured)
     settings = {match.ours.key.setting for match in compared(tmp_path / "old", tmp_path / "new").matches}
     assert settings == {"split"}
 
 
 def test_two_backends_are_compared_by_the_names_of_their_implementations(tmp_path: Path) -> None:
     for backend, time_us in (("torch", 150.0), ("symm_mem", 120.0)):
-        write_kernel(tmp_path / backend, {"ring": implementation(time_us)}, kernel_config(backend=backend))
+        make_point(
+            "kernel",
+            tmp_path / backend,
+            kernel_config(backend=backend),
+            implementations={"ring": implementation(time_us)},
+        )
     found = compared(tmp_path / "torch", tmp_path / "symm_mem")
     assert found.compared == {"backend": {"torch": "torch", "symm_mem": "symm_mem"}}
     assert {match.ours.key.setting: match.ratio for match in found.matches}["ring"] == 0.8
@@ -64,9 +78,9 @@ def test_two_backends_are_compared_by_the_names_of_their_implementations(tmp_pat
 
 def test_operators_beside_kernels_match_operators(tmp_path: Path) -> None:
     for name, time_us in (("old", 320.0), ("new", 400.0)):
-        bulk = config(2, "fc1", "all", "bulk", num_sm=4)
-        write_point(tmp_path / name, bulk, bwd=pass_times(time_us, 400.0, 300.0))
-        write_kernel(tmp_path / name, {"ring": implementation(150.0)})
+        bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+        make_point("operator", tmp_path / name, bulk, bwd=pass_times(time_us, 400.0, 300.0))
+        make_point("kernel", tmp_path / name, implementations={"ring": implementation(150.0)})
     found = compared(tmp_path / "old", tmp_path / "new")
     ratios = {(match.ours.key.operator, match.ours.key.setting): match.ratio for match in found.matches}
     assert ratios["fc1", "dgrad bulk_sm4 + wgrad bulk_sm4"] == 1.25
@@ -76,7 +90,7 @@ def test_operators_beside_kernels_match_operators(tmp_path: Path) -> None:
 
 def test_other_sizes_are_no_match(tmp_path: Path) -> None:
     for n in (8192, 4096):
-        write_kernel(tmp_path / str(n), {"ring": implementation(150.0)}, kernel_config(n=n))
+        make_point("kernel", tmp_path / str(n), kernel_config(n=n), implementations={"ring": implementation(150.0)})
     with pytest.raises(UserError, match="No point of one is also in another"):
         compared(tmp_path / "8192", tmp_path / "4096")
 

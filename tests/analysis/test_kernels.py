@@ -19,8 +19,16 @@ from overlap_sweep.analysis.kernels import (
 )
 from overlap_sweep.analysis.points import group_cases, read_points
 from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
-from tests.analysis.kernel_points import PIPELINE, RING, baselines, implementation, kernel_config, write_kernel
-from tests.analysis.run_directories import ENVIRONMENT, config, write_point
+from tests.make_point import (
+    ENVIRONMENT,
+    PIPELINE,
+    RING,
+    baselines,
+    implementation,
+    kernel_config,
+    make_point,
+    operator_config,
+)
 
 
 def only(directory: Path) -> KernelAnalysis:
@@ -44,7 +52,7 @@ def frame_of(directory: Path) -> pd.DataFrame:
 
 def test_the_numbers_of_an_implementation(tmp_path: Path) -> None:
     ring = implementation(125.0, setting=RING, relative_error=2e-3)
-    write_kernel(tmp_path, {"ring_exchange": ring}, kernel_config(1024, "symm_mem"))
+    make_point("kernel", tmp_path, kernel_config(1024, "symm_mem"), implementations={"ring_exchange": ring})
     shape = only_shape(tmp_path)
     row = row_of(shape, "symm_mem ring_exchange")
     # 2 x 1024 x 57344 x 8192 / 4 floating-point operations, and 3/4 of 1024 x 8192 x 2 bytes, in 125 us.
@@ -61,9 +69,9 @@ def test_the_numbers_of_an_implementation(tmp_path: Path) -> None:
 
 def test_backends_are_compared_through_the_sequential_beside_them(tmp_path: Path) -> None:
     # The machine was 1.5 times slower when it measured the second.
-    write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(backend="symm_mem"))
+    make_point("kernel", tmp_path, kernel_config(backend="symm_mem"), implementations={"ring": implementation(150.0)})
     slow = baselines(300.0, 150.0, 120.0) | {"ring": implementation(180.0)}
-    write_kernel(tmp_path, slow, kernel_config(backend="transformer_engine"))
+    make_point("kernel", tmp_path, kernel_config(backend="transformer_engine"), implementations=slow)
     shape = only_shape(tmp_path)
     assert shape.chosen
     assert shape.chosen.label == "transformer_engine ring"
@@ -76,17 +84,19 @@ def test_backends_are_compared_through_the_sequential_beside_them(tmp_path: Path
 
 def test_repetitions_of_a_backend_are_put_together(tmp_path: Path) -> None:
     for repetition, time_us in enumerate((150.0, 160.0)):
-        write_kernel(tmp_path, {"ring": implementation(time_us)}, kernel_config(repetition=repetition))
+        make_point(
+            "kernel", tmp_path, kernel_config(repetition=repetition), implementations={"ring": implementation(time_us)}
+        )
     (row,) = only_shape(tmp_path).implementations
     assert (row.time_us, row.estimate.repeats, len(row.points)) == (155.0, 10, 2)
 
 
 def test_connections_that_were_given_make_another_implementation(tmp_path: Path) -> None:
     usual, wrong = kernel_config(), {"left_out": {"agg": "wrong numbers: x"}, "relative_error": {"agg": 0.5}}
-    write_kernel(tmp_path, {"ring": implementation(150.0)}, usual)
+    make_point("kernel", tmp_path, usual, implementations={"ring": implementation(150.0)})
     for connections, time_us in ((1, 160.0), (8, 110.0)):
         given = {**usual, "runtime": {**usual["runtime"], "max_connections": connections}}
-        write_kernel(tmp_path, {"ring": implementation(time_us)}, given, **wrong)
+        make_point("kernel", tmp_path, given, implementations={"ring": implementation(time_us)}, **wrong)
     shape = only_shape(tmp_path)
     assert {row.name: row.time_us for row in shape.implementations} == {
         "ring": 150,
@@ -114,7 +124,7 @@ def test_connections_that_were_given_make_another_implementation(tmp_path: Path)
 def test_a_tie_goes_to_the_simpler(tmp_path: Path, times: dict[str, float], expected: str, reason: str) -> None:
     for backend, time_us in times.items():
         measured = baselines(spread_us=3.0) | {"a": implementation(time_us, 3.0)}
-        write_kernel(tmp_path, measured, kernel_config(backend=backend))
+        make_point("kernel", tmp_path, kernel_config(backend=backend), implementations=measured)
     shape = only_shape(tmp_path)
     assert shape.chosen
     assert shape.chosen.advice == expected
@@ -143,7 +153,7 @@ def test_half_a_percent_is_a_tie_whatever_the_noise(
 ) -> None:
     """Other process groups differ by as much."""
     for backend, time_us in times.items():
-        write_kernel(tmp_path, {"a": implementation(time_us)}, kernel_config(backend=backend))
+        make_point("kernel", tmp_path, kernel_config(backend=backend), implementations={"a": implementation(time_us)})
     shape = only_shape(tmp_path)
     assert shape.chosen
     assert (shape.chosen.advice, shape.reason) == (expected, reason)
@@ -151,7 +161,7 @@ def test_half_a_percent_is_a_tie_whatever_the_noise(
 
 def test_of_one_backend_the_first_wins_a_tie(tmp_path: Path) -> None:
     measured = {"simple": implementation(101.0, 3.0), "complex": implementation(100.0, 3.0)}
-    write_kernel(tmp_path, measured)
+    make_point("kernel", tmp_path, implementations=measured)
     chosen = only_shape(tmp_path).chosen
     assert chosen
     assert chosen.name == "simple"
@@ -164,13 +174,14 @@ def test_what_cannot_be_used_is_no_answer(tmp_path: Path) -> None:
         "wrong": implementation(96.0),
         "ring": implementation(150.0),
     }
-    write_kernel(tmp_path, measured)
+    make_point("kernel", tmp_path, implementations=measured)
     # What was right once computed wrong numbers when it was measured again.
     again = {"ring": implementation(150.0)}
-    write_kernel(
+    make_point(
+        "kernel",
         tmp_path,
-        again,
         kernel_config(repetition=1),
+        implementations=again,
         left_out={"wrong": "wrong numbers: relative error 0.5, tolerance 0.01"},
         relative_error={"wrong": 0.5},
     )
@@ -186,28 +197,30 @@ def test_what_cannot_be_used_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_with_nothing_to_use_the_answer_is_not_to_overlap(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"bulk": implementation(110.0, independent=True)})
+    make_point("kernel", tmp_path, implementations={"bulk": implementation(110.0, independent=True)})
     shape = only_shape(tmp_path)
     assert shape.chosen is shape.sequential
     assert shape.reason == "nothing else can be used: torch bulk is independent of its communication"
 
 
 def test_without_a_sequential_that_was_measured_there_is_no_answer(tmp_path: Path) -> None:
-    write_kernel(tmp_path, baselines(launch_bound=True) | {"ring": implementation(50.0)})
+    make_point("kernel", tmp_path, implementations=baselines(launch_bound=True) | {"ring": implementation(50.0)})
     shape = only_shape(tmp_path)
     assert shape.chosen is None
     assert "launch-bound" in shape.reason
     assert answers_in_words(only(tmp_path)) == "m=1024: no answer"
     assert warnings(only(tmp_path))[0].startswith("sequential was launch-bound at m=1024")
     # Another point knows better.
-    write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(backend="symm_mem"))
+    make_point("kernel", tmp_path, kernel_config(backend="symm_mem"), implementations={"ring": implementation(150.0)})
     shape = only_shape(tmp_path)
     assert shape.chosen
     assert (shape.chosen.label, shape.sequential.time_us) == ("symm_mem ring", 200.0)
 
 
 def test_the_bound_is_none_where_communication_is_faster_than_the_library(tmp_path: Path) -> None:
-    write_kernel(tmp_path, baselines(300.0, 100.0, 180.0) | {"ring": implementation(150.0, 1.0)})
+    make_point(
+        "kernel", tmp_path, implementations=baselines(300.0, 100.0, 180.0) | {"ring": implementation(150.0, 1.0)}
+    )
     (sentence,) = warnings(only(tmp_path))
     assert sentence.startswith("m=1024: torch ring beats the bound by 16.7%: its communication is faster than the lib")
 
@@ -215,8 +228,10 @@ def test_the_bound_is_none_where_communication_is_faster_than_the_library(tmp_pa
 def test_what_beats_the_bound_is_a_sentence_for_each_m(tmp_path: Path) -> None:
     for m in (1024, 2048):
         faster = {f"ring{i}": implementation(80.0 + i) for i in range(9)}
-        write_kernel(tmp_path, faster | {"slow": implementation(110.0)}, kernel_config(m, "flux"))
-    write_kernel(tmp_path, {"ring": implementation(90.0)}, kernel_config(2048))
+        make_point(
+            "kernel", tmp_path, kernel_config(m, "flux"), implementations=faster | {"slow": implementation(110.0)}
+        )
+    make_point("kernel", tmp_path, kernel_config(2048), implementations={"ring": implementation(90.0)})
     first, second = warnings(only(tmp_path))
     assert first.startswith("m=1024: 9 of 10 beat the bound, flux ring0 by 20.0%: its GEMM is faster than torch's")
     assert second == (
@@ -230,7 +245,7 @@ def test_answers_along_m_in_words(tmp_path: Path) -> None:
     for m, wins in fastest.items():
         for backend in ("torch", "symm_mem", "transformer_engine"):
             time_us = 150.0 if backend == wins else 250.0
-            write_kernel(tmp_path, {"ring": implementation(time_us)}, kernel_config(m, backend))
+            make_point("kernel", tmp_path, kernel_config(m, backend), implementations={"ring": implementation(time_us)})
     analysis = only(tmp_path)
     assert answers_in_words(analysis) == (
         "m=1024 to 2048: symm_mem ring; 4096: torch ring; 8192: transformer_engine ring; 16384: don't overlap"
@@ -242,18 +257,18 @@ def test_answers_along_m_in_words(tmp_path: Path) -> None:
 def test_what_is_another_kernel_is_another_case(tmp_path: Path) -> None:
     ring = {"ring": implementation(150.0)}
     for changes in ({}, {"kernel": "gemm_rs"}, {"n": 8192}, {"k": 4096}, {"tp_size": 8}, {"precision": "fp16"}):
-        write_kernel(tmp_path, ring, kernel_config(**changes))
-    write_kernel(tmp_path, ring, environment={**ENVIRONMENT, "gpu": "NVIDIA H100"})
+        make_point("kernel", tmp_path, kernel_config(**changes), implementations=ring)
+    make_point("kernel", tmp_path, implementations=ring, environment={**ENVIRONMENT, "gpu": "NVIDIA H100"})
     # The same sizes, whoever has them.
-    write_kernel(tmp_path, ring, kernel_config(backend="symm_mem", operator=None))
+    make_point("kernel", tmp_path, kernel_config(backend="symm_mem", operator=None), implementations=ring)
     analyses = analyse_kernels(read_points(tmp_path).points)
     assert len(analyses) == len({analysis.case.name for analysis in analyses}) == 7
     assert sum(len(analysis.points) for analysis in analyses) == 8
 
 
 def test_kernels_are_neither_operators_nor_layers(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring": implementation(150.0)})
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("kernel", tmp_path, implementations={"ring": implementation(150.0)})
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
     points = read_points(tmp_path).points
     assert {(point.workload, point.is_operator, point.is_layer, point.is_kernel) for point in points} == {
         ("kernel", False, False, True),
@@ -269,10 +284,23 @@ def test_a_row_for_each_point_and_implementation(tmp_path: Path) -> None:
         "ring_exchange": implementation(125.0, 1.0, RING),
         "bulk": implementation(110.0, independent=True),
     }
-    write_kernel(
-        tmp_path, measured, kernel_config(implementations=asked), "a", left_out={"pipeline": "refused: too large"}
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(implementations=asked),
+        implementations=measured,
+        name="a",
+        left_out={"pipeline": "refused: too large"},
     )
-    write_kernel(tmp_path, {}, kernel_config(backend="flux"), "b", status="skipped", error="flux is not installed")
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(backend="flux"),
+        implementations={},
+        name="b",
+        status="skipped",
+        error="flux is not installed",
+    )
     frame = frame_of(tmp_path)
     rows = {(row["point"], row["implementation"]): row for _, row in frame.iterrows() if row["point"] == "a"}
     assert list(rows) == [
@@ -299,9 +327,16 @@ def test_a_row_for_each_point_and_implementation(tmp_path: Path) -> None:
 
 
 def test_a_row_for_each_answer(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring_exchange": implementation(125.0, setting=RING)})
-    write_kernel(tmp_path, {"ring_exchange": implementation(250.0, setting=RING)}, kernel_config(2048))
-    write_kernel(tmp_path, baselines(launch_bound=True) | {"a": implementation(1.0)}, kernel_config(4096))
+    make_point("kernel", tmp_path, implementations={"ring_exchange": implementation(125.0, setting=RING)})
+    make_point(
+        "kernel", tmp_path, kernel_config(2048), implementations={"ring_exchange": implementation(250.0, setting=RING)}
+    )
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(4096),
+        implementations=baselines(launch_bound=True) | {"a": implementation(1.0)},
+    )
     frame = to_frame(answer_rows([only(tmp_path)]), ANSWER_COLUMNS)
     first, second, third = (frame.iloc[i] for i in range(3))
     assert (first["m"], first["backend"], first["implementation"], first["num_sm"]) == (
@@ -317,7 +352,7 @@ def test_a_row_for_each_answer(tmp_path: Path) -> None:
 
 
 def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {}, status="failed", error="boom")
+    make_point("kernel", tmp_path, implementations={}, status="failed", error="boom")
     frame = frame_of(tmp_path)
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == COLUMNS
     stream = io.BytesIO()
@@ -333,7 +368,7 @@ def test_a_missing_point_is_what_hydra_composed(tmp_path: Path) -> None:
     }
     (tmp_path / "missing" / ".hydra").mkdir(parents=True)
     (tmp_path / "missing" / ".hydra" / "config.yaml").write_text(str(composed).replace("None", "null"))
-    write_kernel(tmp_path, {"ring": implementation(150.0)})
+    make_point("kernel", tmp_path, implementations={"ring": implementation(150.0)})
     row = frame_of(tmp_path).set_index("point").loc["missing"]
     assert (row["status"], row["m"], row["n"], row["model"]) == ("missing", 64, 512, "custom")
     assert pd.isna(row["kernel"])

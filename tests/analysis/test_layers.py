@@ -11,7 +11,8 @@ from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.layer_frame import COLUMNS, layer_rows
 from overlap_sweep.analysis.layers import VariantRow, analyse_layer
 from overlap_sweep.analysis.points import read_points
-from tests.analysis.run_directories import layer_config, layer_point, variant, write_layer
+from tests.analysis.reading import layer_point
+from tests.make_point import layer_config, make_point, variant
 
 NONE = [1000.0, 1010.0, 1020.0, 1030.0, 1040.0, 1050.0]
 """Six rounds of a machine that gets slower by 5 %."""
@@ -34,7 +35,7 @@ def frame_of(directory: Path) -> pd.DataFrame:
 
 def test_rounds_are_paired_so_that_drift_cancels(tmp_path: Path) -> None:
     # 0.5 % faster in every round, while the machine drifts by ten times that.
-    write_layer(tmp_path, {"none": variant(NONE), "default": variant(times(0.995))})
+    make_point("layer", tmp_path, variants={"none": variant(NONE), "default": variant(times(0.995))})
     default = rows_of(tmp_path)["default"]
     assert default.ratio == pytest.approx(0.995)
     assert (default.interval.low, default.interval.high) == (pytest.approx(0.995), pytest.approx(0.995))
@@ -48,7 +49,7 @@ def test_medians_ratio_and_hidden_fraction_of_each_variant(tmp_path: Path) -> No
         "default": variant(times(1.1), launch_bound=True),
         "file:a.yaml": variant(times(0.9), step_us=30.0, relative_error={"output": 1e-3, "input_grad": 2e-3}),
     }
-    write_layer(tmp_path, variants)
+    make_point("layer", tmp_path, variants=variants)
     rows = rows_of(tmp_path)
     assert list(rows) == list(variants)
     best = rows["file:a.yaml"]
@@ -66,7 +67,7 @@ def test_medians_ratio_and_hidden_fraction_of_each_variant(tmp_path: Path) -> No
 
 def test_a_difference_that_some_rounds_contradict_is_none(tmp_path: Path) -> None:
     whole = [0.98 * time_us for time_us in NONE[:4]] + [1.01 * time_us for time_us in NONE[4:]]
-    write_layer(tmp_path, {"none": variant(NONE), "default": variant(whole)})
+    make_point("layer", tmp_path, variants={"none": variant(NONE), "default": variant(whole)})
     default = rows_of(tmp_path)["default"]
     assert default.ratio == pytest.approx(0.98)
     assert (default.interval.low, default.interval.high) == (pytest.approx(0.98), pytest.approx(1.01))
@@ -74,7 +75,11 @@ def test_a_difference_that_some_rounds_contradict_is_none(tmp_path: Path) -> Non
 
 
 def test_without_none_ratios_are_to_the_first(tmp_path: Path) -> None:
-    write_layer(tmp_path, {"default": variant(NONE), "floor": variant(times(0.5)), "file:a": variant(times(0.9))})
+    make_point(
+        "layer",
+        tmp_path,
+        variants={"default": variant(NONE), "floor": variant(times(0.5)), "file:a": variant(times(0.9))},
+    )
     analysis = analyse_layer(layer_point(tmp_path))
     assert analysis.reference == "default"
     assert [row.ratio for row in analysis.rows] == [1.0, pytest.approx(0.5), pytest.approx(0.9)]
@@ -90,7 +95,7 @@ def test_the_winner_can_be_used_and_was_measured(tmp_path: Path) -> None:
         "file:b": variant(times(0.9)),
         "file:c": variant(times(1.2)),
     }
-    write_layer(tmp_path, variants)
+    make_point("layer", tmp_path, variants=variants)
     analysis = analyse_layer(layer_point(tmp_path))
     assert [row.name for row in analysis.contenders] == ["file:b", "file:a", "file:c"]
     assert analysis.winner
@@ -101,8 +106,8 @@ def test_the_winner_can_be_used_and_was_measured(tmp_path: Path) -> None:
 def test_a_row_for_each_point_and_variant(tmp_path: Path) -> None:
     variants = {"none": variant(NONE), "floor": variant(times(0.8)), "default": variant(times(0.9))}
     point = layer_config("layernorm_mlp", num_replicas=2, training=True)
-    write_layer(tmp_path, variants, point, name="a", attention_backend="flash")
-    write_layer(tmp_path, {}, name="b", status="failed", error="boom")
+    make_point("layer", tmp_path, point, variants=variants, name="a", attention_backend="flash")
+    make_point("layer", tmp_path, variants={}, name="b", status="failed", error="boom")
     frame = frame_of(tmp_path)
     assert frame["variant"].tolist()[:3] == ["none", "floor", "default"]
     expected = {
@@ -122,7 +127,7 @@ def test_a_row_for_each_point_and_variant(tmp_path: Path) -> None:
 
 
 def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path) -> None:
-    write_layer(tmp_path, {}, status="failed", error="boom")
+    make_point("layer", tmp_path, variants={}, status="failed", error="boom")
     frame = frame_of(tmp_path)
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == COLUMNS
     stream = io.BytesIO()

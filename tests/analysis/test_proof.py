@@ -11,8 +11,7 @@ from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, analyse
 from overlap_sweep.analysis.trials import NO_OVERLAP
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
-from tests.analysis.run_directories import config, layer_config, trial, write_layer, write_point, write_tuner
-from tests.report.tuned_sweeps import (
+from tests.made_sweeps import (
     BEST,
     BEST_SLOTS,
     BEST_SWITCHES,
@@ -24,11 +23,14 @@ from tests.report.tuned_sweeps import (
     TUNED,
     WINS,
     rounds,
+    trial,
     write_operators,
     write_proof,
     write_together,
     write_tuned_sweep,
+    write_tuner,
 )
+from tests.make_point import layer_config, make_point, operator_config
 
 
 def analysis_of(directory: Path) -> Analysis:
@@ -268,7 +270,7 @@ def test_several_sweeps_in_one_directory(tmp_path: Path) -> None:
     write_operators(tmp_path / "13", model="qwen3_0_6b")
     write_proof(tmp_path / "13", point=layer_config(model="qwen3_0_6b"), ratios={**WINS, "tuned": 0.99})
     write_tuner(tmp_path / "13", proofs=[trial("proof", LABELS)])
-    write_layer(tmp_path / "14", {"none": rounds(1.0)}, name="loose")
+    make_point("layer", tmp_path / "14", variants={"none": rounds(1.0)}, name="loose")
     analysis = analysis_of(tmp_path)
     llama, qwen = analysis.cases
     assert llama.proofs[4].directory.name == "11"
@@ -320,7 +322,7 @@ def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path)
 
 
 def test_a_proof_needs_no_operators_of_its_size(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, backend="megatron"))
+    make_point("operator", tmp_path, operator_config(2, backend="megatron"))
     write_proof(tmp_path)
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
     case = case_of(tmp_path)

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.analysis.repeats import repeated
-from tests.analysis.run_directories import config, only_case, pass_times, write_point
+from tests.analysis.reading import only_case
+from tests.make_point import make_point, operator_config, pass_times
 
 
 def test_the_same_point_measured_again_is_a_repeat_whatever_its_repetition(tmp_path: Path) -> None:
     for repetition, time_us in enumerate((100.0, 102.0, 99.0)):
-        point = config(method="bulk", phase="dgrad", num_sm=4) | {"repetition": repetition}
-        write_point(tmp_path, point, bwd=pass_times(time_us))
+        point = operator_config(method="bulk", phase="dgrad", num_sm=4) | {"repetition": repetition}
+        make_point("operator", tmp_path, point, bwd=pass_times(time_us))
     (found,) = repeated(only_case(tmp_path))
     assert found.pass_name == "bwd"
     assert sorted(found.medians_us) == [99.0, 100.0, 102.0]
@@ -21,11 +22,16 @@ def test_the_same_point_measured_again_is_a_repeat_whatever_its_repetition(tmp_p
 def test_other_settings_are_no_repeats_and_the_widest_comes_first(tmp_path: Path) -> None:
     for num_sm, times in ((2, (100.0,)), (4, (100.0, 101.0)), (8, (100.0, 105.0))):
         for time_us in times:
-            write_point(tmp_path, config(method="bulk", phase="wgrad", num_sm=num_sm), bwd=pass_times(time_us))
+            make_point(
+                "operator",
+                tmp_path,
+                operator_config(method="bulk", phase="wgrad", num_sm=num_sm),
+                bwd=pass_times(time_us),
+            )
     assert [round(found.spread, 3) for found in repeated(only_case(tmp_path))] == [0.049, 0.01]
 
 
 def test_launch_bound_points_repeat_nothing(tmp_path: Path) -> None:
     for _ in range(2):
-        write_point(tmp_path, config(method="bulk"), launch_bound=True)
+        make_point("operator", tmp_path, operator_config(method="bulk"), launch_bound=True)
     assert repeated(only_case(tmp_path)) == []

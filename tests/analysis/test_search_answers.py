@@ -12,7 +12,7 @@ from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.records import read_records
 from overlap_sweep.analysis.training import TrainingAnalysis, analyse_training
 from overlap_sweep.report.knob_search import write_knobs
-from tests.analysis.training_points import training_config, write_training
+from tests.make_point import make_point, resolved
 
 KNOBS = {"fsdp.forward_prefetch": ["false", "1", "2"], "distributed.env.NCCL_ALGO": ["null", "Ring", "Tree"]}
 TYPED = ["workload=fsdp", "model=ranking", "training.batch_size=64", "profile=none"]
@@ -39,7 +39,7 @@ def search(**changes: Any) -> KnobSearch:
 def analysed(directory: Path, *searches: KnobSearch) -> TrainingAnalysis:
     """Of three points, of which the search's answer seems to be the second."""
     for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
-        write_training(directory, step_us, training_config(**{"fsdp.forward_prefetch": ahead}))
+        make_point("fsdp", directory, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=step_us)
     write_knobs(directory, KnobRecord(searches=list(searches)))
     (analysis,) = analyse_training(read_points(directory).points, read_records(directory).knobs)
     return analysis

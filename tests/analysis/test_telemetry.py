@@ -18,11 +18,10 @@ from overlap_sweep.analysis.telemetry_dips import find_dips
 from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select, series
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import Timing
-from tests.analysis.run_directories import config, write_point
 from tests.analysis.telemetry_logs import record, wobbling, write_logs, write_run
-from tests.analysis.training_points import training_config, write_training
+from tests.make_point import make_point, operator_config, resolved
 
-TWO_RANKS = training_config(**{"distributed.dp_size": 2})
+TWO_RANKS = resolved("fsdp", **{"distributed.dp_size": 2})
 
 
 def only_run(directory: Path) -> Run:
@@ -47,8 +46,8 @@ def test_logs_alone_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_result_beside_the_logs_tells_more(tmp_path: Path) -> None:
-    point = training_config(**{"distributed.dp_size": 2})
-    directory = write_training(tmp_path, 1500.0, point, "fsdp_a", spread_us=10.0)
+    point = resolved("fsdp", **{"distributed.dp_size": 2})
+    directory = make_point("fsdp", tmp_path, point, step_us=1500.0, name="fsdp_a", spread_us=10.0)
     run = only_run(write_run(directory))
     assert run.point
     assert run.environment["host"] == "node7"
@@ -70,7 +69,7 @@ def test_the_hidden_fraction_selects_no_rounds(tmp_path: Path) -> None:
         "floor": [*[1000.0, 2001.0] * 7, 1500.0],
     }
     times = {name: Timing(sorted(of)[7], min(of), max(of), of) for name, of in samples_us.items()}
-    directory = write_training(tmp_path, point=training_config(), name="fsdp", step=times)
+    directory = make_point("fsdp", tmp_path, resolved("fsdp"), name="fsdp", step=times)
     run = only_run(write_run(directory))
     selection = select(run)
     known = aggregates(run, series(run, selection.measured), selection, dips=0)
@@ -82,8 +81,8 @@ def test_the_hidden_fraction_selects_no_rounds(tmp_path: Path) -> None:
 
 
 def test_a_hidden_fraction_that_says_nothing_is_left_out(tmp_path: Path) -> None:
-    noisy = write_training(tmp_path, 1500.0, name="noisy", spread_us=600.0)
-    free = write_training(tmp_path, 1000.0, name="free", none_us=1000.0, floor_us=1000.0)
+    noisy = make_point("fsdp", tmp_path, step_us=1500.0, name="noisy", spread_us=600.0)
+    free = make_point("fsdp", tmp_path, step_us=1000.0, name="free", none_us=1000.0, floor_us=1000.0)
     for directory in (noisy, free):
         assert "hidden_fraction" not in measured_of(only_run(write_run(directory)))
 
@@ -104,7 +103,7 @@ def test_every_field_of_a_record_is_read(tmp_path: Path) -> None:
 
 def test_launch_bound_runs_are_one_sentence(tmp_path: Path) -> None:
     for i in range(5):
-        write_run(write_training(tmp_path, point=TWO_RANKS, name=f"fsdp_{i}", result={"launch_bound": True}), steps=5)
+        write_run(make_point("fsdp", tmp_path, TWO_RANKS, name=f"fsdp_{i}", launch_bound=True), steps=5)
     (warning,) = read_telemetry(tmp_path).warnings
     assert warning.startswith("5 runs are launch-bound, ")
     assert warning.endswith(": fsdp_0, fsdp_1, fsdp_2, and 2 more.")
@@ -191,14 +190,12 @@ def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
-    point = training_config(**{"distributed.dp_size": 2})
-    write_run(write_training(tmp_path, point=point, name="good"), steps=5)
-    write_run(
-        write_training(tmp_path, point=point, name="bad", status="failed", result={"error": "CUDA out of memory"})
-    )
-    write_training(tmp_path, point=point, name="bare")
-    write_run(write_training(tmp_path, point=training_config(), name="half"), steps=5)
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    point = resolved("fsdp", **{"distributed.dp_size": 2})
+    write_run(make_point("fsdp", tmp_path, point, name="good"), steps=5)
+    write_run(make_point("fsdp", tmp_path, point, name="bad", status="failed", error="CUDA out of memory"))
+    make_point("fsdp", tmp_path, point, name="bare")
+    write_run(make_point("fsdp", tmp_path, resolved("fsdp"), name="half"), steps=5)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
     reading = read_telemetry(tmp_path)
     assert [run.name for run in reading.runs] == ["good", "half"]
     assert reading.problems == []

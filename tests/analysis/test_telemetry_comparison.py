@@ -21,12 +21,12 @@ from overlap_sweep.analysis.comparison.telemetry_rows import COLUMNS, quantity_r
 from overlap_sweep.analysis.telemetry_steps import QUANTITIES, Aggregate, single
 from overlap_sweep.errors import UserError
 from tests.analysis.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
-from tests.analysis.training_points import training_config, write_training
+from tests.make_point import make_point, resolved
 from tests.sweeps import ROOT
 
 H200 = ROOT / "tests" / "data" / "h200x2_fsdp"
-POINT = training_config(**{"distributed.dp_size": 2})
-PREFETCHING = training_config(**{"distributed.dp_size": 2, "fsdp.forward_prefetch": 1})
+POINT = resolved("fsdp", **{"distributed.dp_size": 2})
+PREFETCHING = resolved("fsdp", **{"distributed.dp_size": 2, "fsdp.forward_prefetch": 1})
 
 
 def compared(reference: str, candidate: str | None = None, **paths: Path) -> TelemetryComparison:
@@ -106,7 +106,8 @@ def test_runs_of_sweeps_match_by_name(tmp_path: Path) -> None:
     for side, factor in (("a", 1.0), ("b", 0.8)):
         for i, point in enumerate((POINT, PREFETCHING)):
             write_run(
-                write_training(tmp_path / side, 1500.0 * factor, point, f"fsdp_{i}", spread_us=5.0), factor=factor
+                make_point("fsdp", tmp_path / side, point, step_us=1500.0 * factor, name=f"fsdp_{i}", spread_us=5.0),
+                factor=factor,
             )
     write_run(tmp_path / "a" / "fsdp_2")
     write_run(tmp_path / "b" / "fsdp_3")
@@ -122,7 +123,7 @@ def test_runs_of_sweeps_match_by_name(tmp_path: Path) -> None:
 
 def test_knobs_that_differ_are_told(tmp_path: Path) -> None:
     for name, point in (("a", POINT), ("b", PREFETCHING)):
-        write_run(write_training(tmp_path, 1500.0, point, name))
+        write_run(make_point("fsdp", tmp_path, point, step_us=1500.0, name=name))
     (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
     assert match.settings == {"fsdp.forward_prefetch": (0, 1)}
 
@@ -139,9 +140,9 @@ def test_knobs_that_differ_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any], samples: str) -> None:
-    point = training_config(**{"distributed.dp_size": 2, **changes})
-    write_run(write_training(tmp_path, 1500.0, POINT, "a", spread_us=1.0))
-    write_run(write_training(tmp_path, 700.0, point, "b", spread_us=1.0))
+    point = resolved("fsdp", **{"distributed.dp_size": 2, **changes})
+    write_run(make_point("fsdp", tmp_path, POINT, step_us=1500.0, name="a", spread_us=1.0))
+    write_run(make_point("fsdp", tmp_path, point, step_us=700.0, name="b", spread_us=1.0))
     (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
     assert match.different_work
     assert match.quantities["point_ms"].verdict == "lower"
@@ -151,9 +152,9 @@ def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_a_faster_smaller_model_is_not_better(tmp_path: Path) -> None:
-    smaller = training_config(**{"distributed.dp_size": 2, "ranking": {**POINT["ranking"], "num_layers": 4}})
-    write_run(write_training(tmp_path, 1500.0, POINT, "a"))
-    write_run(write_training(tmp_path, 700.0, smaller, "b"), factor=0.5)
+    smaller = resolved("fsdp", **{"distributed.dp_size": 2, "ranking": {**POINT["ranking"], "num_layers": 4}})
+    write_run(make_point("fsdp", tmp_path, POINT, step_us=1500.0, name="a"))
+    write_run(make_point("fsdp", tmp_path, smaller, step_us=700.0, name="b"), factor=0.5)
     (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
     assert match.quantities["samples_per_s"].verdict == "higher"
 
@@ -167,7 +168,7 @@ def test_logs_of_other_ranks_are_other_work(tmp_path: Path) -> None:
 
 def test_scheduling_is_the_same_work(tmp_path: Path) -> None:
     for name, point in (("a", POINT), ("b", PREFETCHING)):
-        write_run(write_training(tmp_path, 1500.0, point, name))
+        write_run(make_point("fsdp", tmp_path, point, step_us=1500.0, name=name))
     (match,) = compared("a", a=tmp_path / "a", b=tmp_path / "b").matches
     assert match.different_work == {}
 
@@ -235,7 +236,7 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_the_summary_is_json_and_has_all(tmp_path: Path) -> None:
     dips = {(17, 1): {"compute_ms": 120.0, "device": SLOW_DEVICE}}
-    directory = write_training(tmp_path, 1500.0, POINT, "fsdp", spread_us=5.0)
+    directory = make_point("fsdp", tmp_path, POINT, step_us=1500.0, name="fsdp", spread_us=5.0)
     both = compared("a", a=write_run(tmp_path / "one"), b=write_run(directory, profiled=2, dips=dips))
     summary = msgspec.json.decode(msgspec.json.encode(telemetry_summary(both)))
     run = summary["datasets"]["b"]["runs"]["fsdp"]

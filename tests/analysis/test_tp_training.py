@@ -30,13 +30,8 @@ from overlap_sweep.analysis.tp_training_frame import (
 from overlap_sweep.analysis.tp_training_losses import tolerance_of
 from overlap_sweep.run_directory import RESULT_FILE, TpTrainingStep
 from overlap_sweep.trace.overlap import TraceRow
-from tests.analysis.tp_training_points import (
-    LANGUAGE_MODEL,
-    falling,
-    tp_training_config,
-    write_sweep_of_stacks,
-    write_tp_training,
-)
+from tests.made_sweeps import write_sweep_of_stacks
+from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 
 
 def analyses_of(
@@ -81,9 +76,9 @@ def test_the_fastest_of_each_grid_and_of_all(tmp_path: Path) -> None:
 
 
 def test_warm_up_takes_no_part_in_times_but_in_losses(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"), losses=falling(off={0: 7.2}))
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={0: 7.2}))
     for impl in ("megatron", "fsdp_dtensor"):
-        write_tp_training(tmp_path, tp_training_config(impl))
+        make_point("tp_training", tmp_path, stack_config(impl))
     analysis = analysis_of(tmp_path)
     assert {row.time_us for row in analysis.rows} == {10_000.0}
     assert analysis.rows[0].step.repeats == 5
@@ -91,9 +86,9 @@ def test_warm_up_takes_no_part_in_times_but_in_losses(tmp_path: Path) -> None:
 
 
 def test_who_deviates_never_wins(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"), 5_000.0, losses=falling(off={4: 6.4}))
-    write_tp_training(tmp_path, tp_training_config("fsdp_dtensor"), 10_000.0)
-    write_tp_training(tmp_path, tp_training_config("megatron"), 8_000.0)
+    make_point("tp_training", tmp_path, stack_config("autotp"), step_us=5_000.0, losses=falling(off={4: 6.4}))
+    make_point("tp_training", tmp_path, stack_config("fsdp_dtensor"), step_us=10_000.0)
+    make_point("tp_training", tmp_path, stack_config("megatron"), step_us=8_000.0)
     analysis = analysis_of(tmp_path)
     assert in_words(analysis) == [
         "TP=2 DP=1: megatron is fastest, 1.25x [1.24, 1.26] as fast as fsdp_dtensor; it takes 8.000 ms a step, "
@@ -106,16 +101,16 @@ def test_who_deviates_never_wins(tmp_path: Path) -> None:
 
 def test_gradients_deviate_too(tmp_path: Path) -> None:
     norms = [1.5, 1.5, 1.5, 1.4, 1.5, 1.5, 1.5]
-    write_tp_training(tmp_path, tp_training_config("autotp"), 5_000.0, norms=norms)
-    write_tp_training(tmp_path, tp_training_config("megatron"))
-    write_tp_training(tmp_path, tp_training_config("async_tp"))
+    make_point("tp_training", tmp_path, stack_config("autotp"), step_us=5_000.0, norms=norms)
+    make_point("tp_training", tmp_path, stack_config("megatron"))
+    make_point("tp_training", tmp_path, stack_config("async_tp"))
     (line,) = [line for line in in_words(analysis_of(tmp_path)) if "gradient norm" in line]
     assert line == "TP=2 DP=1 autotp computes something else: its gradient norm deviates from step 3 on, there by 0.07"
 
 
 def test_of_two_that_differ_nobody_is_right(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"), losses=falling(off={2: 6.0}))
-    write_tp_training(tmp_path, tp_training_config("megatron"))
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={2: 6.0}))
+    make_point("tp_training", tmp_path, stack_config("megatron"))
     assert in_words(analysis_of(tmp_path)) == [
         "TP=2 DP=1: no answer, as none computes what the others do",
         "losses or gradients differ from step 2 on, and it cannot be told who is right: TP=2 DP=1 autotp, TP=2 DP=1 "
@@ -125,38 +120,38 @@ def test_of_two_that_differ_nobody_is_right(tmp_path: Path) -> None:
 
 def test_many_settings_of_one_implementation_do_not_outvote_the_others(tmp_path: Path) -> None:
     for stage in (0, 1, 2):
-        point = tp_training_config("autotp", **{"tp_training.zero_stage": stage})
-        write_tp_training(tmp_path, point, losses=falling(times=1.1))
+        point = stack_config("autotp", **{"tp_training.zero_stage": stage})
+        make_point("tp_training", tmp_path, point, losses=falling(times=1.1))
     for impl in ("fsdp_dtensor", "megatron"):
-        write_tp_training(tmp_path, tp_training_config(impl))
+        make_point("tp_training", tmp_path, stack_config(impl))
     assert {row.impl for row in analysis_of(tmp_path).rows if row.deviates} == {"autotp"}
 
 
 @pytest.mark.parametrize(("dtype", "times", "agrees"), [("float32", 1.0005, False), ("bfloat16", 1.0005, True)])
 def test_what_rounding_explains_is_no_deviation(tmp_path: Path, dtype: str, times: float, agrees: bool) -> None:
     exact = {"tp_training.dtype": dtype}
-    write_tp_training(tmp_path, tp_training_config("autotp", **exact), losses=falling(times=times))
-    write_tp_training(tmp_path, tp_training_config("megatron", **exact))
+    make_point("tp_training", tmp_path, stack_config("autotp", **exact), losses=falling(times=times))
+    make_point("tp_training", tmp_path, stack_config("megatron", **exact))
     assert [row.deviates for row in analysis_of(tmp_path).rows] == [not agrees] * 2
     assert tolerance_of("fp32") == (1e-4, 1e-3)
 
 
 def test_a_loss_that_is_no_number_deviates_unless_all_are(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"), losses=falling(off={6: None}))
-    write_tp_training(tmp_path, tp_training_config("megatron"))
-    write_tp_training(tmp_path, tp_training_config("async_tp"))
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={6: None}))
+    make_point("tp_training", tmp_path, stack_config("megatron"))
+    make_point("tp_training", tmp_path, stack_config("async_tp"))
     analysis = analysis_of(tmp_path)
     assert {row.impl: (row.deviates, row.diverges) for row in analysis.rows}["autotp"] == (True, True)
     assert analysis.best
     assert analysis.best.impl != "autotp"
     for impl in ("autotp", "megatron"):
-        write_tp_training(tmp_path / "all", tp_training_config(impl), losses=falling(off={6: None}))
+        make_point("tp_training", tmp_path / "all", stack_config(impl), losses=falling(off={6: None}))
     assert in_words(analysis_of(tmp_path / "all"))[0] == "TP=2 DP=1: no answer, as none has a loss that is a number"
 
 
 def test_other_data_are_not_compared(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp", 2, 1))
-    write_tp_training(tmp_path, tp_training_config("autotp", 1, 2), losses=falling(times=2.0))
+    make_point("tp_training", tmp_path, stack_config("autotp", 2, 1))
+    make_point("tp_training", tmp_path, stack_config("autotp", 1, 2), losses=falling(times=2.0))
     analysis = analysis_of(tmp_path)
     assert [row.losses for row in analysis.rows] == [None, None]
     assert analysis.losses == []
@@ -164,15 +159,15 @@ def test_other_data_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_tensor_parallel_sizes_of_the_same_data_are_compared(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("megatron", 2, 1))
-    write_tp_training(tmp_path, tp_training_config("megatron", 4, 1), losses=falling(times=1.1))
+    make_point("tp_training", tmp_path, stack_config("megatron", 2, 1))
+    make_point("tp_training", tmp_path, stack_config("megatron", 4, 1), losses=falling(times=1.1))
     assert all(row.deviates for row in analysis_of(tmp_path).rows)
 
 
 def test_repetitions_are_one_row(tmp_path: Path) -> None:
     for repetition, step_us in enumerate((9_000.0, 11_000.0)):
-        write_tp_training(tmp_path, tp_training_config(repetition=repetition), step_us)
-    write_tp_training(tmp_path, tp_training_config(runtime={"device": "cuda", "max_connections": 1}), 8_000.0)
+        make_point("tp_training", tmp_path, stack_config(repetition=repetition), step_us=step_us)
+    make_point("tp_training", tmp_path, stack_config(runtime={"device": "cuda", "max_connections": 1}), step_us=8_000.0)
     analysis = analysis_of(tmp_path)
     assert sorted((row.setting, len(row.points), row.step.repeats) for row in analysis.rows) == [
         ("fsdp_dtensor", 2, 10),
@@ -201,7 +196,7 @@ def test_repetitions_are_one_row(tmp_path: Path) -> None:
 )
 def test_a_setting_names_what_is_not_at_its_default(impl: str, options: dict[str, Any], setting: str) -> None:
     changed = {f"tp_training.{name}": value for name, value in options.items()}
-    assert setting_of(tp_training_config(impl, **changed)) == setting
+    assert setting_of(stack_config(impl, **changed)) == setting
 
 
 @pytest.mark.parametrize(
@@ -216,22 +211,22 @@ def test_a_setting_names_what_is_not_at_its_default(impl: str, options: dict[str
     ids=str,
 )
 def test_what_trains_otherwise_is_another_case(tmp_path: Path, other: dict[str, Any]) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"))
-    write_tp_training(tmp_path, tp_training_config("megatron", **other))
+    make_point("tp_training", tmp_path, stack_config("autotp"))
+    make_point("tp_training", tmp_path, stack_config("megatron", **other))
     assert len(analyses_of(tmp_path)) == 2
 
 
 def test_options_beside_their_defaults_are_told_with_the_case(tmp_path: Path) -> None:
-    point = tp_training_config(**{"tp_training.learning_rate": 0.001, "tp_training.gradient_accumulation_steps": 4})
-    write_tp_training(tmp_path, point)
+    point = stack_config(**{"tp_training.learning_rate": 0.001, "tp_training.gradient_accumulation_steps": 4})
+    make_point("tp_training", tmp_path, point)
     told = "batch 2, 4 micro batches, bfloat16, learning_rate=0.001 on NVIDIA H200"
     assert str(analysis_of(tmp_path).case).endswith(told)
 
 
 def test_one_timed_step_beats_nothing(tmp_path: Path) -> None:
     short = {"tp_training.num_training_steps": 3}
-    write_tp_training(tmp_path, tp_training_config("autotp", **short), 10_000.0)
-    write_tp_training(tmp_path, tp_training_config("megatron", **short), 9_000.0)
+    make_point("tp_training", tmp_path, stack_config("autotp", **short), step_us=10_000.0)
+    make_point("tp_training", tmp_path, stack_config("megatron", **short), step_us=9_000.0)
     analysis = analysis_of(tmp_path)
     said = "TP=2 DP=1: megatron and autotp differ by less than the noise (1.11x between them); megatron takes"
     assert in_words(analysis)[0].startswith(said)
@@ -240,8 +235,8 @@ def test_one_timed_step_beats_nothing(tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_positive_however_large_the_noise(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"), 10_000.0, spread_us=4_900.0)
-    write_tp_training(tmp_path, tp_training_config("megatron"), 20_000.0, spread_us=9_900.0)
+    make_point("tp_training", tmp_path, stack_config("autotp"), step_us=10_000.0, spread_us=4_900.0)
+    make_point("tp_training", tmp_path, stack_config("megatron"), step_us=20_000.0, spread_us=9_900.0)
     analysis = analysis_of(tmp_path)
     autotp, megatron = analysis.rows
     interval = ratio_interval(megatron, autotp)
@@ -252,7 +247,7 @@ def test_a_ratio_is_positive_however_large_the_noise(tmp_path: Path) -> None:
 
 
 def test_what_has_nothing_beside_it_is_told_as_that(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"))
+    make_point("tp_training", tmp_path, stack_config("autotp"))
     assert in_words(analysis_of(tmp_path)) == [
         "TP=2 DP=1: autotp takes 10.000 ms a step, 102,400 tokens/s, nothing to compare it with"
     ]
@@ -262,7 +257,7 @@ def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
     seen = {}
     for impl, waiting_us in (("autotp", 600.0), ("megatron", 400.0), ("fsdp_dtensor", 2_000.0)):
         total_us = 3_000.0 if impl == "fsdp_dtensor" else 300.0
-        directory = write_tp_training(tmp_path, tp_training_config(impl))
+        directory = make_point("tp_training", tmp_path, stack_config(impl))
         seen[directory] = StepCommunication(total_us, 100.0, waiting_us)
     (analysis,) = analyses_of(tmp_path, seen)
     assert warnings(analysis) == [
@@ -293,7 +288,7 @@ def test_utilisation_is_of_the_peak_that_is_known(
     tmp_path: Path, environment: dict[str, Any], options: dict[str, Any], mfu: float | None
 ) -> None:
     changed = {f"tp_training.{name}": value for name, value in options.items()}
-    write_tp_training(tmp_path, tp_training_config(**changed), result={"environment": environment})
+    make_point("tp_training", tmp_path, stack_config(**changed), environment=environment)
     (row,) = analysis_of(tmp_path).rows
     assert row.mfu == (None if mfu is None else pytest.approx(mfu))
 
@@ -366,7 +361,7 @@ def missing(directory: Path, config: dict[str, Any]) -> Point:
 
 @pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), (None, None)])
 def test_a_missing_point_is_as_hydra_composed_it(tmp_path: Path, dtype: str | None, precision: str | None) -> None:
-    composed = tp_training_config(backend="auto", precision=None) | {"impl": None, "dp_size": None}
+    composed = stack_config(backend="auto", precision=None) | {"impl": None, "dp_size": None}
     composed["tp_training"] |= {"dtype": dtype, "seq_length": None, "num_training_steps": None, "warmup_steps": None}
     composed["workload"]["tokens"] = None
     del composed["language_model"]
@@ -424,7 +419,7 @@ BAD: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "said"), BAD.values(), ids=BAD)
 def test_a_result_that_cannot_be_is_one_sentence(tmp_path: Path, change: Change, said: str) -> None:
-    path = write_tp_training(tmp_path) / RESULT_FILE
+    path = make_point("tp_training", tmp_path) / RESULT_FILE
     result = json.loads(path.read_text())
     change(result)
     path.write_text(json.dumps(result))
@@ -437,7 +432,7 @@ def test_a_result_that_cannot_be_is_one_sentence(tmp_path: Path, change: Change,
 
 
 def test_options_of_a_later_version_are_no_problem(tmp_path: Path) -> None:
-    path = write_tp_training(tmp_path) / RESULT_FILE
+    path = make_point("tp_training", tmp_path) / RESULT_FILE
     result = json.loads(path.read_text())
     result["point"]["tp_training"]["something_new"] = {"a": 1}
     path.write_text(json.dumps(result))

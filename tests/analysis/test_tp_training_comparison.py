@@ -16,8 +16,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison.sweep_text import print_sweeps
 from overlap_sweep.report.console import console_for
 from overlap_sweep.run_directory import RESULT_FILE, Result, read_result
-from tests.analysis.run_directories import ENVIRONMENT
-from tests.analysis.tp_training_points import falling, tp_training_config, write_tp_training
+from tests.make_point import ENVIRONMENT, falling, make_point, stack_config
 
 
 def compared(directory: Path) -> SweepComparison:
@@ -27,7 +26,7 @@ def compared(directory: Path) -> SweepComparison:
 def test_a_newer_version_of_the_same_stacks(tmp_path: Path) -> None:
     for impl, old_us, new_us in (("autotp", 10_000.0, 8_000.0), ("megatron", 7_000.0, 7_010.0)):
         for label, step_us in (("old", old_us), ("new", new_us)):
-            write_tp_training(tmp_path / label, tp_training_config(impl), step_us)
+            make_point("tp_training", tmp_path / label, stack_config(impl), step_us=step_us)
     both = compared(tmp_path)
     found = {match.ours.key.backend: (match.ratio, match.verdict) for match in both.matches}
     assert found == {"autotp": (0.8, "faster"), "megatron": (pytest.approx(1.0014, abs=1e-4), "same")}
@@ -37,8 +36,8 @@ def test_a_newer_version_of_the_same_stacks(tmp_path: Path) -> None:
 
 def test_a_sweep_of_one_stack_against_a_sweep_of_another(tmp_path: Path) -> None:
     for tp_size in (2, 4):
-        write_tp_training(tmp_path / "old", tp_training_config("autotp", tp_size), 10_000.0)
-        write_tp_training(tmp_path / "new", tp_training_config("megatron", tp_size), 5_000.0)
+        make_point("tp_training", tmp_path / "old", stack_config("autotp", tp_size), step_us=10_000.0)
+        make_point("tp_training", tmp_path / "new", stack_config("megatron", tp_size), step_us=5_000.0)
     both = compared(tmp_path)
     assert [match.ratio for match in both.matches] == [0.5, 0.5]
     assert both.compared == {"backend": {"old": "autotp", "new": "megatron"}}
@@ -46,9 +45,9 @@ def test_a_sweep_of_one_stack_against_a_sweep_of_another(tmp_path: Path) -> None
 
 def test_a_version_that_computes_something_else_is_told(tmp_path: Path) -> None:
     for impl in ("autotp", "megatron"):
-        write_tp_training(tmp_path / "old", tp_training_config(impl))
-    write_tp_training(tmp_path / "new", tp_training_config("autotp"))
-    write_tp_training(tmp_path / "new", tp_training_config("megatron"), losses=falling(off={4: 6.3}))
+        make_point("tp_training", tmp_path / "old", stack_config(impl))
+    make_point("tp_training", tmp_path / "new", stack_config("autotp"))
+    make_point("tp_training", tmp_path / "new", stack_config("megatron"), losses=falling(off={4: 6.3}))
     both = compared(tmp_path)
     assert both.deviations == [
         "new does not compute what old does: the loss of TP=2 DP=1 megatron deviates from step 4 on, there by 0.05"
@@ -60,35 +59,33 @@ def test_a_version_that_computes_something_else_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [{"tp_training.seed": 1}, {"tp_training.learning_rate": 0.1}], ids=str)
 def test_losses_of_other_data_are_not_compared(tmp_path: Path, other: dict[str, Any]) -> None:
-    write_tp_training(tmp_path / "old", tp_training_config())
-    write_tp_training(tmp_path / "new", tp_training_config(**other), losses=falling(times=2.0))
+    make_point("tp_training", tmp_path / "old", stack_config())
+    make_point("tp_training", tmp_path / "new", stack_config(**other), losses=falling(times=2.0))
     both = compared(tmp_path)
     assert (len(both.matches), both.deviations) == (1, [])
 
 
 def test_a_device_that_rounds_otherwise_computes_the_same(tmp_path: Path) -> None:
     other = {**ENVIRONMENT, "gpu": "NVIDIA B200"}
-    write_tp_training(tmp_path / "old", tp_training_config())
-    write_tp_training(
-        tmp_path / "new", tp_training_config(), losses=falling(times=1.003), result={"environment": other}
-    )
+    make_point("tp_training", tmp_path / "old", stack_config())
+    make_point("tp_training", tmp_path / "new", stack_config(), losses=falling(times=1.003), environment=other)
     both = compared(tmp_path)
     assert (list(both.compared), both.deviations) == (["device"], [])
 
 
 def test_several_stacks_against_another_one_are_refused_with_their_names(tmp_path: Path) -> None:
     for impl in ("autotp", "megatron"):
-        write_tp_training(tmp_path / "old", tp_training_config(impl))
-    write_tp_training(tmp_path / "new", tp_training_config("async_tp"))
+        make_point("tp_training", tmp_path / "old", stack_config(impl))
+    make_point("tp_training", tmp_path / "new", stack_config("async_tp"))
     with pytest.raises(UserError, match=r"old has .*backend autotp/megatron; new has .*backend async_tp\."):
         compared(tmp_path)
 
 
 def test_other_sizes_and_settings_do_not_match(tmp_path: Path) -> None:
-    write_tp_training(tmp_path / "old", tp_training_config("autotp"))
-    write_tp_training(tmp_path / "old", tp_training_config("autotp", **{"tp_training.zero_stage": 2}))
-    write_tp_training(tmp_path / "new", tp_training_config("autotp"))
-    write_tp_training(tmp_path / "new", tp_training_config("autotp", 2, 2))
+    make_point("tp_training", tmp_path / "old", stack_config("autotp"))
+    make_point("tp_training", tmp_path / "old", stack_config("autotp", **{"tp_training.zero_stage": 2}))
+    make_point("tp_training", tmp_path / "new", stack_config("autotp"))
+    make_point("tp_training", tmp_path / "new", stack_config("autotp", 2, 2))
     both = compared(tmp_path)
     (match,) = both.matches
     assert (match.ours.key.setting, match.ours.key.operator) == ("defaults", "DP=1, 2 layers, batch 2")
@@ -106,9 +103,9 @@ class Kept:
 
 def kept(directory: Path, step_us: float, torch: str, **changes: object) -> Kept:
     environment = {**ENVIRONMENT, "packages": {"torch": torch}}
-    point = tp_training_config("autotp", 2, 2, **changes)
+    point = stack_config("autotp", 2, 2, **changes)
     # A stack that waits for the device by itself is launch-bound, and has a history no less.
-    written = write_tp_training(directory, point, step_us, result={"environment": environment, "launch_bound": True})
+    written = make_point("tp_training", directory, point, step_us=step_us, environment=environment, launch_bound=True)
     return Kept(read_result(written / RESULT_FILE))
 
 

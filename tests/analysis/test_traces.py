@@ -8,7 +8,8 @@ import pytest
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.traces import METRICS, read_traces, summarise
 from overlap_sweep.trace.overlap import TraceRow, analyse_trace
-from tests.analysis.run_directories import choices, config, pass_times, write_point
+from tests.analysis.reading import choices
+from tests.make_point import make_point, operator_config, pass_times
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 
@@ -56,8 +57,11 @@ def test_what_no_iteration_has_is_left_out() -> None:
 
 
 def test_traces_of_a_run_directory(tmp_path: Path) -> None:
-    directory = write_point(
-        tmp_path, config(), traces=["trace_rank0.json.gz", "trace_rank1.json.gz", "trace_rank2.json"]
+    directory = make_point(
+        "operator",
+        tmp_path,
+        operator_config(),
+        traces=["trace_rank0.json.gz", "trace_rank1.json.gz", "trace_rank2.json"],
     )
     shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", directory / "trace_rank0.json.gz")
     (directory / "trace_rank2.json").write_text('{"traceEvents": [')
@@ -70,7 +74,7 @@ def test_traces_of_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_was_read_in_part_counts_with_a_warning(tmp_path: Path) -> None:
-    directory = write_point(tmp_path, config(), traces=["trace_rank0.json.gz"])
+    directory = make_point("operator", tmp_path, operator_config(), traces=["trace_rank0.json.gz"])
     whole = (TRACES / "h200x4_llama3_70b_layer_none.json.gz").read_bytes()
     (directory / "trace_rank0.json.gz").write_bytes(whole[:-1000])
     reading = read_traces(read_points(tmp_path).points)[directory]
@@ -87,9 +91,9 @@ def test_objective_overlap_ratio_takes_the_highest_ratio_whatever_its_time(tmp_p
         (2, 120.0, "h200x4_llama3_70b_layer_ring_rs.json.gz"),
         (4, 80.0, None),
     ):
-        asked = config(method="ring_exchange", phase="fprop", num_sm=num_sm)
-        directory = write_point(
-            tmp_path, asked, fwd=pass_times(time_us), traces=["trace_rank0.json.gz"] if trace else []
+        asked = operator_config(method="ring_exchange", phase="fprop", num_sm=num_sm)
+        directory = make_point(
+            "operator", tmp_path, asked, fwd=pass_times(time_us), traces=["trace_rank0.json.gz"] if trace else []
         )
         if trace:
             shutil.copy(TRACES / trace, directory / "trace_rank0.json.gz")
@@ -101,6 +105,6 @@ def test_objective_overlap_ratio_takes_the_highest_ratio_whatever_its_time(tmp_p
 
 
 def test_objective_overlap_ratio_without_traces(tmp_path: Path) -> None:
-    write_point(tmp_path, config(method="ring_exchange", phase="fprop"), fwd=pass_times(90.0))
+    make_point("operator", tmp_path, operator_config(method="ring_exchange", phase="fprop"), fwd=pass_times(90.0))
     choice = choices(tmp_path, "overlap_ratio")[2, "fc1", "fwd"]
     assert (choice.chosen.name, choice.reason) == ("none", "no trace gives an overlap ratio")

@@ -13,14 +13,8 @@ import yaml
 from overlap_sweep.analysis.points import Point, group_cases, read_points
 from overlap_sweep.run_directory import RESULT_FILE, Status
 from overlap_sweep.training_config import CopyEngine
-from tests.analysis.training_points import (
-    copy_config,
-    training_config,
-    write_copies,
-    write_sweep_of_copies,
-    write_sweep_of_training,
-    write_training,
-)
+from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
+from tests.make_point import copy_config, make_point, resolved
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -56,8 +50,8 @@ def test_both_are_read_beside_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", ["failed", "timeout", "skipped"])
 def test_what_is_not_ok_is_read(tmp_path: Path, status: Status) -> None:
-    write_training(tmp_path, status=status, result={"error": "a reason\nand more"})
-    write_copies(tmp_path, status=status, result={"error": "a reason\nand more"})
+    make_point("fsdp", tmp_path, status=status, error="a reason\nand more")
+    make_point("copy_engine", tmp_path, status=status, error="a reason\nand more")
     points = read_points(tmp_path).points
     assert {point.why_not_ok for point in points} == {"a reason"}
     assert {point.case.backend for point in points} == {"fsdp2", "copy_engine"}
@@ -67,7 +61,7 @@ def test_what_is_not_ok_is_read(tmp_path: Path, status: Status) -> None:
 def test_a_missing_training_point_is_as_hydra_composed_it(
     tmp_path: Path, asked: str | None, precision: str | None
 ) -> None:
-    composed = training_config(backend="auto", precision=None, tp_size=2)
+    composed = resolved("fsdp", backend="auto", precision=None, tp_size=2)
     composed["training"] |= {"batch_size": None, "mixed_precision": asked}
     composed["workload"] |= {"tokens": None}
     composed["distributed"]["env"] = {"NCCL_ALGO": None}
@@ -137,7 +131,7 @@ BAD_TRAINING: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "said"), BAD_TRAINING.values(), ids=BAD_TRAINING)
 def test_a_damaged_training_point_is_one_sentence(tmp_path: Path, change: Change, said: str) -> None:
-    write_training(tmp_path)
+    make_point("fsdp", tmp_path)
     problem = only_problem(tmp_path, change)
     assert said in problem
     assert problem.isprintable()
@@ -163,14 +157,14 @@ BAD_COPIES: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "said"), BAD_COPIES.values(), ids=BAD_COPIES)
 def test_a_damaged_copy_point_is_one_sentence(tmp_path: Path, change: Change, said: str) -> None:
-    write_copies(tmp_path)
+    make_point("copy_engine", tmp_path)
     problem = only_problem(tmp_path, change)
     assert said in problem
     assert problem.isprintable()
 
 
 def test_what_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    write_training(tmp_path)
+    make_point("fsdp", tmp_path)
     (path,) = tmp_path.rglob(RESULT_FILE)
     result = json.loads(path.read_text())
     result["point"]["fsdp"]["something_new"] = {"a": 1}

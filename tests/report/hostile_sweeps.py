@@ -13,12 +13,19 @@ import yaml
 from overlap_sweep.kernel_shape import BASELINES
 from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
-from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
-from tests.analysis.run_directories import config, layer_config, write_layer, write_point
-from tests.analysis.tp_training_points import falling, tp_training_config, write_tp_training
-from tests.analysis.training_points import copy_config, training_config, write_copies, write_training
+from tests.made_sweeps import rounds, write_tuned_sweep
+from tests.make_point import (
+    copy_config,
+    falling,
+    implementation,
+    kernel_config,
+    layer_config,
+    make_point,
+    operator_config,
+    resolved,
+    stack_config,
+)
 from tests.report.page.reports import analysis_of
-from tests.report.tuned_sweeps import rounds, write_tuned_sweep
 
 SCRIPT = "<script>attacked('script')</script></script><svg onload=attacked('svg')>"
 IMAGE = """"'><img src=x onerror="attacked('image')"><a href="javascript:attacked('link')">link</a><!--"""
@@ -45,29 +52,33 @@ def write_hostile_sweep(directory: Path) -> Path:
     inner = directory / FOLDER
     write_tuned_sweep(inner)
     for i, status in enumerate(("failed", "timeout", "skipped")):
-        failed = config(4, "fc1", "all", "bulk", num_sm=16)
-        write_point(inner, failed, status=status, error="", name=f"{status}_{i}")  # type: ignore[arg-type]
-    write_layer(inner, {"none": rounds(1.0), "default": rounds(0.9)}, layer_config(tp_size=8), "loose")
+        failed = operator_config(4, "fc1", "all", "bulk", num_sm=16)
+        make_point("operator", inner, failed, status=status, error="", name=f"{status}_{i}")  # type: ignore[arg-type]
+    make_point(
+        "layer", inner, layer_config(tp_size=8), variants={"none": rounds(1.0), "default": rounds(0.9)}, name="loose"
+    )
     for m in (1024, 2048):
         kernel = {
             "ring": implementation(150.0, setting={"method": PAYLOAD, PAYLOAD: PAYLOAD}),
             "a": implementation(90.0),
         }
-        write_kernel(inner, kernel, kernel_config(m), left_out={"refused": PAYLOAD, "wrong": PAYLOAD})
-    write_kernel(inner, {"ring": implementation(150.0)}, kernel_config(tp_size=8))
-    write_kernel(inner, {}, kernel_config(), status="skipped")
+        make_point(
+            "kernel", inner, kernel_config(m), implementations=kernel, left_out={"refused": PAYLOAD, "wrong": PAYLOAD}
+        )
+    make_point("kernel", inner, kernel_config(tp_size=8), implementations={"ring": implementation(150.0)})
+    make_point("kernel", inner, kernel_config(), implementations={}, status="skipped")
     for ahead in (0, 1):
-        write_training(inner, 1500.0 - 300 * ahead, training_config(**{"fsdp.forward_prefetch": ahead}))
-    write_training(inner, point=training_config(**{"compile.enabled": True}), compiled=f"no: {PAYLOAD}")
-    write_training(inner, status="timeout", result={"error": PAYLOAD})
+        make_point("fsdp", inner, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 300 * ahead)
+    make_point("fsdp", inner, resolved("fsdp", **{"compile.enabled": True}), compiled=f"no: {PAYLOAD}")
+    make_point("fsdp", inner, status="timeout", error=PAYLOAD)
     for size in (2048, 4096):
-        write_copies(inner, point=copy_config(matrix_size=size))
-    write_copies(inner, status="failed", result={"error": PAYLOAD})
+        make_point("copy_engine", inner, copy_config(matrix_size=size))
+    make_point("copy_engine", inner, status="failed", error=PAYLOAD)
     for impl in ("autotp", "megatron"):
-        write_tp_training(inner, tp_training_config(impl), losses=falling(off={3: None}), details={PAYLOAD: PAYLOAD})
-    write_tp_training(inner, status="failed", result={"error": PAYLOAD})
+        make_point("tp_training", inner, stack_config(impl), losses=falling(off={3: None}), details={PAYLOAD: PAYLOAD})
+    make_point("tp_training", inner, status="failed", error=PAYLOAD)
     (inner / "missing" / ".hydra").mkdir(parents=True)
-    missing = _poisoned_point(config(4, "fc1", "all", "bulk", num_sm=2))
+    missing = _poisoned_point(operator_config(4, "fc1", "all", "bulk", num_sm=2))
     (inner / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(missing))
     overrides = {"task": [PAYLOAD], "hydra": [f"hydra/{PAYLOAD}"]}
     (inner / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))

@@ -14,17 +14,9 @@ from overlap_sweep.report import async_tp
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.page.answers import answers
 from overlap_sweep.report.text import summary_text
-from tests.analysis.run_directories import (
-    config,
-    default_timing,
-    layer_config,
-    pass_times,
-    trial,
-    write_point,
-    write_tuner,
-)
+from tests.made_sweeps import BEST_SLOTS, LABELS, WINS, trial, write_operators, write_proof, write_tuner
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times
 from tests.report.page.reports import page_of, parsed
-from tests.report.tuned_sweeps import BEST_SLOTS, LABELS, WINS, write_operators, write_proof
 
 SYMM_MEM = {"backend": "symm_mem"}
 DECIDES = "TP=4: Async TP is one switch for the whole model: what decides is all of it against none"
@@ -75,8 +67,8 @@ def test_without_a_layer_the_operators_are_no_more_than_a_reason_to_prove_it(tmp
 
 
 def test_without_its_own_times_nothing_is_said_of_it(tmp_path: Path) -> None:
-    point = config(2, "fc1", "all", "bulk", **SYMM_MEM)
-    write_point(tmp_path, point, bwd=pass_times(90.0))
+    point = operator_config(2, "fc1", "all", "bulk", **SYMM_MEM)
+    make_point("operator", tmp_path, point, bwd=pass_times(90.0))
     lines = lines_of(tmp_path)
     assert async_tp.NOT_FOR_MEGATRON in lines
     assert not any("one switch for the whole model" in line or line in async_tp.HOW_TO for line in lines)
@@ -134,8 +126,10 @@ def test_the_box_of_the_page_says_how_to_switch_it_on(tmp_path: Path, default: f
 
 
 def test_nothing_more_is_to_be_swept(tmp_path: Path) -> None:
-    point = config(2, "fc1", "all", "bulk", **SYMM_MEM)
-    path = write_point(tmp_path, point, bwd=pass_times(390.0, 400.0, 300.0, default=default_timing(350.0, 400.0)))
+    point = operator_config(2, "fc1", "all", "bulk", **SYMM_MEM)
+    path = make_point(
+        "operator", tmp_path, point, bwd=pass_times(390.0, 400.0, 300.0, default=default_timing(350.0, 400.0))
+    )
     assert path.exists()
     text = "\n".join(lines_of(tmp_path))
     assert "fc1 bwd: async TP as a whole, 350.0 us, was faster than the same operators set one by one." in text

@@ -14,10 +14,9 @@ import yaml
 from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import RESULT_FILE
-from tests.analysis.kernel_points import RING, implementation, write_kernel
-from tests.analysis.run_directories import config, write_point
+from tests.made_sweeps import write_sweep
+from tests.make_point import RING, implementation, make_point, operator_config
 from tests.report.hostile_sweeps import PAYLOAD, only_problem
-from tests.report.sweeps import write_sweep
 
 
 def _yaml_bomb() -> str:
@@ -87,7 +86,9 @@ BAD_RESULTS: dict[str, Change] = {
 @pytest.mark.parametrize("change", BAD_RESULTS.values(), ids=BAD_RESULTS)
 def test_a_bad_result_is_one_sentence(tmp_path: Path, change: Change) -> None:
     write_sweep(tmp_path)
-    path = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), name="bad") / RESULT_FILE
+    path = (
+        make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), name="bad") / RESULT_FILE
+    )
     result = json.loads(path.read_text())
     change(result)
     path.write_text(json.dumps(result))
@@ -144,7 +145,12 @@ BAD_KERNELS: dict[str, Change] = {
 @pytest.mark.parametrize("change", BAD_KERNELS.values(), ids=BAD_KERNELS)
 def test_a_bad_kernel_is_one_sentence(tmp_path: Path, change: Change) -> None:
     write_sweep(tmp_path)
-    path = write_kernel(tmp_path, {"ring_exchange": implementation(150.0, setting=RING)}, name="bad") / RESULT_FILE
+    path = (
+        make_point(
+            "kernel", tmp_path, implementations={"ring_exchange": implementation(150.0, setting=RING)}, name="bad"
+        )
+        / RESULT_FILE
+    )
     result = json.loads(path.read_text())
     change(result)
     path.write_text(json.dumps(result))
@@ -154,7 +160,7 @@ def test_a_bad_kernel_is_one_sentence(tmp_path: Path, change: Change) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"schema": NaN}', '{"schema": 1e999}', "\0", ""])
 @pytest.mark.parametrize("name", ["bad/result.json", "tuner.json", "search.json"])
 def test_no_json_is_one_sentence(tmp_path: Path, text: str, name: str) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
     (tmp_path / "bad").mkdir()
     content = text if text != '{"a":' * 100_000 else '{"environment":' + text
     (tmp_path / name).write_text(content)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import re
 import shutil
 import subprocess
 import sys
@@ -13,17 +10,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.analysis.run_directories import (
-    config,
-    default_timing,
-    layer_config,
-    pass_times,
-    variant,
-    write_layer,
-    write_point,
-)
-from tests.report.sweeps import write_sweep
-from tests.report.tuned_sweeps import write_tuned_sweep
+from tests.analyze import Ran, analyze, files_below, on_terminal
+from tests.made_sweeps import write_sweep, write_tuned_sweep
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, variant
 
 ROOT = Path(__file__).parent.parent.parent
 TRACE = ROOT / "tests" / "data" / "traces" / "h200x4_llama3_70b_layer_te_default.json.gz"
@@ -45,35 +34,7 @@ WRITTEN = {
 PLOTS = {*(f"{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)), "tp_scaling.png"}
 
 
-def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "analyze.py", *map(str, arguments)], cwd=ROOT, text=True, capture_output=True, timeout=60
-    )
-
-
-def on_terminal(columns: int, *arguments: str | Path) -> str:
-    """What a terminal of that width shows."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    command = [sys.executable, "analyze.py", *map(str, arguments)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment):
-        os.close(theirs)
-        shown = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        except OSError:
-            # The terminal's other end has closed.
-            pass
-    os.close(ours)
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
-
-
-def files_below(directory: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
-def assert_one_error(process: subprocess.CompletedProcess[str], *parts: str, status: int = 1) -> None:
+def assert_one_error(process: Ran, *parts: str, status: int = 1) -> None:
     assert process.returncode == status
     assert "Traceback" not in process.stderr
     assert process.stderr.count("error: ") == 1
@@ -129,7 +90,9 @@ def test_analysing_again_changes_nothing_but_the_date(tmp_path: Path) -> None:
 
 
 def test_one_run_directory(tmp_path: Path) -> None:
-    directory = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(80.0))
+    directory = make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(80.0)
+    )
     assert analyze(directory).returncode == 0
     assert yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg.yaml").read_text()).keys() == {
         "fc1_dgrad",
@@ -138,7 +101,9 @@ def test_one_run_directory(tmp_path: Path) -> None:
 
 
 def test_the_objective_is_an_option(tmp_path: Path) -> None:
-    directory = write_point(tmp_path, config(2, "fc1", "fprop", "ring_exchange"), traces=["t.json.gz"])
+    directory = make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "fprop", "ring_exchange"), traces=["t.json.gz"]
+    )
     shutil.copy(TRACE, directory / "t.json.gz")
     assert analyze(tmp_path, "analysis.objective=overlap_ratio").returncode == 0
     report = json.loads((tmp_path / "tuning_report.json").read_text())
@@ -174,7 +139,7 @@ def test_unreadable_results_are_named_and_the_rest_is_analysed(tmp_path: Path) -
 
 
 def test_an_unreadable_trace_is_named_and_the_rest_is_analysed(tmp_path: Path) -> None:
-    directory = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), traces=["t.json"])
+    directory = make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), traces=["t.json"])
     (directory / "t.json").write_text("")
     process = analyze(tmp_path)
     assert_one_error(process, f"{directory}/t.json is empty")
@@ -191,7 +156,13 @@ def test_directories_without_anything_to_analyse(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_is_still_reported(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "fprop", "bulk"), status="skipped", error="bulk does not fit fc1_fprop")
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(2, "fc1", "fprop", "bulk"),
+        status="skipped",
+        error="bulk does not fit fc1_fprop",
+    )
     process = analyze(tmp_path)
     assert process.returncode == 0
     assert "1 point: 1 skipped" in process.stdout
@@ -216,11 +187,11 @@ def test_a_terminal_of_any_width_shows_everything(tmp_path: Path, columns: int) 
 def write_sweep_with_defaults(directory: Path) -> Path:
     """fc1: forward default 190 beats none 200 and ring 220; backward default 440, none 400, bulk 320."""
     fwd, bwd = default_timing(190.0, none_us=200.0), default_timing(440.0, none_us=400.0)
-    ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
-    bulk = config(2, "fc1", "all", "bulk", num_sm=4)
+    ring = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
     for point, fwd_us, bwd_us in ((ring, 220.0, 400.0), (bulk, 200.0, 320.0)):
         times = {"fwd": pass_times(fwd_us, 200.0, default=fwd), "bwd": pass_times(bwd_us, 400.0, default=bwd)}
-        write_point(directory, point, **times)
+        make_point("operator", directory, point, **times)
     return directory
 
 
@@ -240,8 +211,8 @@ def test_nothing_beats_no_overlap_only_where_the_default_does_not(tmp_path: Path
         ("faster", 90.0, "nothing tried beats 100.0 us without overlap, 0.90x the default"),
         ("slower", 110.0, "nothing beats 100.0 us without overlap, 1.10x the default"),
     ):
-        ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
-        write_point(tmp_path / folder, ring, fwd=pass_times(120.0, default=default_timing(default_us)))
+        ring = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+        make_point("operator", tmp_path / folder, ring, fwd=pass_times(120.0, default=default_timing(default_us)))
         assert f"TP=2: don't overlap fc1 fwd: {expected}\n" in analyze(tmp_path / folder).stdout
 
 
@@ -251,8 +222,8 @@ def write_layers(directory: Path) -> Path:
         "floor": variant([50_000.0] * 6),
         "file:best.yaml": variant([57_000.0] * 6),
     }
-    write_layer(directory, variants, name="a_layer", warnings=["GPU 3 was throttled."])
-    write_layer(directory, {}, name="b_layer", status="failed", error="[rank3] out of memory\n...")
+    make_point("layer", directory, variants=variants, name="a_layer", warnings=["GPU 3 was throttled."])
+    make_point("layer", directory, variants={}, name="b_layer", status="failed", error="[rank3] out of memory\n...")
     (directory / "c_layer" / ".hydra").mkdir(parents=True)
     (directory / "c_layer" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(layer_config()))
     return directory
@@ -296,7 +267,9 @@ def test_layers_beside_operators(tmp_path: Path) -> None:
 
 
 def test_launch_bound_layers_are_counted(tmp_path: Path) -> None:
-    write_layer(tmp_path, {"none": variant([100.0] * 6), "default": variant([90.0] * 6, launch_bound=True)})
+    make_point(
+        "layer", tmp_path, variants={"none": variant([100.0] * 6), "default": variant([90.0] * 6, launch_bound=True)}
+    )
     assert "1 point: 1 ok, 1 launch_bound" in analyze(tmp_path).stdout
 
 

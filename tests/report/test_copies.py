@@ -12,8 +12,9 @@ from overlap_sweep.report.console import console_for
 from overlap_sweep.report.copies import print_copies
 from overlap_sweep.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
-from tests.analysis.training_points import write_copies, write_sweep_of_copies
-from tests.report.test_command_line import analyze
+from tests.analyze import analyze
+from tests.made_sweeps import write_sweep_of_copies
+from tests.make_point import make_point
 from tests.sweeps import Launch
 
 
@@ -64,7 +65,7 @@ def test_analyze_writes_a_table_and_the_report(tmp_path: Path) -> None:
 
 
 def test_progress_compares_with_one_after_the_other(tmp_path: Path) -> None:
-    directory = write_copies(tmp_path, 1000.0, name="to_host")
+    directory = make_point("copy_engine", tmp_path, overlapped_us=1000.0, name="to_host")
     outcomes = Outcomes()
     outcome = Outcome.of(read_result(directory / "result.json"), directory)
     outcomes.keep(outcome)

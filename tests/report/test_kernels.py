@@ -13,10 +13,9 @@ from overlap_sweep.analysis.kernels import analyse_kernels
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.kernels import answer, print_analyses, print_kernels, title
-from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
-from tests.analysis.run_directories import ENVIRONMENT
-from tests.report.sweeps import write_sweep
-from tests.report.test_command_line import analyze
+from tests.analyze import analyze
+from tests.made_sweeps import write_sweep
+from tests.make_point import ENVIRONMENT, baselines, implementation, kernel_config, make_point
 from tests.sweeps import Launch
 
 WRONG = "wrong numbers: relative error 0.5, tolerance 0.01"
@@ -26,17 +25,26 @@ def write_family(directory: Path) -> Path:
     """Two backends at m=1024 and 8192: symm_mem wins at the first, torch at the second; bulk is independent."""
     for m, ring_us, fused_us in ((1024, 160.0, 120.0), (8192, 130.0, 150.0)):
         torch = {"ring": implementation(ring_us, 1.0), "bulk": implementation(110.0, independent=True)}
-        write_kernel(directory, torch, kernel_config(m), f"torch_{m}")
+        make_point("kernel", directory, kernel_config(m), implementations=torch, name=f"torch_{m}")
         left_out = {"refused": "too large\nfor it", "pipeline": WRONG} if m == 1024 else {}
-        write_kernel(
+        make_point(
+            "kernel",
             directory,
-            {"fused": implementation(fused_us, 1.0)},
             kernel_config(m, "symm_mem"),
-            f"symm_mem_{m}",
+            implementations={"fused": implementation(fused_us, 1.0)},
+            name=f"symm_mem_{m}",
             left_out=left_out,
             relative_error={"pipeline": 0.5} if left_out else {},
         )
-    write_kernel(directory, {}, kernel_config(backend="flux"), "flux", status="skipped", error="flux is not installed")
+    make_point(
+        "kernel",
+        directory,
+        kernel_config(backend="flux"),
+        implementations={},
+        name="flux",
+        status="skipped",
+        error="flux is not installed",
+    )
     return directory
 
 
@@ -88,8 +96,8 @@ def test_a_narrow_terminal_shows_all_of_it(tmp_path: Path, width: int) -> None:
 
 
 def test_of_several_kernels_only_the_answers_are_printed(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring": implementation(150.0)})
-    write_kernel(tmp_path, {"ring": implementation(250.0)}, kernel_config(n=8192))
+    make_point("kernel", tmp_path, implementations={"ring": implementation(150.0)})
+    make_point("kernel", tmp_path, kernel_config(n=8192), implementations={"ring": implementation(250.0)})
     lines = shown(tmp_path).splitlines()
     assert [line.split("  ")[0] for line in lines if line.startswith("ag_gemm")] == [
         "ag_gemm n=8192 k=8192 TP=4 bf16",
@@ -105,7 +113,7 @@ def test_of_several_kernels_only_the_answers_are_printed(tmp_path: Path) -> None
 @pytest.mark.parametrize("width", [40, 70, 100])
 def test_the_answers_fit_a_terminal(tmp_path: Path, width: int) -> None:
     for n in (4096, 8192):
-        write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(n=n))
+        make_point("kernel", tmp_path, kernel_config(n=n), implementations={"ring": implementation(150.0)})
     text = shown(tmp_path, width)
     assert max(map(len, text.splitlines())) <= width
     assert text.count("torch ring") == 2
@@ -115,8 +123,10 @@ def test_the_answers_fit_a_terminal(tmp_path: Path, width: int) -> None:
 @pytest.mark.parametrize(("cases", "tables"), [(3, True), (4, False)])
 def test_tables_of_few_kernels_are_printed_those_of_all_are_written(tmp_path: Path, cases: int, tables: bool) -> None:
     for i in range(cases):
-        write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(n=4096 * (i + 1)))
-    write_kernel(tmp_path, {"fused": implementation(90.0)}, kernel_config(n=4096, backend="flux"))
+        make_point("kernel", tmp_path, kernel_config(n=4096 * (i + 1)), implementations={"ring": implementation(150.0)})
+    make_point(
+        "kernel", tmp_path, kernel_config(n=4096, backend="flux"), implementations={"fused": implementation(90.0)}
+    )
     process = analyze(tmp_path)
     assert process.stdout.lstrip().startswith("Kernels: what to use")
     assert ("gemm_only" in process.stdout) == tables
@@ -152,7 +162,12 @@ def test_a_terminal_that_is_too_narrow_has_fewer_columns(tmp_path: Path, room: i
 def test_many_points_are_analysed_soon(tmp_path: Path) -> None:
     """When rich laid out the tables, 300 points of 20 implementations took half a minute."""
     for m in range(1, 61):
-        write_kernel(tmp_path, {f"ring{i}": implementation(150.0 + i) for i in range(20)}, kernel_config(64 * m))
+        make_point(
+            "kernel",
+            tmp_path,
+            kernel_config(64 * m),
+            implementations={f"ring{i}": implementation(150.0 + i) for i in range(20)},
+        )
     analyses = analyse_kernels(read_points(tmp_path).points)
     stream = io.StringIO()
     start_s = time.process_time()
@@ -162,15 +177,20 @@ def test_many_points_are_analysed_soon(tmp_path: Path) -> None:
 
 
 def test_an_answer_in_words(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring": implementation(260.0)}, kernel_config(operator=None))
-    write_kernel(tmp_path, baselines(launch_bound=True) | {"ring": implementation(1.0)}, kernel_config(2048))
+    make_point("kernel", tmp_path, kernel_config(operator=None), implementations={"ring": implementation(260.0)})
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(2048),
+        implementations=baselines(launch_bound=True) | {"ring": implementation(1.0)},
+    )
     first, second = (shape for one in analyse_kernels(read_points(tmp_path).points) for shape in one.shapes)
     assert answer(first) == "m=1024: don't overlap, 200.0 us; the best overlap, torch ring, is 30.0% slower"
     assert answer(second).startswith("m=2048: no answer, sequential was launch-bound")
 
 
 def test_without_a_model_the_sizes_say_it_all(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(operator=None))
+    make_point("kernel", tmp_path, kernel_config(operator=None), implementations={"ring": implementation(150.0)})
     (analysis,) = analyse_kernels(read_points(tmp_path).points)
     assert title(analysis).startswith("ag_gemm n=57344 k=8192 TP=4 bf16 on NVIDIA H200: all-gather")
 
@@ -216,7 +236,15 @@ def test_answers_as_rows(tmp_path: Path) -> None:
 
 
 def test_where_no_kernel_was_measured_the_rows_are_those_of_kernels(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {}, kernel_config(backend="flux"), "flux", status="skipped", error="flux is not installed")
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(backend="flux"),
+        implementations={},
+        name="flux",
+        status="skipped",
+        error="flux is not installed",
+    )
     process = analyze(tmp_path, "--format", "csv")
     assert (process.returncode, process.stderr.count("error")) == (0, 0)
     assert process.stdout.startswith("kernel,m,n,k,tp_size")
@@ -237,19 +265,36 @@ def test_beside_operators_their_answers_are_the_rows(tmp_path: Path) -> None:
 
 
 def test_points_of_different_environments_say_so(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring": implementation(150.0)})
+    make_point("kernel", tmp_path, implementations={"ring": implementation(150.0)})
     # Each backend's own, as it is trained with.
     connections = {**ENVIRONMENT, "variables": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}}
-    write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(backend="symm_mem"), environment=connections)
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(backend="symm_mem"),
+        implementations={"ring": implementation(150.0)},
+        environment=connections,
+    )
     assert "different environments" not in shown(tmp_path)
     older = {**ENVIRONMENT, "packages": {"torch": "2.6.0"}}
-    write_kernel(tmp_path, {"fused": implementation(140.0)}, kernel_config(backend="flux"), environment=older)
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(backend="flux"),
+        implementations={"fused": implementation(140.0)},
+        environment=older,
+    )
     assert "The points were measured in different environments, each beside a sequential of its own" in shown(tmp_path)
 
 
 def test_of_two_machines_each_has_its_answer(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {"ring": implementation(150.0)})
-    write_kernel(tmp_path, {"ring": implementation(250.0)}, environment={**ENVIRONMENT, "gpu": "NVIDIA H100"})
+    make_point("kernel", tmp_path, implementations={"ring": implementation(150.0)})
+    make_point(
+        "kernel",
+        tmp_path,
+        implementations={"ring": implementation(250.0)},
+        environment={**ENVIRONMENT, "gpu": "NVIDIA H100"},
+    )
     text = shown(tmp_path)
     assert text.index("on NVIDIA H100") < text.index("don't overlap") < text.index("on NVIDIA H200")
     assert "on NVIDIA H200  llama3_70b fc1  1024  torch ring" in text

@@ -10,7 +10,8 @@ from overlap_sweep.analysis.layers import analyse_layer
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.layers import cautions, print_layer, title, verdict
 from overlap_sweep.run_directory import VariantTimes
-from tests.analysis.run_directories import layer_config, layer_point, variant, write_layer
+from tests.analysis.reading import layer_point
+from tests.make_point import layer_config, make_point, variant
 
 
 def rounds(*ratios: float) -> VariantTimes:
@@ -29,12 +30,12 @@ def shown(directory: Path, width: int | None = None) -> str:
 
 
 def test_the_title_says_what_was_measured_on_what(tmp_path: Path) -> None:
-    write_layer(tmp_path / "a", {"none": rounds(1.0)}, attention_backend="fused (cuDNN 9.19.0)")
+    make_point("layer", tmp_path / "a", variants={"none": rounds(1.0)}, attention_backend="fused (cuDNN 9.19.0)")
     assert title(layer_point(tmp_path / "a")) == (
         "llama3_8b transformer_layer, TP=4, 8192 tokens, bf16, backend megatron on NVIDIA H200, "
         "attention fused (cuDNN 9.19.0)"
     )
-    write_layer(tmp_path / "b", {"none": rounds(1.0)}, layer_config("linear", 2, num_replicas=2))
+    make_point("layer", tmp_path / "b", layer_config("linear", 2, num_replicas=2), variants={"none": rounds(1.0)})
     assert title(layer_point(tmp_path / "b")).startswith("llama3_8b linear, TP=2, 2 replicas, 8192 tokens")
 
 
@@ -62,7 +63,7 @@ def test_the_title_says_what_was_measured_on_what(tmp_path: Path) -> None:
     ],
 )
 def test_the_verdict(tmp_path: Path, variants: dict[str, VariantTimes], expected: str) -> None:
-    write_layer(tmp_path, variants)
+    make_point("layer", tmp_path, variants=variants)
     found = verdict(analyse_layer(layer_point(tmp_path)))
     assert found.startswith(expected)
     assert "floor" not in found
@@ -74,7 +75,7 @@ def test_the_table_has_a_line_for_each_variant(tmp_path: Path) -> None:
         "floor": variant([50_000.0] * 6),
         "default": variant([57_000.0] * 6, launch_bound=True),
     }
-    write_layer(tmp_path, variants)
+    make_point("layer", tmp_path, variants=variants)
     lines = shown(tmp_path).splitlines()
     assert next(line for line in lines if "variant" in line).split() == [
         "variant", "fwd", "ms", "bwd", "ms", "all", "ms", "vs", "none", "hidden", "note",
@@ -89,7 +90,7 @@ def test_the_table_has_a_line_for_each_variant(tmp_path: Path) -> None:
 
 
 def test_the_optimizers_step_has_a_column_where_there_is_one(tmp_path: Path) -> None:
-    write_layer(tmp_path, {"none": variant([60_000.0] * 6, step_us=1234.0)})
+    make_point("layer", tmp_path, variants={"none": variant([60_000.0] * 6, step_us=1234.0)})
     text = shown(tmp_path)
     assert "step ms" in text
     assert "1.234" in text
@@ -98,7 +99,7 @@ def test_the_optimizers_step_has_a_column_where_there_is_one(tmp_path: Path) -> 
 
 def test_what_to_know_before_believing_it(tmp_path: Path) -> None:
     variants = {"default": variant([100.0] * 3), "file:a": variant([90.0] * 3, launch_bound=True)}
-    write_layer(tmp_path, variants, warnings=["GPU 3 was throttled."])
+    make_point("layer", tmp_path, variants=variants, warnings=["GPU 3 was throttled."])
     assert cautions(analyse_layer(layer_point(tmp_path))) == [
         "none was not measured: ratios are to default.",
         "3 rounds are too few for 95%: the intervals, from the lowest to the highest ratio, hold with 75%.",
@@ -109,7 +110,7 @@ def test_what_to_know_before_believing_it(tmp_path: Path) -> None:
 
 
 def test_nothing_to_know_where_all_is_well(tmp_path: Path) -> None:
-    write_layer(tmp_path, {"none": rounds(1.0), "default": rounds(0.9)})
+    make_point("layer", tmp_path, variants={"none": rounds(1.0), "default": rounds(0.9)})
     assert cautions(analyse_layer(layer_point(tmp_path))) == []
 
 
@@ -119,7 +120,7 @@ def test_a_terminal_of_any_width_shows_everything(tmp_path: Path, width: int) ->
         "none": variant([60_000.0] * 6, step_us=1234.0),
         "file:optimal_tp_comm_overlap_cfg_tp4.yaml": variant([54_000.0] * 6, step_us=1234.0, launch_bound=True),
     }
-    write_layer(tmp_path, variants)
+    make_point("layer", tmp_path, variants=variants)
     text = shown(tmp_path, width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text

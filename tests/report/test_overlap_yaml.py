@@ -7,8 +7,8 @@ import yaml
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import config, default_timing, pass_times, write_point
-from tests.report.sweeps import write_sweep
+from tests.made_sweeps import write_sweep
+from tests.make_point import default_timing, make_point, operator_config, pass_times
 
 
 def written(directory: Path, file: str) -> str:
@@ -60,29 +60,36 @@ def test_the_plain_name_is_the_smallest_tp_size(tmp_path: Path) -> None:
 
 def test_knobs_keep_their_types(tmp_path: Path) -> None:
     knobs = {"aggregate": True, "use_ce": False, "set_sm_margin": True, "cga_size": 2}
-    write_point(tmp_path, config(2, "qkv", "fprop", "ring_exchange", num_sm=1, **knobs), fwd=pass_times(60.0))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(2, "qkv", "fprop", "ring_exchange", num_sm=1, **knobs),
+        fwd=pass_times(60.0),
+    )
     slots = yaml.safe_load(written(tmp_path, "optimal_tp_comm_overlap_cfg_tp2.yaml"))
     assert slots == {"qkv_fprop": {"method": "ring_exchange", "num_sm": 1, **knobs}}
 
 
 def test_a_prediction_says_so(tmp_path: Path) -> None:
     for phase in ("dgrad", "wgrad"):
-        write_point(tmp_path, config(2, "fc1", phase, "bulk", num_sm=4), bwd=pass_times(90.0))
+        make_point("operator", tmp_path, operator_config(2, "fc1", phase, "bulk", num_sm=4), bwd=pass_times(90.0))
     text = written(tmp_path, "optimal_tp_comm_overlap_cfg_tp2.yaml")
     assert set(yaml.safe_load(text)) == {"fc1_dgrad", "fc1_wgrad"}
     assert "predicted from its slots alone: measure them together" in text
 
 
 def test_another_backend_is_only_a_hint(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, backend="torch"), bwd=pass_times(90.0))
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, backend="torch"), bwd=pass_times(90.0)
+    )
     text = written(tmp_path, "optimal_tp_comm_overlap_cfg_tp2.yaml")
     assert "Measured with backend=torch, not with Transformer Engine's userbuffers: a hint" in head(text)
 
 
 def test_cases_do_not_share_a_file(tmp_path: Path) -> None:
     for tokens, num_sm in ((4096, 4), (8192, 8)):
-        point = config(2, "fc1", "all", "bulk", num_sm=num_sm, tokens=tokens)
-        write_point(tmp_path, point, bwd=pass_times(90.0))
+        point = operator_config(2, "fc1", "all", "bulk", num_sm=num_sm, tokens=tokens)
+        make_point("operator", tmp_path, point, bwd=pass_times(90.0))
     written(tmp_path, "summary.txt")
     for tokens, num_sm in ((4096, 4), (8192, 8)):
         (path,) = tmp_path.glob(f"*tokens{tokens}/optimal_tp_comm_overlap_cfg_tp2.yaml")
@@ -92,10 +99,18 @@ def test_cases_do_not_share_a_file(tmp_path: Path) -> None:
 
 def test_the_default_is_named_where_it_was_measured(tmp_path: Path) -> None:
     fwd, bwd = default_timing(190.0, none_us=200.0), default_timing(352.0, none_us=400.0)
-    point = config(2, "fc1", "dgrad", "bulk", num_sm=4)
-    write_point(tmp_path, point, fwd=pass_times(200.0, 200.0, default=fwd), bwd=pass_times(320.0, 400.0, default=bwd))
-    ring = config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
-    write_point(tmp_path, ring, fwd=pass_times(220.0, 200.0, default=fwd), bwd=pass_times(400.0, 400.0, default=bwd))
+    point = operator_config(2, "fc1", "dgrad", "bulk", num_sm=4)
+    make_point(
+        "operator",
+        tmp_path,
+        point,
+        fwd=pass_times(200.0, 200.0, default=fwd),
+        bwd=pass_times(320.0, 400.0, default=bwd),
+    )
+    ring = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+    make_point(
+        "operator", tmp_path, ring, fwd=pass_times(220.0, 200.0, default=fwd), bwd=pass_times(400.0, 400.0, default=bwd)
+    )
     text = written(tmp_path, "optimal_tp_comm_overlap_cfg_tp2.yaml")
     assert "# fc1 bwd: 320.0 us, without overlap 400.0, default 352.0\n" in text
     assert "Sum over fc1: 520.0 us, without overlap 600.0, default 542.0" in head(text)

@@ -12,17 +12,19 @@ from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import ENVIRONMENT, trial, write_tuner
-from tests.report.tuned_sweeps import (
+from tests.made_sweeps import (
     BEST_SLOTS,
     BEST_SWITCHES,
     LABELS,
     PRESET_SLOTS,
     WINS,
+    trial,
     write_operators,
     write_proof,
     write_tuned_sweep,
+    write_tuner,
 )
+from tests.make_point import ENVIRONMENT
 
 COMPARISON = {"ratio", "low", "high", "confidence", "speedup", "differs"}
 

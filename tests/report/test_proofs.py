@@ -13,17 +13,19 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.text import print_answers, summary_text
-from tests.analysis.run_directories import trial, write_layer, write_tuner
-from tests.report.tuned_sweeps import (
+from tests.made_sweeps import (
     LABELS,
     OTHER,
     PRESET,
     WINS,
     rounds,
+    trial,
     write_operators,
     write_proof,
     write_tuned_sweep,
+    write_tuner,
 )
+from tests.make_point import make_point
 
 FILE = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 
@@ -180,7 +182,7 @@ def test_what_the_layer_warned_of(tmp_path: Path) -> None:
 def test_together_may_have_failed(tmp_path: Path) -> None:
     write_operators(tmp_path)
     write_proof(tmp_path)
-    write_layer(tmp_path, {}, name="together", status="failed", error="boom")
+    make_point("layer", tmp_path, variants={}, name="together", status="failed", error="boom")
     write_tuner(
         tmp_path, together=[trial("together", {"best of each slot": "file:a"})], proofs=[trial("proof", LABELS)]
     )
@@ -192,7 +194,7 @@ def test_sweeps_of_a_date_s_directory(tmp_path: Path) -> None:
     write_tuned_sweep(tmp_path / "11-00", ratios={**WINS, "tuned": 0.9}, started="2026-11-20T11:00:00+00:00")
     write_operators(tmp_path / "12-00", model="qwen3_0_6b")
     write_tuner(tmp_path / "12-00", dropped={"qwen3_0_6b TP=4": "it cannot scale"})
-    write_layer(tmp_path / "13-00", {"none": rounds(1.0), "default": rounds(0.9)})
+    make_point("layer", tmp_path / "13-00", variants={"none": rounds(1.0), "default": rounds(0.9)})
     text = shown(tmp_path)
     folder = "llama3_8b_megatron_NVIDIA-H200_bf16_tokens8192"
     assert f"5.3% faster than the default: {folder}/{FILE}\n" in text

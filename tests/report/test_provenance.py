@@ -6,14 +6,15 @@ import yaml
 
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.report.provenance import launch_commands
-from tests.analysis.run_directories import config, write_point, write_tuner
+from tests.made_sweeps import write_tuner
+from tests.make_point import make_point, operator_config
 
 
 def write_points(directory: Path) -> None:
     """Two, as Hydra leaves them in a sweep."""
     overrides = {"task": ["tp_size=2", "method=none,bulk"], "hydra": ["hydra.mode=MULTIRUN", "hydra/launcher=torchrun"]}
     for method in ("none", "bulk"):
-        point = write_point(directory, config(method=method), name=method)
+        point = make_point("operator", directory, operator_config(method=method), name=method)
         (point / ".hydra").mkdir()
         (point / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(["tp_size=2", f"method={method}"]))
     (directory / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))

@@ -31,7 +31,9 @@ from overlap_sweep.report.console import console_for, print_lines
 from overlap_sweep.report.csv_text import csv_cell
 from overlap_sweep.run_directory import RESULT_FILE, trace_file
 from overlap_sweep.tuner.api import Report
-from tests.analysis.run_directories import config, write_point
+from tests.analyze import analyze, files_below, on_terminal
+from tests.made_sweeps import write_sweep, write_tuned_sweep
+from tests.make_point import make_point, operator_config
 from tests.report.hostile_sweeps import (
     FOLDER,
     MARKS,
@@ -43,9 +45,6 @@ from tests.report.hostile_sweeps import (
 )
 from tests.report.page.reports import analysis_of, parsed
 from tests.report.page.test_browser import ALL_DRAWN, chromium
-from tests.report.sweeps import write_sweep
-from tests.report.test_command_line import analyze, files_below, on_terminal
-from tests.report.tuned_sweeps import write_tuned_sweep
 
 __all__ = ["chromium"]
 
@@ -225,7 +224,7 @@ def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str) -> None:
     module = ast.parse(exports.megatron_bridge_preset(written, [name], "preset"))
     assert [type(node) for node in module.body] == [ast.ImportFrom, ast.Assign]
     sweep = tmp_path / "sweep"
-    write_point(sweep, config(2, "fc1", "all", "bulk", num_sm=4, model=name))
+    make_point("operator", sweep, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=name))
     assert analyze(sweep).returncode == 0
     of_sweep = overlap_cfg.read(sweep / "optimal_tp_comm_overlap_cfg_tp2.yaml")
     (case,) = analysis_of(sweep).cases
@@ -253,7 +252,9 @@ def test_a_trace_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
     outside = outside_of(sweep)
     (tmp_path / "secret.json").write_bytes(hostile_trace())
     (outside / "trace.json.gz").write_bytes(hostile_trace())
-    point = write_point(sweep, config(2, "fc1", "all", "bulk", num_sm=4), traces=[name, trace_file(0)])
+    point = make_point(
+        "operator", sweep, operator_config(2, "fc1", "all", "bulk", num_sm=4), traces=[name, trace_file(0)]
+    )
     (point / trace_file(0)).write_bytes(hostile_trace())
     (point / "linked.json.gz").symlink_to(outside / "trace.json.gz")
     os.mkfifo(point / "pipe.json.gz")
@@ -268,12 +269,12 @@ def test_a_trace_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
 def test_what_leads_elsewhere_is_refused_alone(tmp_path: Path, what: str) -> None:
     sweep = write_tuned_sweep(tmp_path / "sweep")
     outside = outside_of(sweep)
-    other = write_point(outside, config(2, "fc2", model="secret_model"))
+    other = make_point("operator", outside, operator_config(2, "fc2", model="secret_model"))
     if what == "the directory":
         (sweep / "linked").symlink_to(other)
     elif what == ".hydra":
         (outside / "hydra").mkdir()
-        (outside / "hydra" / "config.yaml").write_text(yaml.safe_dump(config(2, "fc2", model="secret_model")))
+        (outside / "hydra" / "config.yaml").write_text(yaml.safe_dump(operator_config(2, "fc2", model="secret_model")))
         (sweep / "linked").mkdir()
         (sweep / "linked" / ".hydra").symlink_to(outside / "hydra")
     elif what == "result.json":
@@ -301,7 +302,7 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, place: str) -> None:
     sweep = tmp_path / "sweep"
     outside = outside_of(sweep)
     for model in ("../../a", "b"):
-        write_point(sweep, config(2, "fc1", "all", "bulk", num_sm=4, model=model))
+        make_point("operator", sweep, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model))
     if place == "plots":
         shutil.rmtree(next(sweep.glob("*/")))
     folder = Case("b", "transformer_engine", "NVIDIA H200", "bf16", 8192).name
@@ -326,7 +327,7 @@ def test_names_make_no_paths() -> None:
 
 def test_a_directory_whose_name_cannot_be_shown(tmp_path: Path) -> None:
     write_sweep(tmp_path)
-    write_point(tmp_path, config(2, "fc1"), name="evil\x1b]0;\x07\nname")
+    make_point("operator", tmp_path, operator_config(2, "fc1"), name="evil\x1b]0;\x07\nname")
     # No UTF-8.
     shutil.copytree(next(tmp_path.glob("*fc1*")), tmp_path / os.fsdecode(b"\xff\xfe"))
     process = analyze(tmp_path)

@@ -15,10 +15,10 @@ from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.tp_training import PRINTED, print_analyses, write_and_print
 from overlap_sweep.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
-from tests.analysis.run_directories import ENVIRONMENT
-from tests.analysis.tp_training_points import falling, tp_training_config, write_sweep_of_stacks, write_tp_training
+from tests.analyze import analyze
+from tests.made_sweeps import write_sweep_of_stacks
+from tests.make_point import ENVIRONMENT, falling, make_point, stack_config
 from tests.report.page.reports import analysis_of
-from tests.report.test_command_line import analyze
 from tests.sweeps import Launch
 
 
@@ -54,7 +54,7 @@ def test_a_narrow_terminal_shows_all_of_it(tmp_path: Path, width: int) -> None:
 
 def test_a_terminal_of_140_columns_shows_every_column(tmp_path: Path) -> None:
     longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
-    directory = write_tp_training(tmp_path, tp_training_config("fsdp_dtensor", **longest), 1_234_567.0)
+    directory = make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
     points = read_points(tmp_path).points
     seen = {directory: StepCommunication(100_000.0, 50_000.0)}
     stream = io.StringIO()
@@ -69,10 +69,10 @@ def test_a_terminal_of_140_columns_shows_every_column(tmp_path: Path) -> None:
 
 def test_what_to_know_before_believing_it(tmp_path: Path) -> None:
     said = "attention is not fused"
-    write_tp_training(tmp_path, tp_training_config("autotp"), result={"launch_bound": True, "warnings": [said]})
-    write_tp_training(tmp_path, tp_training_config("megatron"), losses=falling(off={6: None}))
+    make_point("tp_training", tmp_path, stack_config("autotp"), launch_bound=True, warnings=[said])
+    make_point("tp_training", tmp_path, stack_config("megatron"), losses=falling(off={6: None}))
     other = {**ENVIRONMENT, "driver": "590.2", "variables": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
-    write_tp_training(tmp_path, tp_training_config("async_tp"), result={"environment": other})
+    make_point("tp_training", tmp_path, stack_config("async_tp"), environment=other)
     text = shown(tmp_path)
     assert f"TP=2 DP=1 autotp: {said}" in text
     assert "so the time is that of the host: TP=2 DP=1 autotp." in text
@@ -85,7 +85,7 @@ def test_connections_make_no_other_environment(tmp_path: Path) -> None:
     for impl, connections in (("autotp", "8"), ("megatron", "1")):
         variables = {"CUDA_DEVICE_MAX_CONNECTIONS": connections, "NCCL_NVLS_ENABLE": "0"}
         environment = {**ENVIRONMENT, "variables": variables}
-        write_tp_training(tmp_path, tp_training_config(impl), result={"environment": environment})
+        make_point("tp_training", tmp_path, stack_config(impl), environment=environment)
     assert "environments" not in shown(tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_analyze_writes_a_table_the_results_and_the_report(tmp_path: Path) -> No
 
 
 def test_results_go_where_the_reports_go(tmp_path: Path) -> None:
-    write_tp_training(tmp_path / "sweep", name="a")
+    make_point("tp_training", tmp_path / "sweep", name="a")
     (tmp_path / "out").mkdir()
     write_reports(analysis_of(tmp_path / "sweep"), tmp_path / "out", "python analyze.py there")
     assert [path.name for path in (tmp_path / "out" / "a").iterdir()] == ["results_fsdp_dtensor_tp2_dp1.json"]
@@ -126,7 +126,7 @@ def test_query_shows_the_rows_also_unasked(tmp_path: Path, asked: list[str]) -> 
 
 
 def test_progress_tells_the_rate(tmp_path: Path) -> None:
-    directory = write_tp_training(tmp_path, step_us=10_000.0, name="stack")
+    directory = make_point("tp_training", tmp_path, step_us=10_000.0, name="stack")
     outcomes = Outcomes()
     outcome = Outcome.of(read_result(directory / "result.json"), directory)
     outcomes.keep(outcome)

@@ -16,8 +16,7 @@ from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_tr
 from overlap_sweep.report.tp_training_files import results, results_file, write_results
 from overlap_sweep.run_directory import trace_file
 from overlap_sweep.tp_training_config import TpTraining
-from tests.analysis.run_directories import ENVIRONMENT
-from tests.analysis.tp_training_points import falling, tp_training_config, write_tp_training
+from tests.make_point import ENVIRONMENT, falling, make_point, stack_config
 
 TRACE = Path(__file__).parent.parent / "data" / "traces" / "cpu_gloo_tp2_rank0.json.gz"
 
@@ -44,7 +43,7 @@ def analysed(directory: Path) -> TpTrainingAnalysis:
 
 
 def test_names_are_those_that_scripts_read(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp", 4, 2))
+    make_point("tp_training", tmp_path, stack_config("autotp", 4, 2))
     (row,) = analysed(tmp_path).of_points
     assert results_file(row) == "results_autotp_tp4_dp2.json"
     content = results(row)
@@ -60,7 +59,7 @@ def test_names_are_those_that_scripts_read(tmp_path: Path) -> None:
 
 
 def test_numbers_are_of_the_steps_after_the_warm_up(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("megatron", 2, 2), 10_000.0, spread_us=100.0)
+    make_point("tp_training", tmp_path, stack_config("megatron", 2, 2), step_us=10_000.0, spread_us=100.0)
     (row,) = analysed(tmp_path).of_points
     content = results(row)
     assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6]
@@ -88,9 +87,9 @@ def test_numbers_are_of_the_steps_after_the_warm_up(tmp_path: Path) -> None:
 
 
 def test_who_deviates_is_told_where(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, tp_training_config("autotp"), losses=falling(off={3: None}))
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={3: None}))
     for impl in ("megatron", "fsdp_dtensor"):
-        write_tp_training(tmp_path, tp_training_config(impl))
+        make_point("tp_training", tmp_path, stack_config(impl))
     summaries = {row.impl: results(row)["summary"] for row in analysed(tmp_path).of_points}
     assert summaries["megatron"]["losses_agree"] is True
     assert summaries["autotp"]["losses_agree"] is False
@@ -100,7 +99,7 @@ def test_who_deviates_is_told_where(tmp_path: Path) -> None:
 
 
 def test_communication_is_that_of_the_traces(tmp_path: Path) -> None:
-    directory = write_tp_training(tmp_path, result={"traces": [trace_file(0), trace_file(1)]})
+    directory = make_point("tp_training", tmp_path, traces=[trace_file(0), trace_file(1)])
     shutil.copy(TRACE, directory / trace_file(0))
     points = read_points(tmp_path).points
     found = read_communication(points)
@@ -114,7 +113,7 @@ def test_communication_is_that_of_the_traces(tmp_path: Path) -> None:
 
 
 def test_a_bad_trace_is_a_problem_and_no_more(tmp_path: Path) -> None:
-    directory = write_tp_training(tmp_path, result={"traces": [trace_file(0)]})
+    directory = make_point("tp_training", tmp_path, traces=[trace_file(0)])
     (directory / trace_file(0)).write_text("no trace")
     found = read_communication(read_points(tmp_path).points)
     (problem,) = found.problems
@@ -124,7 +123,7 @@ def test_a_bad_trace_is_a_problem_and_no_more(tmp_path: Path) -> None:
 
 def test_each_run_directory_has_its_own(tmp_path: Path) -> None:
     for repetition in (0, 1):
-        write_tp_training(tmp_path, tp_training_config(repetition=repetition), 10_000.0 + repetition)
+        make_point("tp_training", tmp_path, stack_config(repetition=repetition), step_us=10_000.0 + repetition)
     written = write_results([analysed(tmp_path)])
     assert len(written) == 2
     medians = {json.loads(path.read_text())["summary"]["median_step_time_ms"] for path in written}
@@ -133,11 +132,12 @@ def test_each_run_directory_has_its_own(tmp_path: Path) -> None:
 
 
 def test_on_a_cpu_there_is_no_memory_and_no_peak(tmp_path: Path) -> None:
-    directory = write_tp_training(
+    directory = make_point(
+        "tp_training",
         tmp_path,
-        tp_training_config(device="cpu"),
-        result={"environment": {**ENVIRONMENT, "gpu": None}},
+        stack_config(device="cpu"),
         host_ahead_us=None,
+        environment={**ENVIRONMENT, "gpu": None},
     )
     content = json.loads((directory / "result.json").read_text())
     for step in content["tp_training"]["steps"]:

@@ -19,10 +19,9 @@ from overlap_sweep.report.training import MOST_ROWS, as_count, print_analyses, p
 from overlap_sweep.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import progress
-from tests.analysis.run_directories import timing_of
-from tests.analysis.training_points import training_config, write_sweep_of_training, write_training
-from tests.report.sweeps import write_sweep
-from tests.report.test_command_line import analyze
+from tests.analyze import analyze
+from tests.made_sweeps import write_sweep, write_sweep_of_training
+from tests.make_point import make_point, resolved, timing_of
 from tests.sweeps import Launch
 
 RULE = {"\N{BOX DRAWINGS LIGHT HORIZONTAL}"}
@@ -66,7 +65,7 @@ def test_the_tables(tmp_path: Path) -> None:
 
 
 def test_a_single_setting_is_no_best(tmp_path: Path) -> None:
-    write_training(tmp_path, host_us={}, peak_memory_gb=None)
+    make_point("fsdp", tmp_path, host_us={}, peak_memory_gb=None)
     text = shown(tmp_path)
     assert "  measured: defaults, 170,667 samples/s; 1.500 ms a step" in text
     assert "best" not in text
@@ -103,17 +102,17 @@ def test_a_narrow_list_of_knobs_keeps_noise_and_pairs(tmp_path: Path, width: int
 
 
 def test_what_is_within_the_noise_is_marked(tmp_path: Path) -> None:
-    write_training(tmp_path, 1500.0, spread_us=30.0)
-    write_training(tmp_path, 1490.0, training_config(**{"fsdp.forward_prefetch": 1}), spread_us=30.0)
+    make_point("fsdp", tmp_path, step_us=1500.0, spread_us=30.0)
+    make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": 1}), step_us=1490.0, spread_us=30.0)
     assert line_with(shown(tmp_path), "forward_prefetch  0")[4:8] == ["1", "-0.7%", "(noise)", "7.1%"]
 
 
 def test_how_times_are_told_is_said(tmp_path: Path) -> None:
-    write_training(tmp_path, 1500.0)
+    make_point("fsdp", tmp_path, step_us=1500.0)
     assert "Times are as measured in each point." in shown(tmp_path)
-    write_training(tmp_path, 1400.0, training_config(**{"fsdp.forward_prefetch": 1}))
+    make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": 1}), step_us=1400.0)
     assert "Times are relative to the common floor, by the floor that was measured beside each." in shown(tmp_path)
-    write_training(tmp_path, 1300.0, training_config(**{"compile.enabled": True}))
+    make_point("fsdp", tmp_path, resolved("fsdp", **{"compile.enabled": True}), step_us=1300.0)
     assert "beside each; those of 1 settings are as measured: the host limits them, or no" in shown(tmp_path)
 
 
@@ -123,7 +122,7 @@ def test_hidden_fractions_that_are_all_noise_are_nowhere(tmp_path: Path) -> None
         "none": timing_of([990.0, 1040.0, 1010.0, 960.0, 1030.0]),
         "floor": timing_of([1030.0, 970.0, 1000.0, 1010.0, 960.0]),
     }
-    write_training(tmp_path, step=step)
+    make_point("fsdp", tmp_path, step=step)
     process = analyze(tmp_path)
     assert (process.returncode, process.stderr) == (0, "")
     assert "x none, hidden -" in process.stdout
@@ -139,7 +138,7 @@ def test_hidden_fractions_that_are_all_noise_are_nowhere(tmp_path: Path) -> None
 
 def test_the_search_s_answer_is_printed_and_on_the_page(tmp_path: Path) -> None:
     for ahead, step_us in ((0, 1500.0), (1, 1200.0), (2, 1100.0)):
-        write_training(tmp_path, step_us, training_config(**{"fsdp.forward_prefetch": ahead}))
+        make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=step_us)
     found = KnobSearch(
         label="ranking fsdp2 step on 4 ranks",
         overrides=["workload=fsdp", "model=ranking"],
@@ -171,7 +170,7 @@ def test_names_of_columns_without_room_have_no_blanks() -> None:
 
 def test_of_many_settings_the_fastest_are_printed(tmp_path: Path) -> None:
     for ahead in range(MOST_ROWS + 6):
-        write_training(tmp_path, 1500.0 - 10 * ahead, training_config(**{"fsdp.forward_prefetch": ahead}))
+        make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
     text = shown(tmp_path)
     assert text.count("forward_prefetch=") > MOST_ROWS
     # The simplest, which gains are told against, is the slowest.
@@ -221,15 +220,15 @@ def test_answers_for_programs(tmp_path: Path) -> None:
 
 
 def test_the_launch_bound_are_counted(tmp_path: Path) -> None:
-    write_training(tmp_path, 1000.0, host_us={"point": 990.0})
+    make_point("fsdp", tmp_path, step_us=1000.0, host_us={"point": 990.0})
     assert "1 point: 1 ok, 1 launch_bound" in analyze(tmp_path).stdout
 
 
 def test_progress_tells_rates_and_leaves_the_best_to_the_answers(tmp_path: Path) -> None:
     outcomes, stream = Outcomes(), io.StringIO()
-    slow = write_training(tmp_path, 1500.0, name="slow", none_us=3000.0)
-    fast = write_training(tmp_path, 1200.0, name="fast", none_us=1500.0)
-    failed = write_training(tmp_path, name="failed", status="failed", result={"error": "CUDA out of memory\nat once"})
+    slow = make_point("fsdp", tmp_path, step_us=1500.0, name="slow", none_us=3000.0)
+    fast = make_point("fsdp", tmp_path, step_us=1200.0, name="fast", none_us=1500.0)
+    failed = make_point("fsdp", tmp_path, name="failed", status="failed", error="CUDA out of memory\nat once")
     with progress(3, outcomes, Console(file=stream)):
         for directory in (slow, fast, failed):
             outcomes.add(Outcome.of(read_result(directory / "result.json"), directory))

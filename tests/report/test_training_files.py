@@ -15,9 +15,7 @@ from overlap_sweep.analysis.trials import NO_OVERLAP
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import config, layer_config, pass_times, trial, write_point, write_tuner
-from tests.report.sweeps import write_sweep
-from tests.report.tuned_sweeps import (
+from tests.made_sweeps import (
     BEST,
     BEST_SLOTS,
     BEST_SWITCHES,
@@ -25,10 +23,14 @@ from tests.report.tuned_sweeps import (
     OTHER,
     PRESET_SLOTS,
     WINS,
+    trial,
     write_operators,
     write_proof,
+    write_sweep,
     write_tuned_sweep,
+    write_tuner,
 )
+from tests.make_point import layer_config, make_point, operator_config, pass_times
 
 YAML = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 BEST_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
@@ -156,7 +158,12 @@ def test_other_backends_are_only_a_hint(tmp_path: Path) -> None:
 
 
 def test_a_size_without_operators_has_its_files(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, backend="megatron"), bwd=pass_times(90.0))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(2, "fc1", "all", "bulk", num_sm=4, backend="megatron"),
+        bwd=pass_times(90.0),
+    )
     write_proof(tmp_path)
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
     written(tmp_path)

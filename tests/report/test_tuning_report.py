@@ -12,16 +12,8 @@ from overlap_sweep.analysis.frame import COLUMNS
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.files import write_reports
-from tests.analysis.run_directories import (
-    config,
-    default_timing,
-    layer_config,
-    pass_times,
-    variant,
-    write_layer,
-    write_point,
-)
-from tests.report.sweeps import write_sweep
+from tests.made_sweeps import write_sweep
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, variant
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 
@@ -57,7 +49,9 @@ def report_of(directory: Path) -> dict[str, Any]:
 
 
 def test_every_configuration_has_the_documented_fields(tmp_path: Path) -> None:
-    traced = write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), traces=["trace_rank0.json.gz"])
+    traced = make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), traces=["trace_rank0.json.gz"]
+    )
     shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", traced / "trace_rank0.json.gz")
     first = report_of(tmp_path)["configurations"][0]
     assert {name: type(first[name]) for name in DOCUMENTED_FIELDS} == DOCUMENTED_FIELDS
@@ -66,7 +60,9 @@ def test_every_configuration_has_the_documented_fields(tmp_path: Path) -> None:
 
 
 def test_what_was_not_traced_is_null(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(50.0, floor_us=100.0))
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(50.0, floor_us=100.0)
+    )
     first = report_of(tmp_path)["configurations"][0]
     assert first["total_overlap_ratio"] is None
     assert first["hidden_fraction"] is None
@@ -118,8 +114,8 @@ def test_tp_scaling_has_the_documented_shape(tmp_path: Path) -> None:
 def test_drift_of_the_baseline(tmp_path: Path) -> None:
     for minute, none_us in enumerate((100.0, 100.0, 110.0, 110.0)):
         times = pass_times(90.0, none_us=none_us)
-        point = config(2, "fc1", "all", "bulk", num_sm=4)
-        write_point(tmp_path, point, fwd=times, bwd=times, started=f"2026-11-20T21:0{minute}:00+00:00")
+        point = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+        make_point("operator", tmp_path, point, fwd=times, bwd=times, started=f"2026-11-20T21:0{minute}:00+00:00")
     drifts = report_of(tmp_path)["drift"]
     assert [(drift["pass"], drift["baseline"]) for drift in drifts] == [
         ("bwd", "none"), ("bwd", "floor"), ("fwd", "none"), ("fwd", "floor"),
@@ -137,7 +133,12 @@ def test_drift_of_the_baseline(tmp_path: Path) -> None:
 
 def test_cases_are_apart(tmp_path: Path) -> None:
     for tokens in (4096, 8192):
-        write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, tokens=tokens), bwd=pass_times(90.0))
+        make_point(
+            "operator",
+            tmp_path,
+            operator_config(2, "fc1", "all", "bulk", num_sm=4, tokens=tokens),
+            bwd=pass_times(90.0),
+        )
     report = report_of(tmp_path)
     assert [case["tokens"] for case in report["cases"]] == [4096, 8192]
     assert report["tp_scaling"] is None
@@ -147,8 +148,8 @@ def test_cases_are_apart(tmp_path: Path) -> None:
 def test_a_choice_that_the_switches_overrule_is_told_from_what_runs(tmp_path: Path) -> None:
     # One switch holds for both: off loses 10 at fc2, on would lose 40 at proj.
     for operator, time_us in (("proj", 120.0), ("fc2", 70.0)):
-        ring = config(2, operator, "dgrad", "ring_exchange", aggregate=False)
-        write_point(tmp_path, ring, bwd=pass_times(time_us, none_us=80.0))
+        ring = operator_config(2, operator, "dgrad", "ring_exchange", aggregate=False)
+        make_point("operator", tmp_path, ring, bwd=pass_times(time_us, none_us=80.0))
     report = report_of(tmp_path)
     best = {entry["slot"]: entry for entry in report["best"]}
     assert best["proj_dgrad"]["config_id"] == "tp2_proj_dgrad_none"
@@ -166,7 +167,7 @@ def test_a_choice_that_the_switches_overrule_is_told_from_what_runs(tmp_path: Pa
 
 def test_the_default_stands_beside_none_and_floor(tmp_path: Path) -> None:
     times = pass_times(320.0, 400.0, 300.0, default=default_timing(352.0, none_us=400.0))
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=times)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=times)
     report = report_of(tmp_path)
     best = report["best"][0]
     assert (best["default_us"], best["default_noise_us"]) == (352.0, 0.0)
@@ -185,7 +186,12 @@ def test_without_a_default_it_is_null(tmp_path: Path) -> None:
 
 def test_what_a_point_warned_of_is_said_once(tmp_path: Path) -> None:
     for num_sm in (1, 2):
-        write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=num_sm), warnings=["GPU 3 was throttled."])
+        make_point(
+            "operator",
+            tmp_path,
+            operator_config(2, "fc1", "all", "bulk", num_sm=num_sm),
+            warnings=["GPU 3 was throttled."],
+        )
     report_of(tmp_path)
     assert (tmp_path / "summary.txt").read_text().count("GPU 3 was throttled.") == 1
 
@@ -197,8 +203,10 @@ def test_layers_with_their_variants(tmp_path: Path) -> None:
             [90.0] * 6, settings={"fc1_fprop": {"method": "ring_exchange"}}, switches={"tp_comm_overlap": True}
         ),
     }
-    write_layer(tmp_path, variants, layer_config(training=True), name="a", warnings=["GPU 3 was throttled."])
-    write_layer(tmp_path, {}, name="b", status="failed", error="boom")
+    make_point(
+        "layer", tmp_path, layer_config(training=True), variants=variants, name="a", warnings=["GPU 3 was throttled."]
+    )
+    make_point("layer", tmp_path, variants={}, name="b", status="failed", error="boom")
     report = report_of(tmp_path)
     assert report["counts"]["points"] == 2
     assert (report["cases"], report["configurations"]) == ([], [])

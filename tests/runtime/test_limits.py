@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from overlap_sweep.run_directory import Result, Status
 from overlap_sweep.runtime.limits import LEAST_S, TimeLimits
-from tests.analysis.training_points import copy_config, training_config
+from tests.make_point import copy_config, resolved
 from tests.points import layer_point, operator_point
 
 seconds = st.floats(0.01, 10_000)
@@ -101,9 +101,9 @@ def test_only_what_was_measured_here_counts(result: Result) -> None:
     ids=str,
 )
 def test_training_runs_that_do_more_are_of_another_kind(changes: dict[str, Any]) -> None:
-    limits = limits_after(measured(training_config(**{"fsdp.forward_prefetch": 1}), 5.0))
-    assert limits.limit_s(training_config()) == 50.0
-    assert limits.limit_s(training_config(**changes)) == 300.0
+    limits = limits_after(measured(resolved("fsdp", **{"fsdp.forward_prefetch": 1}), 5.0))
+    assert limits.limit_s(resolved("fsdp")) == 50.0
+    assert limits.limit_s(resolved("fsdp", **changes)) == 300.0
 
 
 def test_copies_of_a_size_are_of_a_kind() -> None:

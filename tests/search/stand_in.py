@@ -22,7 +22,7 @@ from overlap_sweep.run_directory import Result, read_result, write_result
 from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from tests.analysis.run_directories import pass_times
+from tests.make_point import pass_times
 from tests.sweeps import ROOT
 
 NONE_US = {"fwd": 1000.0, "bwd": 2000.0}

@@ -15,7 +15,7 @@ from overlap_sweep.search.cell import NONE, Candidate, Cell
 from overlap_sweep.search.rounds import Request, Running, Task, collective_us, next_round
 from overlap_sweep.search.start import usual
 from overlap_sweep.search.trail import Failure, Trail, together
-from tests.analysis.run_directories import pass_times
+from tests.make_point import pass_times
 from tests.points import operator_point
 from tests.search.surfaces import Surface, cell, one_slot, pairs, settings
 

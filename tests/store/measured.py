@@ -9,7 +9,7 @@ from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.run_directory import Result
-from tests.analysis.run_directories import pass_times
+from tests.make_point import pass_times
 from tests.points import operator_point
 
 ROOT = Path(__file__).parent.parent.parent

@@ -13,7 +13,7 @@ from overlap_sweep.store import Measurement, open_store, read_store
 from overlap_sweep.store import sqlite as sqlite_module
 from overlap_sweep.store.files import FileStore
 from overlap_sweep.store.sqlite import SqliteStore
-from tests.report.test_command_line import files_below
+from tests.analyze import files_below
 from tests.store.measured import ENVIRONMENT, result
 
 

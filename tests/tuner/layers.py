@@ -8,7 +8,7 @@ from typing import Any
 from overlap_sweep import workloads
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import Result, VariantTimes
-from tests.analysis.run_directories import timing_of
+from tests.make_point import timing_of
 
 NONE_US = 10000.0
 ROUNDS = (0.999, 1.0, 1.001, 1.0, 0.999, 1.001, 1.0)

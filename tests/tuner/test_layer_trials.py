@@ -23,7 +23,7 @@ from overlap_sweep.tuner.layer_trials import (
     write_config,
 )
 from overlap_sweep.tuner.workflow import _fastest_together
-from tests.analysis.run_directories import timing_of
+from tests.make_point import timing_of
 from tests.points import operator_point
 
 

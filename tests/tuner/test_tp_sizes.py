@@ -7,7 +7,7 @@ import pytest
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import PassTimes, Result
 from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
-from tests.analysis.run_directories import pass_times
+from tests.make_point import pass_times
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from overlap_sweep.analysis.answers import COLUMNS, answer_rows
 from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
-from tests.analysis.run_directories import config, pass_times, write_point
-from tests.report.sweeps import write_sweep
-from tests.report.test_command_line import ROOT, WRITTEN, analyze, assert_one_error, on_terminal
-from tests.report.tuned_sweeps import write_tuned_sweep
+from tests.analyze import analyze, on_terminal
+from tests.made_sweeps import write_sweep, write_tuned_sweep
+from tests.make_point import make_point, operator_config, pass_times
+from tests.report.test_command_line import ROOT, WRITTEN, assert_one_error
 
 
 def answers(directory: Path) -> pd.DataFrame:
@@ -69,7 +69,9 @@ def test_one_row_per_tp_size_and_slot_that_was_tried(tmp_path: Path) -> None:
 
 def test_cases_are_told_apart(tmp_path: Path) -> None:
     for model in ("llama3_8b", "qwen3_0_6b"):
-        write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, model=model), bwd=pass_times(80.0))
+        make_point(
+            "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model), bwd=pass_times(80.0)
+        )
     frame = answers(tmp_path)
     assert frame.groupby("model")["slot"].apply(list).to_dict() == {
         "llama3_8b": ["fc1_dgrad", "fc1_wgrad"],
@@ -108,7 +110,9 @@ def test_the_final_setting_is_what_the_whole_layer_says(tmp_path: Path, best: st
 
 
 def test_nothing_measured_has_no_answers(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "fprop", "bulk"), status="skipped", error="bulk does not fit")
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "fprop", "bulk"), status="skipped", error="bulk does not fit"
+    )
     assert answers(tmp_path).empty
 
 

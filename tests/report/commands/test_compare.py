@@ -17,8 +17,9 @@ from overlap_sweep.analysis.comparison.rows import POINT_COLUMNS, SLOT_COLUMNS
 from overlap_sweep.analysis.comparison.trace_rows import PART_COLUMNS, QUANTITY_COLUMNS
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison.operands import label_and_path, short_names
-from tests.analysis.run_directories import config, pass_times, variant, write_layer, write_point
-from tests.report.test_command_line import ROOT, analyze, assert_one_error, on_terminal
+from tests.analyze import analyze, on_terminal
+from tests.make_point import make_point, operator_config, pass_times, variant
+from tests.report.test_command_line import ROOT, assert_one_error
 from tests.sweeps import SMALL, Launch
 
 TRACES = ROOT / "tests" / "data" / "traces"
@@ -30,8 +31,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def write_bulk(directory: Path, **times_us: float) -> Path:
     """fc1 backward, none 400, floor 300; `sm4=320.0` is bulk with 4 SMs."""
     for name, time_us in times_us.items():
-        point = config(2, "fc1", "all", "bulk", num_sm=int(name.removeprefix("sm")))
-        write_point(directory, point, bwd=pass_times(time_us, 400.0, 300.0), started="2026-11-20T21:14:03+00:00")
+        point = operator_config(2, "fc1", "all", "bulk", num_sm=int(name.removeprefix("sm")))
+        make_point(
+            "operator", directory, point, bwd=pass_times(time_us, 400.0, 300.0), started="2026-11-20T21:14:03+00:00"
+        )
     return directory
 
 
@@ -180,7 +183,11 @@ def test_many_points_are_shortened_unless_asked_for(tmp_path: Path) -> None:
 
 def test_layers_alone(tmp_path: Path) -> None:
     for name, file_us in (("old", 57.0), ("new", 51.3)):
-        write_layer(tmp_path / name, {"none": variant([60.0] * 6), f"file:/{name}/best.yaml": variant([file_us] * 6)})
+        make_point(
+            "layer",
+            tmp_path / name,
+            variants={"none": variant([60.0] * 6), f"file:/{name}/best.yaml": variant([file_us] * 6)},
+        )
     process = analyze("compare", tmp_path / "old", tmp_path / "new", "--output", tmp_path / "out")
     assert (process.returncode, process.stderr) == (0, "")
     assert lines_with(process.stdout, "file:best.yaml")[0][:4] == ["4", "transformer_layer", "all", "file:best.yaml"]

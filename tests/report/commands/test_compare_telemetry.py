@@ -17,18 +17,18 @@ from overlap_sweep.analysis.comparison.telemetry_rows import COLUMNS
 from overlap_sweep.analysis.telemetry_steps import QUANTITIES
 from overlap_sweep.report.comparison.telemetry_charts import distinct_names, timeline_files
 from overlap_sweep.report.comparison.telemetry_text import describe_dip
-from tests.analysis.run_directories import config, write_point
 from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, write_run
-from tests.analysis.training_points import training_config, write_copies, write_training
+from tests.analyze import analyze, on_terminal
+from tests.make_point import make_point, operator_config, resolved
 from tests.report.hostile_sweeps import PAYLOAD
-from tests.report.test_command_line import ROOT, analyze, assert_one_error, on_terminal
+from tests.report.test_command_line import ROOT, assert_one_error
 from tests.sweeps import Launch
 
 pytestmark = pytest.mark.end_to_end
 
 TRACE = ROOT / "tests" / "data" / "traces" / "h200x4_llama3_70b_layer_none.json.gz"
 PNG = b"\x89PNG\r\n\x1a\n"
-POINT = training_config(**{"distributed.dp_size": 2})
+POINT = resolved("fsdp", **{"distributed.dp_size": 2})
 SLOW = {"compute_ms": 96.0, "hidden_ms": 17.0, "exposed_ms": 24.0, "device": SLOW_DEVICE}
 EXPOSED = {"hidden_ms": 10.0, "exposed_ms": 30.0}
 
@@ -81,9 +81,11 @@ def test_logs_alone(cuda: Path, rocm: Path, tmp_path: Path) -> None:
 
 
 def test_other_work_is_said_first(tmp_path: Path) -> None:
-    half = training_config(**{"distributed.dp_size": 2, "training.batch_size": 32})
-    one = write_run(write_training(tmp_path, 1500.0, POINT, "m_training.batch_size=64", spread_us=5.0))
-    two = write_run(write_training(tmp_path, 700.0, half, "m_training.batch_size=32", spread_us=5.0), factor=0.8)
+    half = resolved("fsdp", **{"distributed.dp_size": 2, "training.batch_size": 32})
+    one = write_run(make_point("fsdp", tmp_path, POINT, step_us=1500.0, name="m_training.batch_size=64", spread_us=5.0))
+    two = write_run(
+        make_point("fsdp", tmp_path, half, step_us=700.0, name="m_training.batch_size=32", spread_us=5.0), factor=0.8
+    )
     process = analyze("compare", f"big={one}", f"small={two}", "--output", tmp_path / "out")
     assert process.returncode == 0, process.stderr
     answer = " ".join(process.stdout.splitlines()[2].split())
@@ -106,7 +108,7 @@ def test_kernels_are_believed_where_marks_disagree() -> None:
 
 def test_copies_of_two_machines(tmp_path: Path) -> None:
     for name, copy_us in (("a", 400.0), ("b", 200.0)):
-        write_copies(tmp_path / name, 1100.0, copy_us=copy_us)
+        make_point("copy_engine", tmp_path / name, overlapped_us=1100.0, copy_us=copy_us)
     process = analyze("compare", tmp_path / "a", tmp_path / "b")
     assert (process.returncode, process.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
@@ -114,7 +116,7 @@ def test_copies_of_two_machines(tmp_path: Path) -> None:
 
 
 def test_training_results_whose_telemetry_was_not_copied(cuda: Path, tmp_path: Path) -> None:
-    write_training(tmp_path / "bare")
+    make_point("fsdp", tmp_path / "bare")
     bare = (tmp_path / "bare", f"b={tmp_path / 'bare'}")
     assert_one_error(analyze("compare", *bare), "copy the rank_<r>_metrics.jsonl of their run directories, too")
     assert_one_error(analyze("compare", cuda, tmp_path / "bare"), "copy the rank_<r>_metrics.jsonl, too")
@@ -136,11 +138,13 @@ def test_names_in_charts_tell_runs_apart() -> None:
 def test_a_sweep_of_points(tmp_path: Path) -> None:
     for side, factor in (("a", 1.0), ("b", 0.8)):
         for i in range(4):
-            point = training_config(
-                **{"distributed.dp_size": 2, "fsdp.forward_prefetch": i, "distributed.enable_overlap": side == "b"}
+            point = resolved(
+                "fsdp",
+                **{"distributed.dp_size": 2, "fsdp.forward_prefetch": i, "distributed.enable_overlap": side == "b"},
             )
             write_run(
-                write_training(tmp_path / side, 1500.0 * factor, point, f"fsdp_{i}", spread_us=5.0), factor=factor
+                make_point("fsdp", tmp_path / side, point, step_us=1500.0 * factor, name=f"fsdp_{i}", spread_us=5.0),
+                factor=factor,
             )
     write_run(tmp_path / "b" / "fsdp_more")
     process = analyze("compare", tmp_path / "a", tmp_path / "b")
@@ -192,14 +196,14 @@ def test_candidate_and_reference(cuda: Path, rocm: Path, tmp_path: Path) -> None
 
 def test_the_candidate_of_results(tmp_path: Path) -> None:
     for label in ("a", "b", "c"):
-        write_point(tmp_path / label, config(2, "fc1", "all", "bulk", num_sm=4))
+        make_point("operator", tmp_path / label, operator_config(2, "fc1", "all", "bulk", num_sm=4))
     told = analyze("compare", *(tmp_path / label for label in ("a", "b", "c")), "--candidate", "c").stdout
     assert "c against a" in told
     assert "b against" not in told
 
 
 def test_mixed_kinds_and_what_is_no_directory(cuda: Path, tmp_path: Path) -> None:
-    write_point(tmp_path / "sweep", config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("operator", tmp_path / "sweep", operator_config(2, "fc1", "all", "bulk", num_sm=4))
     assert_one_error(
         analyze("compare", cuda, tmp_path / "sweep"),
         f"{cuda} is telemetry of training runs and {tmp_path / 'sweep'} is results without any",

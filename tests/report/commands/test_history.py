@@ -15,7 +15,8 @@ from overlap_sweep.analysis.history import HISTORY_COLUMNS
 from overlap_sweep.report.command_line import app
 from overlap_sweep.store.files import FileStore
 from overlap_sweep.store.sqlite import SqliteStore
-from tests.report.test_command_line import ROOT, analyze, assert_one_error, files_below, on_terminal
+from tests.analyze import analyze, files_below, on_terminal
+from tests.report.test_command_line import ROOT, assert_one_error
 from tests.store.measured import environment, result
 
 NEW = environment(packages={"torch": "2.13.0"}, driver="580.2")

@@ -12,13 +12,11 @@ import pytest
 
 from overlap_sweep.analysis import frame, kernel_frame, layer_frame, tp_training_frame, training_frame
 from overlap_sweep.analysis.copies import COPY_COLUMNS
-from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
-from tests.analysis.run_directories import config, pass_times, variant, write_layer, write_point
-from tests.analysis.training_points import write_sweep_of_copies, write_sweep_of_training
-from tests.report.sweeps import write_sweep
-from tests.report.test_command_line import ROOT, TRACE, analyze, assert_one_error, files_below, on_terminal
+from tests.analyze import analyze, files_below, on_terminal
+from tests.made_sweeps import write_sweep, write_sweep_of_copies, write_sweep_of_training, write_tuned_sweep
+from tests.make_point import implementation, kernel_config, make_point, operator_config, pass_times, variant
+from tests.report.test_command_line import ROOT, TRACE, assert_one_error
 from tests.report.test_kernels import write_family
-from tests.report.tuned_sweeps import write_tuned_sweep
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,9 @@ def test_a_directory_that_was_analysed_already(tmp_path: Path) -> None:
 
 
 def test_metrics_of_traces(tmp_path: Path) -> None:
-    directory = write_point(tmp_path, config(2, "fc1", "fprop", "ring_exchange"), traces=["t.json.gz", "gone.json.gz"])
+    directory = make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "fprop", "ring_exchange"), traces=["t.json.gz", "gone.json.gz"]
+    )
     shutil.copy(TRACE, directory / "t.json.gz")
     (row,) = rows(tmp_path, "forward_overlap_ratio > 0 and note.notna()")
     assert row["note"] == "gone.json.gz is missing"
@@ -109,7 +109,9 @@ def test_why_points_are_not_ok(sweep: Path) -> None:
 
 def test_cases_are_told_apart(tmp_path: Path) -> None:
     for model in ("llama3_8b", "qwen3_0_6b"):
-        write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, model=model), bwd=pass_times(80.0))
+        make_point(
+            "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model), bwd=pass_times(80.0)
+        )
     shown = analyze("query", tmp_path).stdout
     assert "llama3_8b" in shown
     assert "qwen3_0_6b" in shown
@@ -195,19 +197,22 @@ def test_what_cannot_be_read_is_named_after_the_rows(tmp_path: Path) -> None:
 
 
 def test_points_that_do_not_know_their_gpu_are_of_no_other(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "fprop", "ring_exchange"))
-    skipped = write_point(tmp_path, config(2, "fc2", "fprop", "ring_exchange"), status="skipped") / "result.json"
+    make_point("operator", tmp_path, operator_config(2, "fc1", "fprop", "ring_exchange"))
+    skipped = (
+        make_point("operator", tmp_path, operator_config(2, "fc2", "fprop", "ring_exchange"), status="skipped")
+        / "result.json"
+    )
     skipped.write_text(json.dumps({**json.loads(skipped.read_text()), "environment": {}}))
     assert len({row["device"] for row in rows(tmp_path)}) == 2
     assert "device" not in analyze("query", tmp_path).stdout
-    other = write_point(tmp_path, config(4, "fc1", "fprop", "ring_exchange")) / "result.json"
+    other = make_point("operator", tmp_path, operator_config(4, "fc1", "fprop", "ring_exchange")) / "result.json"
     other.write_text(json.dumps({**json.loads(other.read_text()), "environment": {"gpu": "another"}}))
     assert "device" in analyze("query", tmp_path).stdout
 
 
 def test_variants_are_called_by_their_files_in_tables(tmp_path: Path) -> None:
     names = ["none", "file:/some/where/best.yaml", "file:/some/where/same.yaml", "file:/else/where/same.yaml"]
-    write_layer(tmp_path, {name: variant([100.0, 101.0, 102.0]) for name in names})
+    make_point("layer", tmp_path, variants={name: variant([100.0, 101.0, 102.0]) for name in names})
     table = analyze("query", tmp_path, "--layers").stdout
     assert "file:best.yaml" in table
     assert "/best.yaml" not in table
@@ -258,10 +263,17 @@ def test_rows_of_kernels_that_were_analysed_elsewhere(tmp_path: Path) -> None:
 
 
 def test_of_kernels_that_all_failed_the_reasons_are_shown(tmp_path: Path) -> None:
-    write_kernel(tmp_path, {}, kernel_config(backend="flux"), status="skipped", error="flux is not installed")
+    make_point(
+        "kernel",
+        tmp_path,
+        kernel_config(backend="flux"),
+        implementations={},
+        status="skipped",
+        error="flux is not installed",
+    )
     process = analyze("query", tmp_path)
     assert "flux is not installed" in process.stdout
-    write_kernel(tmp_path, {"a": implementation(150.0)})
+    make_point("kernel", tmp_path, implementations={"a": implementation(150.0)})
     assert "flux is not installed" in analyze("query", tmp_path, "status != 'ok'").stdout
 
 

@@ -23,9 +23,10 @@ from overlap_sweep.report.timeline.ranks import read_rank
 from overlap_sweep.report.timeline.trace_file import build
 from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.trace.search import find_traces, is_timeline
-from tests.analysis.run_directories import config, write_point
 from tests.analysis.test_trace_comparison import write_trace
-from tests.report.test_command_line import ROOT, analyze, assert_one_error
+from tests.analyze import analyze
+from tests.make_point import make_point, operator_config
+from tests.report.test_command_line import ROOT, assert_one_error
 from tests.trace.conftest import TRACES, HandMadeTrace
 
 DEFAULT = TRACES / "h200x4_llama3_70b_layer_te_default.json.gz"
@@ -216,9 +217,9 @@ def test_spans_that_overlap_on_a_stream_get_a_track_of_their_own(tmp_path: Path)
 
 
 def test_a_run_directory_of_real_ranks(tmp_path: Path) -> None:
-    point = config(2, "fc1", "all", "bulk", num_sm=4)
+    point = operator_config(2, "fc1", "all", "bulk", num_sm=4)
     traces = ["trace_rank0.json.gz"]
-    directory = write_point(tmp_path, point, name="one", traces=traces)
+    directory = make_point("operator", tmp_path, point, name="one", traces=traces)
     shutil.copy(CPU, directory / traces[0])
     output = tmp_path / "t.json.gz"
     for given in (directory, tmp_path):
@@ -262,8 +263,8 @@ def test_wrong_input(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert_one_error(analyze("timeline", tmp_path / "empty", *output), "holds no traces")
     for number in (1, 2, 3, 4, 5):
-        point = config(2, "fc1", "all", "bulk", num_sm=number)
-        write_point(tmp_path / "sweep", point, name=f"bulk_sm{number}")
+        point = operator_config(2, "fc1", "all", "bulk", num_sm=number)
+        make_point("operator", tmp_path / "sweep", point, name=f"bulk_sm{number}")
     several = analyze("timeline", tmp_path / "sweep", *output)
     assert_one_error(several, "has 5 points; give one of them: bulk_sm1, bulk_sm2, bulk_sm3 and 2 more.")
     assert_one_error(analyze("timeline", tmp_path / "sweep" / "bulk_sm1", *output), "holds no traces", "profile=all")

@@ -16,8 +16,9 @@ import pytest
 
 from overlap_sweep.report.trace_rows import LONGEST_NAME, short_names
 from overlap_sweep.trace.overlap import analyse_trace
-from tests.report.sweeps import write_sweep
-from tests.report.test_command_line import ROOT, TRACE, analyze, assert_one_error, on_terminal
+from tests.analyze import analyze, on_terminal
+from tests.made_sweeps import write_sweep
+from tests.report.test_command_line import ROOT, TRACE, assert_one_error
 
 CPU_TRACE = TRACE.parent / "cpu_gloo_tp2_rank0.json.gz"
 

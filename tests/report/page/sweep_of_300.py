@@ -10,18 +10,8 @@ from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.run_directory import Timing, trace_file
-from tests.analysis.run_directories import (
-    config,
-    default_timing,
-    layer_config,
-    pass_times,
-    timing_of,
-    trial,
-    variant,
-    write_layer,
-    write_point,
-    write_tuner,
-)
+from tests.made_sweeps import trial, write_tuner
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, timing_of, variant
 
 TRACES = Path(__file__).parent.parent.parent / "data" / "traces"
 NONE_TRACE = TRACES / "h200x4_llama3_70b_layer_none.json.gz"
@@ -41,21 +31,30 @@ def write_sweep_of_300(directory: Path, points: int = 300, traced: bool = True) 
     configurations = list(_configurations())
     chosen = [configurations[i % len(configurations)] for i in range(points)]
     for i, (tp_size, operator, phase, method, knobs) in enumerate(chosen):
-        point = config(tp_size, operator, phase, method, **knobs, model="llama3_70b")
+        point = operator_config(tp_size, operator, phase, method, **knobs, model="llama3_70b")
         name = f"{space.point_name(point, [])}_{i:03}"
         started = f"2026-11-20T{20 + i // 120}:{i // 2 % 60:02}:{i % 2 * 30:02}+00:00"
         if refused := space.refusal(point):
-            write_point(directory, point, status="skipped", error=refused, name=name)
+            make_point("operator", directory, point, status="skipped", error=refused, name=name)
         elif i % 41 == 40:
             error = "rank 3 died: CUDA error: an illegal memory access was encountered </script><b>\nTraceback ..."
-            write_point(directory, point, status="failed", error=error, name=name, started=started)
+            make_point("operator", directory, point, status="failed", error=error, name=name, started=started)
         elif i % 97 == 96:
-            write_point(directory, point, status="timeout", error="no answer in 300 s", name=name, started=started)
+            make_point(
+                "operator", directory, point, status="timeout", error="no answer in 300 s", name=name, started=started
+            )
         else:
             times = {p: _pass(point, p) for p in space.PASSES}
             traces = [trace_file(0), "trace_none_rank0.json.gz"] if traced and i < len(configurations) else []
-            written = write_point(
-                directory, point, **times, name=name, started=started, traces=traces, launch_bound=i % 67 == 66
+            written = make_point(
+                "operator",
+                directory,
+                point,
+                name=name,
+                started=started,
+                traces=traces,
+                launch_bound=i % 67 == 66,
+                **times,
             )
             if traces:
                 shutil.copy(BEST_TRACE, written / trace_file(0))
@@ -130,7 +129,9 @@ def write_tuned_of_300(directory: Path) -> Path:
     layer = {**layer_config(model="llama3_70b"), "backend": "transformer_engine"}
     traces = {"none": NONE_TRACE, "file:/a/tuned.yaml": BEST_TRACE}
     names = [trace_file(0, name) for name in traces]
-    written = write_layer(directory, variants, layer, "proof", started="2026-11-20T23:11:00+00:00", traces=names)
+    written = make_point(
+        "layer", directory, layer, variants=variants, name="proof", started="2026-11-20T23:11:00+00:00", traces=names
+    )
     for name, path in zip(names, traces.values(), strict=True):
         shutil.copy(path, written / name)
     labels = {"none": "none", "default": "default", "tuned": "file:/a/tuned.yaml", "preset h100": "file:/a/h100.yaml"}

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.analysis.kernel_points import implementation, kernel_config, write_kernel
-from tests.analysis.tp_training_points import write_sweep_of_stacks
-from tests.analysis.training_points import write_sweep_of_copies, write_sweep_of_training
+from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_stacks, write_sweep_of_training
+from tests.make_point import implementation, kernel_config, make_point
 from tests.report.page.reports import files_of
 from tests.report.page.sweep_of_300 import write_tuned_of_300
 
@@ -89,9 +88,11 @@ def test_opens_soon_and_says_nothing(chromium: Browser, report: Path) -> None:
 def test_charts_of_kernels_are_drawn_in_silence(chromium: Browser, tmp_path: Path, width: int) -> None:
     """Over m, and of one m, linear and logarithmic each."""
     for n, slowest_us in ((4096, 210.0), (8192, 1500.0)):
-        write_kernel(tmp_path, {"a": implementation(slowest_us, 1.0)}, kernel_config(n=n))
+        make_point("kernel", tmp_path, kernel_config(n=n), implementations={"a": implementation(slowest_us, 1.0)})
         for m in (1024, 2048):
-            write_kernel(tmp_path, {"a": implementation(slowest_us, 1.0)}, kernel_config(m, n=n * 4))
+            make_point(
+                "kernel", tmp_path, kernel_config(m, n=n * 4), implementations={"a": implementation(slowest_us, 1.0)}
+            )
     path = tmp_path / "report.html"
     path.write_bytes(files_of(tmp_path)["report.html"])
     opened = Visit(chromium, path, viewport={"width": width, "height": 900})

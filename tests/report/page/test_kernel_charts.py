@@ -15,9 +15,9 @@ from overlap_sweep.report.page.kernel_dots import DotsPanel, dots_panel
 from overlap_sweep.report.page.kernels_table import compared_table, kernels_table
 from overlap_sweep.report.page.num_sm import LABEL_GAP_PX
 from overlap_sweep.report.page.page import MOST_KERNEL_CHARTS
-from tests.analysis.kernel_points import baselines, implementation, kernel_config, write_kernel
+from tests.made_sweeps import write_sweep
+from tests.make_point import baselines, implementation, kernel_config, make_point
 from tests.report.page.reports import analysis_of, files_of, page_of, parsed
-from tests.report.sweeps import write_sweep
 from tests.report.test_kernels import write_family
 
 
@@ -57,7 +57,7 @@ def test_a_line_for_each_backend(tmp_path: Path) -> None:
 def test_labels_of_lines_that_end_together_stand_apart(tmp_path: Path) -> None:
     for m in (1024, 2048):
         for backend in ("torch", "symm_mem", "transformer_engine", "flux", "mine"):
-            write_kernel(tmp_path, {"a": implementation(150.0)}, kernel_config(m, backend))
+            make_point("kernel", tmp_path, kernel_config(m, backend), implementations={"a": implementation(150.0)})
     panel = panel_of(tmp_path)
     low, high = panel.range
     places = sorted((label.label_ratio - low) / (high - low) * HEIGHT_PX for label in panel.labels)
@@ -69,7 +69,7 @@ def test_labels_of_lines_that_end_together_stand_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("slowest_us", "logarithmic"), [(210.0, False), (900.0, True)])
 def test_what_is_very_slow_makes_the_axis_logarithmic(tmp_path: Path, slowest_us: float, logarithmic: bool) -> None:
     for m in (1024, 2048):
-        write_kernel(tmp_path, {"a": implementation(slowest_us)}, kernel_config(m))
+        make_point("kernel", tmp_path, kernel_config(m), implementations={"a": implementation(slowest_us)})
     panel = panel_of(tmp_path)
     assert panel.logarithmic == logarithmic
     assert panel.range[0] < 1.0 < slowest_us / 100 < panel.range[1]
@@ -77,7 +77,12 @@ def test_what_is_very_slow_makes_the_axis_logarithmic(tmp_path: Path, slowest_us
 
 def test_where_the_communication_takes_longer_the_bound_is_its_time(tmp_path: Path) -> None:
     for m in (1024, 2048):
-        write_kernel(tmp_path, baselines(300.0, 100.0, 160.0) | {"a": implementation(240.0)}, kernel_config(m))
+        make_point(
+            "kernel",
+            tmp_path,
+            kernel_config(m),
+            implementations=baselines(300.0, 100.0, 160.0) | {"a": implementation(240.0)},
+        )
     panel = panel_of(tmp_path)
     # Said once, since it does not change.
     assert [(binding.m, binding.what) for binding in panel.bindings] == [(1024, "comm.")]
@@ -87,15 +92,15 @@ def test_where_the_communication_takes_longer_the_bound_is_its_time(tmp_path: Pa
 def test_a_backend_whose_best_is_launch_bound_is_drawn_with_another(tmp_path: Path) -> None:
     for m in (1024, 2048):
         measured = {"a": implementation(110.0, launch_bound=m == 1024), "b": implementation(150.0)}
-        write_kernel(tmp_path, measured, kernel_config(m))
+        make_point("kernel", tmp_path, kernel_config(m), implementations=measured)
     marks = panel_of(tmp_path).marks
     assert [mark.implementation for mark in marks if mark.line == "torch"] == ["torch b", "torch a"]
 
 
 def test_a_single_m_shows_every_implementation(tmp_path: Path) -> None:
     measured = {f"ring{i}": implementation(150.0 + 10 * i) for i in range(8)}
-    write_kernel(tmp_path, measured | {"bulk": implementation(110.0, independent=True)})
-    write_kernel(tmp_path, {"fused": implementation(145.0)}, kernel_config(backend="symm_mem"))
+    make_point("kernel", tmp_path, implementations=measured | {"bulk": implementation(110.0, independent=True)})
+    make_point("kernel", tmp_path, kernel_config(backend="symm_mem"), implementations={"fused": implementation(145.0)})
     panel = dots_of(tmp_path)
     assert [dot.name for dot in panel.dots][:3] == ["torch bulk", "symm_mem fused", "torch ring0"]
     assert len(panel.dots) == 11
@@ -105,11 +110,11 @@ def test_a_single_m_shows_every_implementation(tmp_path: Path) -> None:
 
 
 def test_charts_are_what_vega_lite_takes(tmp_path: Path) -> None:
-    write_kernel(tmp_path / "one", {"a": implementation(150.0, 1.0)})
-    write_kernel(tmp_path / "slow", {"a": implementation(1500.0, 1.0)})
+    make_point("kernel", tmp_path / "one", implementations={"a": implementation(150.0, 1.0)})
+    make_point("kernel", tmp_path / "slow", implementations={"a": implementation(1500.0, 1.0)})
     for m in (1024, 2048):
         measured = baselines(launch_bound=True) | {"a": implementation(150.0)}
-        write_kernel(tmp_path / "unknown", measured, kernel_config(m))
+        make_point("kernel", tmp_path / "unknown", kernel_config(m), implementations=measured)
     charts = [kernel_chart.chart(panel_of(write_family(tmp_path / "family")))]
     charts += [kernel_chart.chart(panel_of(tmp_path / "unknown"))]
     charts += [kernel_dots.chart(dots_of(tmp_path / name)) for name in ("one", "slow")]
@@ -132,7 +137,7 @@ def test_the_page_has_answers_charts_and_tables(tmp_path: Path) -> None:
 
 def test_of_several_kernels_the_answers_stand_first_and_link(tmp_path: Path) -> None:
     write_family(tmp_path / "family")
-    write_kernel(tmp_path, {"ring": implementation(250.0)}, kernel_config(n=8192))
+    make_point("kernel", tmp_path, kernel_config(n=8192), implementations={"ring": implementation(250.0)})
     source = page_of(tmp_path)
     page = parsed(source)
     ids = [attributes.get("id") for tag, attributes in page.tags if tag == "h3"]
@@ -162,7 +167,7 @@ def test_many_m_have_short_subtitles_and_words_only_where_the_bound_changes(tmp_
         # The communication takes longer up to 25, and the fastest changes at every m.
         comm_us = 120.0 if i <= 25 else 80.0
         measured = {"a": implementation(150.0 + i % 2), "b": implementation(151.0 - i % 2)}
-        write_kernel(tmp_path, baselines(comm_us=comm_us) | measured, kernel_config(64 * i))
+        make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
     panel = panel_of(tmp_path)
     assert [(binding.m, binding.what) for binding in panel.bindings] == [(64, "comm."), (64 * 26, "GEMM")]
     title = kernel_chart.chart(panel).to_dict(validate=False)["title"]
@@ -174,7 +179,7 @@ def test_many_m_have_short_subtitles_and_words_only_where_the_bound_changes(tmp_
 def test_of_many_kernels_the_page_has_some_charts_and_all_answers(tmp_path: Path) -> None:
     count = MOST_KERNEL_CHARTS + 1
     for i in range(count):
-        write_kernel(tmp_path, {"ring": implementation(150.0)}, kernel_config(n=4096 * (i + 1)))
+        make_point("kernel", tmp_path, kernel_config(n=4096 * (i + 1)), implementations={"ring": implementation(150.0)})
     files = files_of(tmp_path)
     page = files["report.html"].decode()
     assert page.count('<figure class="chart') == MOST_KERNEL_CHARTS
@@ -192,7 +197,7 @@ def test_too_many_rows_are_left_to_the_tables_beside_the_page(tmp_path: Path, mo
 
 
 def test_pngs_of_a_single_m_and_of_several(tmp_path: Path) -> None:
-    write_kernel(tmp_path / "one", {"a": implementation(150.0, 1.0)}, kernel_config(tp_size=2))
+    make_point("kernel", tmp_path / "one", kernel_config(tp_size=2), implementations={"a": implementation(150.0, 1.0)})
     write_family(tmp_path / "family")
     files = files_of(tmp_path)
     pngs = [content for name, content in files.items() if name.startswith("plots/kernel_")]

@@ -10,11 +10,10 @@ from overlap_sweep.report.page import environment
 from overlap_sweep.report.page.answers import answers, scaling_sentence
 from overlap_sweep.report.page.figures import script_safe
 from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
-from tests.analysis.run_directories import config, layer_config, pass_times, write_layer, write_point
+from tests.made_sweeps import BEST_SLOTS, rounds, write_operators, write_sweep, write_tuned_sweep
+from tests.make_point import layer_config, make_point, operator_config, pass_times
 from tests.report.page.reports import analysis_of, files_of, page_of, parsed
 from tests.report.page.sweep_of_300 import write_sweep_of_300
-from tests.report.sweeps import write_sweep
-from tests.report.tuned_sweeps import BEST_SLOTS, rounds, write_operators, write_tuned_sweep
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'`\u2028"
 
@@ -77,7 +76,7 @@ def test_the_tp_size_is_one_plain_sentence(tmp_path: Path) -> None:
         "Use TP=2: of the TP sizes that were measured it is the largest that scales efficiently (sum over fc1; TP=1 "
         "takes 1,000.0 us, TP=2 takes 520.0, which is 1.04 times the ideal)."
     )
-    write_point(tmp_path / "one", config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("operator", tmp_path / "one", operator_config(2, "fc1", "all", "bulk", num_sm=4))
     assert scaling_sentence(analysis_of(tmp_path / "one").cases[0]) == (
         "TP size undecided: TP=1 was not measured, so there is nothing to scale from."
     )
@@ -103,10 +102,12 @@ def test_a_sweep_of_operators(tmp_path: Path) -> None:
 
 
 def test_whatever_is_said_stays_text(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error=NASTY)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error=NASTY)
     model = "org/</script><b>x"
     times = {"fwd": pass_times(90.0, 100.0), "bwd": pass_times(180.0, 200.0, 150.0)}
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, model=model), **times, warnings=[NASTY])
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model), warnings=[NASTY], **times
+    )
     page = parsed(page_of(tmp_path))
     assert sum(NASTY.strip() in text or "alert(1)</script><img src=x" in text for text in page.text) >= 2
     assert not [tag for tag, _ in page.tags if tag in ("img", "b")]
@@ -114,7 +115,9 @@ def test_whatever_is_said_stays_text(tmp_path: Path) -> None:
 
 
 def test_no_point_is_ok(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error="out of memory")
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error="out of memory"
+    )
     files = files_of(tmp_path)
     text = " ".join(parsed(files["report.html"].decode()).text)
     assert "No answer" in text
@@ -124,8 +127,8 @@ def test_no_point_is_ok(tmp_path: Path) -> None:
 
 def test_only_layers(tmp_path: Path) -> None:
     variants = {"none": rounds(1.0), "default": rounds(0.97), "floor": rounds(0.8)}
-    write_layer(tmp_path, variants, layer_config())
-    write_layer(tmp_path, {}, layer_config(), name="broken", status="failed", error="out of memory")
+    make_point("layer", tmp_path, layer_config(), variants=variants)
+    make_point("layer", tmp_path, layer_config(), variants={}, name="broken", status="failed", error="out of memory")
     files = files_of(tmp_path)
     text = " ".join(parsed(files["report.html"].decode()).text)
     assert "default is 3.0% faster than none" in text

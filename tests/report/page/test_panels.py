@@ -15,15 +15,14 @@ from overlap_sweep.report.page.layer_chart import layer_panel
 from overlap_sweep.report.page.log_ticks import log_ticks
 from overlap_sweep.report.page.num_sm import HEIGHT_PX, Level, NumSmPanel, looks_of, num_sm_panels
 from overlap_sweep.report.page.tp_scaling import scaling_panels
-from tests.analysis.run_directories import config, default_timing, layer_config, pass_times, write_layer, write_point
+from tests.made_sweeps import rounds, write_sweep
+from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times
 from tests.report.page.reports import analysis_of, page_of
-from tests.report.sweeps import write_sweep
-from tests.report.tuned_sweeps import rounds
 
 
 def test_charts_are_what_vega_lite_takes(tmp_path: Path) -> None:
     case = case_of(write_sweep(tmp_path / "sweep"))
-    write_layer(tmp_path / "layer", {"none": rounds(1.0), "default": rounds(0.97)}, layer_config())
+    make_point("layer", tmp_path / "layer", layer_config(), variants={"none": rounds(1.0), "default": rounds(0.97)})
     (layer,) = analysis_of(tmp_path / "layer").layers
     charts = [hidden_fraction.chart(panel) for panel in hidden_panels(case)]
     charts += [num_sm.chart(panel) for tp_size in (2, 4) for panel in num_sm_panels(case, tp_size)]
@@ -62,7 +61,7 @@ def test_hidden_fractions_of_what_was_chosen(tmp_path: Path) -> None:
 def test_noise_and_a_harmful_default(tmp_path: Path) -> None:
     default = default_timing(260.0, 200.0)
     bwd = pass_times(160.0, 200.0, 150.0, spread_us=5.0, default=default)
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=bwd)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=bwd)
     (panel,) = hidden_panels(case_of(tmp_path))
     (row,) = panel.rows
     assert row.hidden == 80.0
@@ -77,7 +76,9 @@ def test_noise_and_a_harmful_default(tmp_path: Path) -> None:
 
 
 def test_more_than_all_of_it_is_no_number(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(90.0, 200.0, 140.0))
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(90.0, 200.0, 140.0)
+    )
     (panel,) = hidden_panels(case_of(tmp_path))
     assert panel.rows[0].hidden_text == ">100%"
     assert panel.beyond_floor
@@ -85,7 +86,9 @@ def test_more_than_all_of_it_is_no_number(tmp_path: Path) -> None:
 
 
 def test_no_communication_to_hide(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(90.0, 100.0, 100.0))
+    make_point(
+        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(90.0, 100.0, 100.0)
+    )
     (panel,) = hidden_panels(case_of(tmp_path))
     assert [(row.hidden, row.hidden_text) for row in panel.rows] == [(None, "-")]
 
@@ -106,10 +109,10 @@ def test_time_over_num_sm(tmp_path: Path) -> None:
 
 
 def test_quartiles_are_scaled_to_the_none_time_of_the_panel(tmp_path: Path) -> None:
-    bulk = config(2, "fc1", "all", "bulk", num_sm=4)
-    write_point(tmp_path, bulk, bwd=pass_times(150.0, 200.0, 100.0, spread_us=2.0))
+    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+    make_point("operator", tmp_path, bulk, bwd=pass_times(150.0, 200.0, 100.0, spread_us=2.0))
     # Another day the machine takes twice as long.
-    write_point(tmp_path, bulk, bwd=pass_times(300.0, 400.0, 200.0, spread_us=4.0))
+    make_point("operator", tmp_path, bulk, bwd=pass_times(300.0, 400.0, 200.0, spread_us=4.0))
     (mark,) = panel_of(tmp_path, "fc1_bwd").marks
     none_us = 300.0
     assert mark.time_us == pytest.approx(150.0 / 200.0 * none_us)
@@ -119,8 +122,8 @@ def test_quartiles_are_scaled_to_the_none_time_of_the_panel(tmp_path: Path) -> N
 
 def test_copy_engines_make_nothing_of_num_sm(tmp_path: Path) -> None:
     for sms, use_ce in ((1, True), (2, False), (4, False)):
-        ring = config(2, "fc1", "fprop", "ring_exchange", num_sm=sms, aggregate=False, use_ce=use_ce)
-        write_point(tmp_path, ring, fwd=pass_times(80.0 + sms))
+        ring = operator_config(2, "fc1", "fprop", "ring_exchange", num_sm=sms, aggregate=False, use_ce=use_ce)
+        make_point("operator", tmp_path, ring, fwd=pass_times(80.0 + sms))
     panel = panel_of(tmp_path, "fc1_fwd")
     assert [(mark.line, mark.num_sm) for mark in panel.marks] == [("ring_agg0_ce0", 2), ("ring_agg0_ce0", 4)]
     engines = level(panel, "ring_agg0")
@@ -130,8 +133,8 @@ def test_copy_engines_make_nothing_of_num_sm(tmp_path: Path) -> None:
 
 def test_a_setting_that_num_sm_does_not_change_is_one_level(tmp_path: Path) -> None:
     for sms in (1, 2, 4, 8):
-        ring = config(2, "fc1", "fprop", "ring_exchange", num_sm=sms, aggregate=False, use_ce=True)
-        write_point(tmp_path, ring, fwd=pass_times(80.0 - sms))
+        ring = operator_config(2, "fc1", "fprop", "ring_exchange", num_sm=sms, aggregate=False, use_ce=True)
+        make_point("operator", tmp_path, ring, fwd=pass_times(80.0 - sms))
     panel = panel_of(tmp_path, "fc1_fwd")
     assert [level.name for level in panel.levels] == ["no overlap", "GEMMs alone", "ring_agg0"]
     assert level(panel, "ring_agg0").chosen
@@ -151,8 +154,8 @@ def test_nothing_in_a_panel_looks_the_same() -> None:
 def test_dgrad_and_wgrad_with_a_num_sm_each_make_no_line(tmp_path: Path) -> None:
     for dgrad, wgrad in ((4, 8), (4, 16), (8, 16)):
         settings = {"dgrad": {"method": "bulk", "num_sm": dgrad}, "wgrad": {"method": "bulk", "num_sm": wgrad}}
-        point = config(2, "fc1", "all", "none", phases=settings)
-        write_point(tmp_path, point, bwd=pass_times(150.0 + wgrad, 200.0, 100.0))
+        point = operator_config(2, "fc1", "all", "none", phases=settings)
+        make_point("operator", tmp_path, point, bwd=pass_times(150.0 + wgrad, 200.0, 100.0))
     panel = panel_of(tmp_path, "fc1_bwd")
     assert {mark.line for mark in panel.marks} == {"bulk, dgrad and wgrad apart"}
     assert sorted(mark.num_sm for mark in panel.marks) == [4, 4, 8]
@@ -160,16 +163,16 @@ def test_dgrad_and_wgrad_with_a_num_sm_each_make_no_line(tmp_path: Path) -> None
 
 
 def test_what_failed_or_was_launch_bound_is_no_time(tmp_path: Path) -> None:
-    bulk = config(2, "fc1", "all", "bulk", num_sm=4)
-    write_point(tmp_path, bulk, bwd=pass_times(150.0, 200.0, 100.0))
-    write_point(tmp_path, {**bulk, "num_sm": 8}, status="failed", error="no")
-    write_point(tmp_path, {**bulk, "num_sm": 16}, bwd=pass_times(1.0, 200.0, 100.0), launch_bound=True)
+    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+    make_point("operator", tmp_path, bulk, bwd=pass_times(150.0, 200.0, 100.0))
+    make_point("operator", tmp_path, {**bulk, "num_sm": 8}, status="failed", error="no")
+    make_point("operator", tmp_path, {**bulk, "num_sm": 16}, bwd=pass_times(1.0, 200.0, 100.0), launch_bound=True)
     assert [mark.num_sm for mark in panel_of(tmp_path, "fc1_bwd").marks] == [4]
 
 
 def test_a_wide_range_of_times_is_logarithmic(tmp_path: Path) -> None:
-    bulk = config(2, "fc1", "all", "bulk", num_sm=4)
-    write_point(tmp_path, bulk, bwd=pass_times(1500.0, 200.0, 100.0))
+    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+    make_point("operator", tmp_path, bulk, bwd=pass_times(1500.0, 200.0, 100.0))
     panel = panel_of(tmp_path, "fc1_bwd")
     assert panel.logarithmic
     assert panel.subtitle.startswith("chosen: no overlap; the best overlap, dgrad bulk_sm4 + wgrad bulk_sm4, is")
@@ -208,7 +211,7 @@ def test_scaling_beside_the_ideal(tmp_path: Path) -> None:
 
 
 def test_one_tp_size_alone_does_not_scale(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
     assert scaling_panels(case_of(tmp_path)) == []
 
 
@@ -219,7 +222,7 @@ def test_variants_of_a_layer(tmp_path: Path) -> None:
         "default": rounds(1.1, launch_bound=True),
         "floor": rounds(0.8),
     }
-    write_layer(tmp_path, variants, layer_config())
+    make_point("layer", tmp_path, layer_config(), variants=variants)
     (layer,) = analysis_of(tmp_path).layers
     panel = layer_panel("layer", layer, "file:/far/away/tp4.yaml")
     found = {bar.name: (round(bar.change, 6), bar.best, bar.change_text) for bar in panel.bars}
@@ -234,6 +237,6 @@ def test_variants_of_a_layer(tmp_path: Path) -> None:
 
 def test_files_of_the_same_name_keep_their_folders(tmp_path: Path) -> None:
     variants = {"none": rounds(1.0), "file:/one/a.yaml": rounds(0.9), "file:/two/a.yaml": rounds(0.95)}
-    write_layer(tmp_path, variants, layer_config())
+    make_point("layer", tmp_path, layer_config(), variants=variants)
     (layer,) = analysis_of(tmp_path).layers
     assert {bar.name for bar in layer_panel("layer", layer, None).bars} == variants.keys()

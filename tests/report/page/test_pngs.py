@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.made_sweeps import write_sweep
 from tests.report.page.reports import files_of
 from tests.report.page.sweep_of_300 import write_tuned_of_300
-from tests.report.sweeps import write_sweep
 
 
 def dimensions(png: bytes) -> tuple[int, int]:

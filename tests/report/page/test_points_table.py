@@ -5,10 +5,9 @@ from pathlib import Path
 import yaml
 
 from overlap_sweep.report.page.points_table import Table, layers_table, points_table
-from tests.analysis.run_directories import config, layer_config, pass_times, write_layer, write_point
+from tests.made_sweeps import rounds, write_sweep
+from tests.make_point import layer_config, make_point, operator_config, pass_times
 from tests.report.page.reports import analysis_of
-from tests.report.sweeps import write_sweep
-from tests.report.tuned_sweeps import rounds
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -36,31 +35,36 @@ def test_what_was_chosen_is_marked(tmp_path: Path) -> None:
 
 
 def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(12345.678, 20000.0, 10000.0))
+    make_point(
+        "operator",
+        tmp_path,
+        operator_config(2, "fc1", "all", "bulk", num_sm=4),
+        bwd=pass_times(12345.678, 20000.0, 10000.0),
+    )
     table = points_table(analysis_of(tmp_path))
     cell = table.rows[0][table.columns.index("time us")]
     assert (cell.text, cell.order) == ("12,345.7", 12345.678)
 
 
 def test_launch_bound_points_are_flagged(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4), launch_bound=True)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), launch_bound=True)
     table = points_table(analysis_of(tmp_path))
     assert column(table, "status") == ["ok, launch-bound"]
     assert column(table, "note") == ["the host was too slow: this says nothing about the device"]
 
 
 def test_cases_are_a_column_where_there_are_several(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
     assert "case" not in points_table(analysis_of(tmp_path)).columns
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4, tokens=4096))
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, tokens=4096))
     table = points_table(analysis_of(tmp_path))
     assert table.columns[0] == "case"
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
 def test_points_that_died_make_no_other_case(tmp_path: Path) -> None:
-    write_point(tmp_path, config(2, "fc1", "all", "bulk", num_sm=4))
-    died = config(2, "fc1", "all", "bulk", num_sm=8)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
+    died = operator_config(2, "fc1", "all", "bulk", num_sm=8)
     (tmp_path / "died" / ".hydra").mkdir(parents=True)
     (tmp_path / "died" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(died))
     table = points_table(analysis_of(tmp_path))
@@ -69,8 +73,8 @@ def test_points_that_died_make_no_other_case(tmp_path: Path) -> None:
 
 
 def test_layers_have_a_row_for_each_variant(tmp_path: Path) -> None:
-    write_layer(tmp_path, {"none": rounds(1.0), "default": rounds(0.97)}, layer_config())
-    write_layer(tmp_path, {}, layer_config(), name="broken", status="timeout", error="no answer\nlog")
+    make_point("layer", tmp_path, layer_config(), variants={"none": rounds(1.0), "default": rounds(0.97)})
+    make_point("layer", tmp_path, layer_config(), variants={}, name="broken", status="timeout", error="no answer\nlog")
     table = layers_table(analysis_of(tmp_path))
     assert column(table, "variant") == ["", "none", "default"]
     assert column(table, "note") == ["no answer", "", ""]

@@ -10,7 +10,8 @@ from overlap_sweep.report.page import time_bars
 from overlap_sweep.report.page.loss_curves import MOST_CURVES, MOST_POINTS, curves_panel, describe
 from overlap_sweep.report.page.stacks_chart import MOST_BARS, stacks_panel
 from overlap_sweep.report.page.stacks_tables import stack_points_table, stacks_table
-from tests.analysis.tp_training_points import falling, tp_training_config, write_sweep_of_stacks, write_tp_training
+from tests.made_sweeps import write_sweep_of_stacks
+from tests.make_point import falling, make_point, stack_config
 from tests.report.page.reports import analysis_of, files_of, parsed
 
 
@@ -27,7 +28,7 @@ def test_a_bar_is_cut_into_the_parts_of_a_step(tmp_path: Path) -> None:
 
 
 def test_a_peak_that_is_not_known_takes_no_column(tmp_path: Path) -> None:
-    write_tp_training(tmp_path, result={"environment": {"gpu": "something else"}})
+    make_point("tp_training", tmp_path, environment={"gpu": "something else"})
     panel = stacks_panel(analysis_of(tmp_path).tp_training[0])
     assert panel.columns == ["step ms", "tokens/s/GPU"]
     assert len(panel.bars[0].cells) == len(panel.widths_px) == 2
@@ -35,7 +36,7 @@ def test_a_peak_that_is_not_known_takes_no_column(tmp_path: Path) -> None:
 
 def test_of_many_settings_the_first_are_drawn(tmp_path: Path) -> None:
     for dp_size in range(1, MOST_BARS + 3):
-        write_tp_training(tmp_path, tp_training_config("megatron", 1, dp_size))
+        make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
     analysis = analysis_of(tmp_path).tp_training[0]
     panel = stacks_panel(analysis)
     assert len(panel.bars) == MOST_BARS
@@ -60,10 +61,10 @@ def test_curves_that_lie_on_each_other_are_all_seen(tmp_path: Path) -> None:
 
 def test_who_deviates_is_drawn_among_many(tmp_path: Path) -> None:
     for tp_size in range(1, MOST_CURVES + 3):
-        write_tp_training(tmp_path, tp_training_config("megatron", tp_size))
-        write_tp_training(tmp_path, tp_training_config("fsdp_dtensor", tp_size))
+        make_point("tp_training", tmp_path, stack_config("megatron", tp_size))
+        make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", tp_size))
     off = falling(off={3: None, 6: 9.0})
-    write_tp_training(tmp_path, tp_training_config("autotp", MOST_CURVES + 2), losses=off)
+    make_point("tp_training", tmp_path, stack_config("autotp", MOST_CURVES + 2), losses=off)
     panel = curves_panel(analysis_of(tmp_path).tp_training[0])
     assert len(panel.looks) == MOST_CURVES
     assert f"{MOST_CURVES} of {2 * MOST_CURVES + 5} are drawn" in panel.subtitle
@@ -73,8 +74,8 @@ def test_who_deviates_is_drawn_among_many(tmp_path: Path) -> None:
 
 def test_long_runs_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
     steps = 3 * MOST_POINTS
-    point = tp_training_config(**{"tp_training.num_training_steps": steps})
-    write_tp_training(tmp_path, point, losses=[7.0 - step / steps for step in range(steps)])
+    point = stack_config(**{"tp_training.num_training_steps": steps})
+    make_point("tp_training", tmp_path, point, losses=[7.0 - step / steps for step in range(steps)])
     points = curves_panel(analysis_of(tmp_path).tp_training[0]).points
     assert len(points) <= MOST_POINTS + 1
     assert points[-1].step == steps - 1

@@ -10,12 +10,13 @@ from overlap_sweep.report.page.timeline import INDEPENDENT, MOST_SPANS, chart, l
 from overlap_sweep.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
-from tests.analysis.run_directories import config, layer_config, layer_point, pass_times, write_layer, write_point
+from tests.analysis.reading import layer_point
+from tests.made_sweeps import rounds
+from tests.make_point import layer_config, make_point, operator_config, pass_times
 from tests.report.page.reports import analysis_of, files_of
 from tests.report.page.sweep_of_300 import BEST_TRACE, NONE_TRACE
-from tests.report.tuned_sweeps import rounds
 
-BULK = config(2, "fc1", "all", "bulk", num_sm=4)
+BULK = operator_config(2, "fc1", "all", "bulk", num_sm=4)
 
 
 def span(start_us: float, end_us: float, kind: Kind = "gemm", stream: str = "7") -> Span:
@@ -24,7 +25,7 @@ def span(start_us: float, end_us: float, kind: Kind = "gemm", stream: str = "7")
 
 def write_traced(directory: Path, none_beside: bool = True) -> Path:
     traces = [trace_file(0), *(["trace_none_rank0.json.gz"] if none_beside else [])]
-    written = write_point(directory, BULK, bwd=pass_times(80.0), traces=traces)
+    written = make_point("operator", directory, BULK, bwd=pass_times(80.0), traces=traces)
     shutil.copy(BEST_TRACE, written / traces[0])
     if none_beside:
         shutil.copy(NONE_TRACE, written / traces[1])
@@ -76,7 +77,7 @@ def test_none_above_the_best(tmp_path: Path) -> None:
 
 def test_the_trace_of_a_point_without_overlap_will_do(tmp_path: Path) -> None:
     write_traced(tmp_path, none_beside=False)
-    written = write_point(tmp_path, config(2, "fc1"), traces=[trace_file(0)])
+    written = make_point("operator", tmp_path, operator_config(2, "fc1"), traces=[trace_file(0)])
     shutil.copy(NONE_TRACE, written / trace_file(0))
     (case,) = analysis_of(tmp_path).cases
     ((_, panel),) = pass_timelines(case, 2)
@@ -92,7 +93,7 @@ def test_only_the_best(tmp_path: Path) -> None:
 
 
 def test_where_no_overlap_is_chosen_the_fastest_is_shown(tmp_path: Path) -> None:
-    written = write_point(tmp_path, BULK, bwd=pass_times(120.0), traces=[trace_file(0)])
+    written = make_point("operator", tmp_path, BULK, bwd=pass_times(120.0), traces=[trace_file(0)])
     shutil.copy(BEST_TRACE, written / trace_file(0))
     (case,) = analysis_of(tmp_path).cases
     ((_, panel),) = pass_timelines(case, 2)
@@ -100,7 +101,7 @@ def test_where_no_overlap_is_chosen_the_fastest_is_shown(tmp_path: Path) -> None
 
 
 def test_without_any_trace(tmp_path: Path) -> None:
-    write_point(tmp_path, BULK, bwd=pass_times(80.0))
+    make_point("operator", tmp_path, BULK, bwd=pass_times(80.0))
     (case,) = analysis_of(tmp_path).cases
     assert list(pass_timelines(case, 2)) == []
     assert "No trace shows fc1 at TP=2" in files_of(tmp_path)["report.html"].decode()
@@ -117,7 +118,7 @@ def test_a_trace_that_cannot_be_read(tmp_path: Path) -> None:
 def test_of_a_layer(tmp_path: Path) -> None:
     variants = {"none": rounds(1.0), "default": rounds(0.97), "floor": rounds(0.8)}
     traces = {trace_file(0, "none"): NONE_TRACE, trace_file(0, "default"): BEST_TRACE}
-    written = write_layer(tmp_path, variants, layer_config(), traces=list(traces))
+    written = make_point("layer", tmp_path, layer_config(), variants=variants, traces=list(traces))
     for name, path in traces.items():
         shutil.copy(path, written / name)
     panel = layer_timeline("layer", "layer", layer_point(tmp_path), (("none", "none"), ("default", "default")))

@@ -12,15 +12,9 @@ from overlap_sweep.report.page.knob_chart import KnobPanel, knob_panel
 from overlap_sweep.report.page.time_bars import BarsPanel, cut, lines_of
 from overlap_sweep.report.page.training_chart import MOST_BARS, training_panel
 from overlap_sweep.report.page.training_tables import copies_table, settings_table, sizes_table, training_table
-from tests.analysis.training_points import (
-    training_config,
-    write_copies,
-    write_sweep_of_copies,
-    write_sweep_of_training,
-    write_training,
-)
+from tests.made_sweeps import write_sweep, write_sweep_of_copies, write_sweep_of_training
+from tests.make_point import make_point, resolved
 from tests.report.page.reports import analysis_of, files_of, page_of, parsed
-from tests.report.sweeps import write_sweep
 
 
 def training_of(directory: Path) -> BarsPanel:
@@ -34,8 +28,8 @@ def knobs_of(directory: Path) -> KnobPanel | None:
 
 
 def test_a_bar_is_cut_where_communication_begins_and_where_overlap_hides_it(tmp_path: Path) -> None:
-    write_training(tmp_path, 1500.0, spread_us=10.0)
-    write_training(tmp_path, 1200.0, training_config(**{"fsdp.forward_prefetch": 1}))
+    make_point("fsdp", tmp_path, step_us=1500.0, spread_us=10.0)
+    make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": 1}), step_us=1200.0)
     panel = training_of(tmp_path)
     assert panel.axis == "ms a step"
     first, second = panel.bars
@@ -69,7 +63,7 @@ def test_steps_of_different_size_are_drawn_by_the_sample(tmp_path: Path) -> None
 
 def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
     for ahead in range(MOST_BARS + 5):
-        write_training(tmp_path, 1500.0 - 10 * ahead, training_config(**{"fsdp.forward_prefetch": ahead}))
+        make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
     panel = training_of(tmp_path)
     assert len(panel.bars) == MOST_BARS + 1
     assert panel.bars[-1].name == "defaults"
@@ -100,7 +94,7 @@ def test_what_each_knob_contributed_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_single_setting_has_no_knobs(tmp_path: Path) -> None:
-    write_training(tmp_path)
+    make_point("fsdp", tmp_path)
     assert knobs_of(tmp_path) is None
     page = page_of(tmp_path)
     assert page.count('<figure class="chart') == 1
@@ -108,7 +102,7 @@ def test_a_single_setting_has_no_knobs(tmp_path: Path) -> None:
 
 
 def test_copies_are_drawn_as_shares_of_one_after_the_other(tmp_path: Path) -> None:
-    write_copies(tmp_path, 1100.0)
+    make_point("copy_engine", tmp_path, overlapped_us=1100.0)
     (analysis,) = analysis_of(tmp_path).copies
     (bar,) = copies_panel(analysis).bars
     assert bar.ends == pytest.approx([1000 / 14, 1100 / 14, 100.0])

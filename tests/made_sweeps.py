@@ -1,0 +1,322 @@
+"""Whole sweeps with made-up numbers and answers that one can compute by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.run_directory import SEARCH_FILE, LayerTrial, TunerRecord, VariantTimes, write_tuner_record
+from tests.make_point import (
+    copy_config,
+    default_timing,
+    falling,
+    layer_config,
+    make_point,
+    operator_config,
+    pass_times,
+    resolved,
+    stack_config,
+    variant,
+)
+
+
+def write_sweep(directory: Path) -> Path:
+    """TP 2: fc1 overlaps backward only, fc2 forward only; TP 4: no overlap pays. Every operator takes 1000 us at TP 1.
+
+    fc1, TP 2: forward none 200, ring 220; backward none 400, floor 300, bulk sm4 320, sm8 360.
+    fc2, TP 2: forward none 200, floor 100, pipeline sm8 150.
+    """
+    # Times in us; the unsharded operator takes 500 forward and 500 backward.
+    fwd = {"none_us": 200.0, "floor_us": 100.0, "tp1_us": 500.0}
+    bwd = {"none_us": 400.0, "floor_us": 300.0, "tp1_us": 500.0}
+    none = {"fwd": pass_times(200.0, **fwd), "bwd": pass_times(400.0, **bwd)}
+    ring = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
+    make_point(
+        "operator", directory, ring, started="2026-11-20T21:14:03+00:00", **{**none, "fwd": pass_times(220.0, **fwd)}
+    )
+    for num_sm, time_us in ((4, 320.0), (8, 360.0)):
+        bulk = operator_config(2, "fc1", "all", "bulk", num_sm=num_sm)
+        make_point(
+            "operator",
+            directory,
+            bulk,
+            started="2026-11-20T21:15:00+00:00",
+            **{**none, "bwd": pass_times(time_us, **bwd)},
+        )
+        make_point("operator", directory, {**bulk, "tp_size": 4}, **{**none, "bwd": pass_times(500.0, **bwd)})
+    pipeline = operator_config(2, "fc2", "fprop", "pipeline", num_sm=8, num_splits=4)
+    make_point("operator", directory, pipeline, **{**none, "fwd": pass_times(150.0, **fwd)})
+    make_point(
+        "operator",
+        directory,
+        operator_config(2, "fc2", "dgrad", "bulk", num_sm=8),
+        status="skipped",
+        error="bulk does not fit\n...",
+    )
+    make_point(
+        "operator",
+        directory,
+        operator_config(2, "fc2", "wgrad", "bulk", num_sm=8),
+        status="skipped",
+        error="bulk does not fit",
+    )
+    make_point(
+        "operator",
+        directory,
+        operator_config(8, "fc1", "all", "bulk", num_sm=4),
+        status="failed",
+        error="[rank3] out of memory",
+    )
+    overrides = {"task": ["tp_size=2,4,8", "method=bulk,ring_exchange"], "hydra": ["hydra.mode=MULTIRUN"]}
+    (directory / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
+    return directory
+
+
+def write_sweep_of_training(directory: Path) -> Path:
+    """Prefetch by accumulation on the same floor: prefetching saves a fifth, keeping parameters gathered some more, and
+    accumulation communicates once for two micro batches."""
+    times_us: Sequence[tuple[dict[str, Any], float, float, float]] = (
+        ({}, 1500.0, 2000.0, 1000.0),
+        ({"fsdp.forward_prefetch": 1}, 1200.0, 2000.0, 1000.0),
+        ({"fsdp.reshard_after_forward": False}, 1450.0, 1800.0, 1000.0),
+        ({"fsdp.forward_prefetch": 1, "fsdp.reshard_after_forward": False}, 1150.0, 1800.0, 1000.0),
+        ({"training.gradient_accumulation": 2}, 2500.0, 3000.0, 2000.0),
+        ({"fsdp.forward_prefetch": 1, "training.gradient_accumulation": 2}, 2200.0, 3000.0, 2000.0),
+        (
+            {
+                "fsdp.forward_prefetch": 1,
+                "fsdp.reshard_after_forward": False,
+                "training.gradient_accumulation": 2,
+            },
+            2100.0,
+            2800.0,
+            2000.0,
+        ),
+    )
+    for i, (changes, step_us, none_us, floor_us) in enumerate(times_us):
+        point = resolved("fsdp", **changes)
+        make_point(
+            "fsdp",
+            directory,
+            point,
+            step_us=step_us,
+            name=f"fsdp_{i}",
+            none_us=none_us,
+            floor_us=floor_us,
+            spread_us=step_us / 200,
+        )
+    point = resolved("fsdp", **{"training.batch_size": 4096})
+    make_point("fsdp", directory, point, name="large", status="failed", error="CUDA out of memory")
+    refused = resolved("fsdp", **{"distributed.strategy": "ddp", "fsdp.forward_prefetch": 1})
+    reason = "fsdp.forward_prefetch changes nothing under DDP"
+    make_point("fsdp", directory, refused, name="refused", status="skipped", error=reason)
+    return directory
+
+
+def write_sweep_of_copies(directory: Path) -> Path:
+    """To the host everything is hidden but at the smallest size; from one part of the GPU to another nothing."""
+    for matrix_size, gemm_us in ((2048, 140.0), (4096, 1000.0)):
+        for copy_mb, copy_us in ((16.0, 300.0), (64.0, 1200.0)):
+            to_host = copy_config("device_to_host", matrix_size, copy_mb=copy_mb)
+            overlapped_us = max(gemm_us, copy_us) + 0.1 * min(gemm_us, copy_us)
+            numbers = {"bytes_copied": int(4 * copy_mb * 2**20), "flops": 4 * 2 * matrix_size**3}
+            make_point(
+                "copy_engine",
+                directory,
+                to_host,
+                overlapped_us=overlapped_us,
+                gemm_us=gemm_us,
+                copy_us=copy_us,
+                spread_us=2.0,
+                **numbers,
+            )
+            inside = copy_config("device_to_device", matrix_size, copy_mb=copy_mb)
+            make_point(
+                "copy_engine",
+                directory,
+                inside,
+                overlapped_us=gemm_us + copy_us / 10 + 1,
+                gemm_us=gemm_us,
+                copy_us=copy_us / 10,
+                spread_us=2.0,
+                **numbers,
+            )
+    refused = copy_config("peer", device="cpu")
+    make_point("copy_engine", directory, refused, name="refused", status="skipped", error="needs a GPU")
+    return directory
+
+
+def write_sweep_of_stacks(directory: Path) -> Path:
+    """On TP=2 DP=2 Megatron-Core is fastest and AutoTP, with ZeRO 1 and 2, slowest; on TP=4 DP=1 asynchronous TP ties
+    with it. Losses agree to a thousandth."""
+    times_us = {
+        (2, 2): {"autotp": 16_000.0, "fsdp_dtensor": 12_000.0, "async_tp": 11_000.0, "megatron": 10_000.0},
+        (4, 1): {"autotp": 14_000.0, "fsdp_dtensor": 9_000.0, "async_tp": 7_020.0, "megatron": 7_000.0},
+    }
+    for (tp_size, dp_size), of_grid in times_us.items():
+        for i, (impl, step_us) in enumerate(of_grid.items()):
+            point = stack_config(impl, tp_size, dp_size)
+            make_point("tp_training", directory, point, step_us=step_us, losses=falling(times=1 + i / 4000))
+    second = stack_config("autotp", 2, 2, **{"tp_training.zero_stage": 2})
+    make_point("tp_training", directory, second, step_us=16_500.0)
+    refused = stack_config("async_tp", 1, 4)
+    reason = "at tp_size=1 there is nothing for asynchronous TP to overlap; use impl=fsdp_dtensor"
+    make_point("tp_training", directory, refused, name="refused", status="skipped", error=reason)
+    large = stack_config("fsdp_dtensor", 1, 4)
+    make_point("tp_training", directory, large, name="large", status="failed", error="CUDA out of memory")
+    return directory
+
+
+def trial(point: str, variants: Mapping[str, str], tp_size: int = 4) -> LayerTrial:
+    """`variants` by label the name in the point."""
+    return LayerTrial(tp_size=tp_size, point=point, variants=dict(variants))
+
+
+def write_tuner(directory: Path, **fields: Any) -> None:
+    """tuner.json beside the points of `directory`."""
+    known = {"command": "python launch.py +experiment=tp_overlap_tuner", "started": "2026-11-20T21:00:00+00:00"}
+    numbers = {"wall_s": 750.0, "search_s": 485.0, "points": 143}
+    write_tuner_record(directory, TunerRecord(**{**known, **numbers, **fields}))
+
+
+def write_search(directory: Path, searches: Sequence[Mapping[str, Any]], **fields: Any) -> None:
+    """search.json as a search leaves it, with what analysis does not read."""
+    content = {"schema": 1, "points": 143, "reused": 0, "elapsed_s": 485.0, "rounds": 9, "dropped": {}, **fields}
+    (directory / SEARCH_FILE).write_text(json.dumps({**content, "searches": list(searches)}))
+
+
+TUNED = "file:/far/away/llama3_8b_tp4_bf16_tokens8192_tuned.yaml"
+PRESET = "file:/far/away/preset_tp4.yaml"
+
+BULK = {"method": "bulk", "num_sm": 4}
+PIPELINE = {"method": "pipeline", "num_sm": 8, "num_splits": 4}
+BEST_SLOTS = {"fc1_dgrad": BULK, "fc1_wgrad": BULK, "fc2_fprop": PIPELINE}
+BEST_SWITCHES = {**SWITCH_DEFAULTS, "tp_comm_overlap_disable_fc1": True}
+"""What the operators of `write_operators` come to one by one: fc1_fprop is better not overlapped."""
+PRESET_SLOTS = {"fc2_fprop": {"method": "pipeline", "num_sm": 16}}
+
+LIBRARY: dict[str, Any] = {"settings": {}, "switches": dict(SWITCH_DEFAULTS)}
+BEST: dict[str, Any] = {"settings": BEST_SLOTS, "switches": BEST_SWITCHES}
+OTHER: dict[str, Any] = {"settings": {"fc2_fprop": PIPELINE}, "switches": BEST_SWITCHES}
+PRESETS: dict[str, Any] = {"settings": PRESET_SLOTS, "switches": dict(SWITCH_DEFAULTS)}
+
+LABELS = {"none": "none", "default": "default", "tuned": TUNED, "preset preset_tp4": PRESET}
+WINS = {"none": 1.0, "default": 0.95, "tuned": 0.905, "preset preset_tp4": 0.97, "floor": 0.85}
+"""Of 60 ms, by label, where the tuned configuration is fastest."""
+
+
+def rounds(ratio: float, noise: float = 0.0, **changed: Any) -> VariantTimes:
+    """Seven rounds that take this ratio of 60 ms, give or take the noise, on a machine that gets slower by 3 %."""
+    drift = [1.0, 1.005, 1.01, 1.015, 1.02, 1.025, 1.03]
+    return variant([60_000.0 * slow * (ratio + (-noise, noise, 0.0)[i % 3]) for i, slow in enumerate(drift)], **changed)
+
+
+def write_operators(directory: Path, tp_size: int = 4, **changed: Any) -> None:
+    """Default, in us: fc1 forward 210, backward 360; fc2 forward 160.
+
+    fc1: forward none 200, ring 220; backward none 400, bulk sm4 320, sm8 360. fc2: forward none 200, pipeline 150.
+    """
+    changed = {"backend": "megatron", **changed}
+    fwd, bwd = {"none_us": 200.0, "floor_us": 100.0, "tp1_us": 500.0}, {"none_us": 400.0, "floor_us": 300.0}
+    bwd["tp1_us"] = 1000.0
+    fc1 = default_timing(210.0, none_us=200.0), default_timing(360.0, none_us=400.0)
+    fc2 = default_timing(160.0, none_us=200.0), default_timing(400.0, none_us=400.0)
+
+    def write(operator: str, phase: str, fwd_us: float, bwd_us: float, method: str, **knobs: Any) -> None:
+        default_fwd, default_bwd = fc1 if operator == "fc1" else fc2
+        times = {
+            "fwd": pass_times(fwd_us, **fwd, default=default_fwd),
+            "bwd": pass_times(bwd_us, **bwd, default=default_bwd),
+        }
+        point = operator_config(tp_size, operator, phase, method, **knobs, **changed)
+        make_point("operator", directory, point, started="2026-11-20T21:02:00+00:00", **times)
+
+    write("fc1", "fprop", 220.0, 400.0, "ring_exchange", aggregate=False)
+    write("fc1", "all", 200.0, 320.0, "bulk", num_sm=4)
+    write("fc1", "all", 200.0, 360.0, "bulk", num_sm=8)
+    write("fc2", "fprop", 150.0, 400.0, "pipeline", num_sm=8, num_splits=4)
+
+
+def write_proof(
+    directory: Path,
+    ratios: Mapping[str, float] = WINS,
+    noise: float = 0.0,
+    tp_size: int = 4,
+    name: str = "proof",
+    changed: Mapping[str, Mapping[str, Any]] | None = None,
+    **result: Any,
+) -> Path:
+    """The layer point of a proof: by label the ratio to 60 ms, and what else is true of the variant."""
+    configs = {"default": LIBRARY, "tuned": BEST, "preset preset_tp4": PRESETS}
+    variants = {
+        {**LABELS, "floor": "floor"}[label]: rounds(
+            ratio, noise if label == "tuned" else 0.0, **{**configs.get(label, {}), **(changed or {}).get(label, {})}
+        )
+        for label, ratio in ratios.items()
+    }
+    known = {"attention_backend": "fused (cuDNN 9.19.0)", "started": "2026-11-20T21:11:00+00:00"}
+    point = result.pop("point", layer_config(tp_size=tp_size))
+    return make_point("layer", directory, point, variants=variants, name=name, **{**known, **result})
+
+
+def write_together(directory: Path, tp_size: int = 4) -> None:
+    """Best of each slot takes 0.91 of none, one alternative 0.92."""
+    variants = {
+        "none": rounds(1.0),
+        "file:/far/a_0.yaml": rounds(0.91, **BEST),
+        "file:/far/a_1.yaml": rounds(0.92, **OTHER),
+    }
+    make_point(
+        "layer", directory, layer_config(tp_size=tp_size), variants={**variants, "floor": rounds(0.85)}, name="together"
+    )
+
+
+TOGETHER = trial(
+    "together",
+    {"none": "none", "best of each slot": "file:/far/a_0.yaml", "fc1 bwd by none": "file:/far/a_1.yaml"},
+)
+
+
+def write_tuned_sweep(directory: Path, **proof: Any) -> Path:
+    """TP 4, all of it: `proof` as `write_proof` takes it."""
+    write_operators(directory)
+    write_together(directory)
+    write_proof(directory, **proof)
+    dropped = {"TP sizes": "TP=8 left out: 4 GPUs are visible"}
+    write_tuner(directory, together=[TOGETHER], proofs=[trial("proof", LABELS)], dropped=dropped)
+    search = {"model": "llama3_8b", "tp_size": 4, "operator": "fc1", "exhaustive": 340, "evaluations": 12}
+    searches = [
+        {
+            **search,
+            "pass": "fwd",
+            "chosen": {},
+            "time_us": 200.0,
+            "none_us": 200.0,
+            "floor_us": 100.0,
+            "stopped": "nothing left promises 1.0%",
+            "notes": [],
+            "refused": {"num_sm=40 is more than 32": 3},
+            "tried": [{"setting": "ring_agg0", "time_us": 220.0, "noise_us": 1.0, "measurements": 1}],
+        },
+        {
+            **search,
+            "pass": "bwd",
+            "chosen": {"fc1_dgrad": BULK, "fc1_wgrad": BULK},
+            "time_us": 320.0,
+            "none_us": 400.0,
+            "floor_us": 300.0,
+            "stopped": "nothing left promises 1.0%",
+            "notes": ["pipeline dropped: 40% slower than the best"],
+            "refused": {"num_sm=40 is more than 32": 3},
+            "tried": [
+                {"setting": f"bulk_sm{sms}", "time_us": 320.0, "noise_us": 1.0, "measurements": 2} for sms in (4, 8)
+            ],
+        },
+    ]
+    write_search(directory, searches)
+    return directory
