@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: sweep tune kernels fsdp tp_training test test-long lint clean
+.PHONY: sweep tune kernels fsdp tp_training test test-long golden lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -36,6 +36,10 @@ test: .venv/.installed
 ## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more.
 test-long: .venv/.installed
 	$(BIN)/python -m pytest -m "slurm or faults or end_to_end"
+
+## Writes tests/golden/expected anew: all that analysis prints and writes. The diff is what a change does to users.
+golden: .venv/.installed
+	$(BIN)/python -m tests.golden.outputs
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,119 @@
+"""What is held by golden files: sweeps, recorded or made up, and the commands that are run on them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlap_sweep.run_directory import RESULT_FILE, find_points, read_result
+from overlap_sweep.store.sqlite import SqliteStore
+from tests.golden.archives import unpack
+from tests.golden.made_up import MADE_UP
+
+TRACES = Path(__file__).parent.parent / "data" / "traces"
+REPORT = "report sweep --output out"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Commands of analyze.py in a folder in which `build` has made what they read; what they write goes to out/."""
+
+    name: str
+    build: Callable[[Path], object]
+    commands: tuple[str, ...] = (REPORT,)
+    files: tuple[str, ...] | None = None
+    """What of the written files is held; None is all of it."""
+
+
+def recorded(name: str, *commands: str) -> Case:
+    """The report of a recorded sweep, and further commands."""
+    return Case(name, lambda folder: unpack(name, folder / "sweep"), (REPORT, *commands))
+
+
+def made(name: str, build: Callable[[Path], object], *commands: str) -> Case:
+    """The report of a made-up sweep, for the words of what is rare; its tables and charts are those of others."""
+    return Case(f"made/{name}", lambda folder: build(folder / "sweep"), (REPORT, *commands), files=("summary.txt",))
+
+
+def _two_sweeps(folder: Path) -> None:
+    unpack("operators", folder / "one_connection")
+    unpack("operators_8_connections", folder / "eight_connections")
+
+
+def _store(folder: Path) -> None:
+    """The points of both sweeps of operators in one store."""
+    _two_sweeps(folder)
+    with SqliteStore(folder / "store.sqlite") as store:
+        for point in sorted(find_points(folder), key=lambda path: read_result(path / RESULT_FILE).started or ""):
+            result = read_result(point / RESULT_FILE)
+            if result.status == "ok":
+                store.add(result, Path("/results") / point.name)
+
+
+def _traces(folder: Path) -> None:
+    for path in TRACES.glob("*.json.gz"):
+        shutil.copy(path, folder)
+
+
+LAYERS = "none=h200x4_llama3_70b_layer_none.json.gz ring=h200x4_llama3_70b_layer_ring_rs.json.gz"
+QUERY = "query sweep --limit 3 --format json"
+
+CASES = (
+    recorded(
+        "operators",
+        "query sweep \"status == 'ok' and phase != 'wgrad'\" --sort slot,-speedup",
+        "query sweep --limit 2 --format json",
+        'query sweep "hidden_fraction > 0" --columns slot,num_sm,speedup --format csv',
+    ),
+    recorded(
+        "layer",
+        "query sweep --layers --columns variant,ratio,hidden_fraction,all_us",
+        "query sweep --layers --limit 2 --format json",
+    ),
+    recorded("kernel", 'query sweep "chosen" --sort kernel,m', QUERY),
+    recorded("fsdp", "query sweep", QUERY, "trace sweep --median --by class"),
+    recorded("copy_engine", "query sweep", QUERY),
+    recorded("tp_training", "query sweep", QUERY, "trace sweep --median --phase all"),
+    recorded("tuner", "query sweep \"operator == 'fc1' and status == 'ok'\" --sort pass,time_us"),
+    recorded("knob_search", QUERY),
+    Case(
+        "comparison",
+        _two_sweeps,
+        (
+            "compare one=one_connection eight=eight_connections --reference one --output out",
+            "compare one=one_connection eight=eight_connections --by slot",
+            "compare one=one_connection eight=eight_connections --format json",
+        ),
+    ),
+    Case(
+        "telemetry",
+        lambda folder: unpack("fsdp", folder / "sweep"),
+        ("compare ahead=sweep late=sweep --output out", "compare ahead=sweep late=sweep --format csv"),
+    ),
+    Case("history", _store, ("history store.sqlite", "history store.sqlite \"operator == 'fc1'\" --format json")),
+    Case(
+        "traces",
+        _traces,
+        (
+            "trace . --median",
+            "trace h200x4_llama3_70b_layer_te_default.json.gz --format json",
+            "trace h200x4_llama3_70b_layer_te_default.json.gz --by class",
+            "trace h200x4_llama3_70b_layer_te_default.json.gz --by kernel --top 8 --phase bwd",
+            "trace h200x4_llama3_70b_layer_ring_rs.json.gz --by stream --format csv",
+            "trace . --by rank",
+            f"compare {LAYERS} --by class",
+            f"compare {LAYERS} --format json",
+        ),
+    ),
+    Case(
+        "help",
+        lambda folder: None,
+        (
+            "--help",
+            *(f"{command} --help" for command in ("report", "query", "trace", "compare", "timeline", "history")),
+        ),
+    ),
+    *(made(name, build) for name, build in MADE_UP.items()),
+)

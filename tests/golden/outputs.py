@@ -1,0 +1,95 @@
+"""Everything that a case's commands print and write, as text that depends on nothing but the code.
+
+python -m tests.golden.outputs [CASE...]    writes the golden files anew
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from contextlib import chdir
+from pathlib import Path
+from unittest import mock
+
+from tests.analyze import analyze
+from tests.golden.cases import CASES, Case
+from tests.golden.page_text import page_text
+
+EXPECTED = Path(__file__).parent / "expected"
+BINARY = {".parquet", ".png"}
+"""Written beside a table or a chart specification that says the same."""
+ENVIRONMENT = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "HF_HUB_OFFLINE": "1"}
+
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{9,}(?:[eE][-+]?\d+)?")
+_ANALYSED = re.compile(r'("analysed": ")[^"]+')
+_INDENT = re.compile(r"^ +", re.MULTILINE)
+
+
+def outputs(case: Case, folder: Path) -> dict[str, str]:
+    """Returns texts by name: `commands.txt`, a transcript, and each file that the commands wrote to out/.
+
+    The folder must be empty.
+    """
+    with chdir(folder), mock.patch.dict(os.environ, ENVIRONMENT), _drawing_no_images():
+        case.build(folder)
+        transcript = "".join(_run(command) for command in case.commands)
+    found = {"commands.txt": transcript}
+    for path in sorted((folder / "out").rglob("*")):
+        if path.suffix == ".html":
+            found |= page_text(path.read_text())
+        elif path.is_file() and path.suffix not in BINARY:
+            found[_name(path.relative_to(folder / "out"))] = path.read_text()
+    kept = {name for name in found if case.files is None or name in case.files}
+    return {name: _settled(found[name]) for name in found if name in {"commands.txt", *kept}}
+
+
+def _name(path: Path) -> str:
+    """Presets for Megatron-Bridge are Python, but none of ours to lint."""
+    return f"{path.as_posix()}.txt" if path.suffix == ".py" else path.as_posix()
+
+
+def _run(command: str) -> str:
+    ran = analyze(*shlex.split(command))
+    printed = ran.stdout + "".join(f"stderr: {line}\n" for line in ran.stderr.splitlines())
+    return f"$ python analyze.py {command}\n{printed}exit status {ran.returncode}\n\n"
+
+
+def _drawing_no_images() -> mock._patch[mock.Mock]:
+    """PNGs are drawn from the chart specifications, which are compared themselves; it takes most of a report's time."""
+    return mock.patch("overlap_sweep.report.page.pngs._rendered", return_value=b"")
+
+
+def _settled(text: str) -> str:
+    """Without the date of the analysis, digits that differ between processors, and blanks at the ends of lines."""
+    text = _ANALYSED.sub(r"\1(date)", text)
+    text = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.9g}", text)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def expected(case: Case) -> dict[str, str]:
+    """Returns the case's golden files by name."""
+    folder = EXPECTED / case.name
+    return {
+        path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def write(case: Case) -> None:
+    """Writes the case's golden files anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = outputs(case, Path(folder))
+    shutil.rmtree(EXPECTED / case.name, ignore_errors=True)
+    for name, text in found.items():
+        path = EXPECTED / case.name / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        if case.name in sys.argv[1:] or not sys.argv[1:]:
+            write(case)
