@@ -12,6 +12,9 @@ from typing import Any
 
 multiprocessing.set_forkserver_preload(["torch", "torch.distributed"])
 
+TIMEOUT_S = 240.0
+"""Of a call, however busy the machine is."""
+
 
 def run_ranks(
     world_size: int,
@@ -19,29 +22,54 @@ def run_ranks(
     *arguments: Any,
     device: str = "cpu",
     environment: Mapping[str, str] = MappingProxyType({}),
+    keep: str = "",
 ) -> list[Any]:
-    """`function(ranks, *arguments)` on each rank; their results by rank. A rank's exception fails the call."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    with context.Pool(world_size) as pool:
-        jobs = [
-            pool.apply_async(_on_rank, (rank, world_size, port, device, dict(environment), function, arguments))
-            for rank in range(world_size)
-        ]
-        return [job.get(timeout=120) for job in jobs]
+    """`function(ranks, *arguments)` on each rank; their results by rank. A rank's exception fails the call.
+
+    The processes are new. With `keep` they are those that an earlier call kept under that name, and what they have
+    imported: for functions on the CPU that leave nothing else behind.
+    """
+    group = _kept.pop((keep, world_size), None) or ProcessGroup(world_size, device, dict(environment))
+    try:
+        results = group.run(_call, function, *arguments)
+        if keep:
+            _kept[keep, world_size] = group
+        else:
+            group.run(_leave)
+    finally:
+        if (keep, world_size) not in _kept:
+            group.close()
+    return results
 
 
-def _on_rank(
-    rank: int,
-    world_size: int,
-    port: int,
-    device: str,
-    environment: dict[str, str],
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> Any:
+class ProcessGroup:
+    """Processes that are the ranks of one group until it is closed."""
+
+    def __init__(self, world_size: int, device: str, environment: dict[str, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("forkserver")
+        self._ranks = [context.Pool(1) for _ in range(world_size)]
+        self._run(_join, *[(rank, world_size, port, device, environment) for rank in range(world_size)])
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._run(function, *[arguments] * len(self._ranks))
+
+    def _run(self, function: Callable[..., Any], *of_ranks: tuple[Any, ...]) -> list[Any]:
+        jobs = [rank.apply_async(function, given) for rank, given in zip(self._ranks, of_ranks, strict=True)]
+        return [job.get(timeout=TIMEOUT_S) for job in jobs]
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.terminate()
+
+
+_kept: dict[tuple[str, int], ProcessGroup] = {}
+_this_rank: list[Any] = []
+
+
+def _join(rank: int, world_size: int, port: int, device: str, environment: dict[str, str]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -62,7 +90,14 @@ def _on_rank(
         timeout=timedelta(seconds=60),
         device_id=here if device == "cuda" else None,
     )
-    try:
-        return function(Ranks(rank, world_size, here), *arguments)
-    finally:
-        dist.destroy_process_group()
+    _this_rank.append(Ranks(rank, world_size, here))
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*_this_rank, *arguments)
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()

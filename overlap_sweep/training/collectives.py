@@ -19,8 +19,8 @@ from torch.futures import Future
 
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.telemetry import COMPUTE
-from overlap_sweep.training.spans import Mark, Queue, Recorder
-from overlap_sweep.training.streams import Streams
+from overlap_sweep.training.spans import Mark, Queue, Recorder, Span
+from overlap_sweep.training.streams import WAITING, Streams
 
 POINT, NONE, FLOOR = "point", "none", "floor"
 """The modes: as configured; each collective while nothing computes; no communication."""
@@ -99,29 +99,48 @@ class Collectives:
         self._recorder.end(span)
 
     def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
-        """On the library's own stream or threads."""
+        """On gloo's threads."""
+        span, work = self._handed_over(stream, issue)
+        self._recorder.end_with(span, work.get_future())
+        return work
+
+    def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
+        """The stream that waits for it."""
+        span, work = self._handed_over(stream, issue)
+        # Not by Future.then: its callback takes the next of torch's pool of 32 streams and has it wait for the
+        # collective, and that one may be the stream that computes.
+        with torch.cuda.stream(self._streams[WAITING]):
+            work.get_future().wait()
+            self._recorder.end(span)
+        return self._streams[WAITING]
+
+    def _handed_over(self, stream: str, issue: Issue) -> tuple[Span, dist.Work]:
         span = self._recorder.begin(stream, self._queue)
         work = issue(True)
         assert work is not None
         self._recorder.launched(span)
-        self._recorder.end_with(span, work.get_future())
-        return work
+        return span, work
 
     def reduced(self, stream: str, issue: Issue, value: Tensor) -> Future[Tensor]:
         """A future that is done, for whoever waits for it on a stream, when the collective is: it holds `value`, which
         the collective changes in place."""
         if self.mode == NONE:
             self.alone(stream, issue)
-        elif self.mode == POINT and self._on_gpu and self._own_streams:
-            self._beside(stream, issue)
-            with torch.cuda.stream(self._streams[stream]):
-                return self._done(value)
-        elif self.mode == POINT:
+        if self.mode != POINT:
+            return self._done(value)
+        if not self._on_gpu:
             return self._asynchronously(stream, issue).get_future().then(lambda _: value)
-        return self._done(value)
+        if self._own_streams:
+            self._beside(stream, issue)
+            done_on = self._streams[stream]
+        else:
+            done_on = self._on_nccls_stream(stream, issue)
+        with torch.cuda.stream(done_on):
+            return self._done(value)
 
     def alone(self, stream: str, issue: Issue) -> None:
-        """In mode `none`, in the middle of a layer's backward, where DDP asks for it."""
+        """In the middle of what counts as computation: of a layer's backward, where DDP asks for it in mode `none`, or
+        of the optimizer's step."""
         with self._recorder.not_computing():
             self.now(stream, issue)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.training.collectives import Collectives
+from overlap_sweep.telemetry import ALL_REDUCE
+from overlap_sweep.training.collectives import FLOOR, Collectives
 from overlap_sweep.training.fully_sharded import DTYPES
 from overlap_sweep.training.spans import Mark, Recorder, Span
 from overlap_sweep.training.streams import Streams
@@ -142,7 +144,7 @@ class TrainingSteps:
         self._scaler.unscale_(self._optimizer)
         parameters = list(self._model.parameters())
         limit = self._training["grad_clip_norm"]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = self._norm([p.grad for p in parameters if p.grad is not None])
         if limit:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         began_s = time.perf_counter()
@@ -153,4 +155,19 @@ class TrainingSteps:
         self._scaler.update(self._fixed_scale)
         self._optimizer.zero_grad()
         self._schedule.step()
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return norm
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Of all of them. Of FSDP2's every rank has a shard, and here the ranks wait for each other."""
+        sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+        if not sharded:
+            return nn.utils.get_total_norm(gradients)
+        squares = nn.utils.get_total_norm([gradient.to_local() for gradient in sharded]) ** 2
+        group = sharded[0].device_mesh.get_group()
+
+        def issue(asynchronously: bool) -> dist.Work | None:
+            return dist.all_reduce(squares, group=group, async_op=asynchronously)
+
+        if self._collectives.mode != FLOOR:
+            self._collectives.alone(ALL_REDUCE, issue)
+        return squares.sqrt()

@@ -12,6 +12,9 @@ from overlap_sweep.telemetry import COMPUTE
 PRIORITY = {"normal": 0, "high": -1}
 """torch's: less is sooner. A high-priority kernel's blocks take the SMs that become free before others'."""
 
+WAITING = "waiting"
+"""Runs nothing, and waits for what NCCL does on its own stream."""
+
 
 class Streams:
     """On a CPU there are none: gloo's threads are what runs beside the computation."""
@@ -20,6 +23,7 @@ class Streams:
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
             self._streams = {name: _stream(device, priorities[name]) for name in priorities}
+            self._streams[WAITING] = _stream(device, "high")
 
     def __getitem__(self, name: str) -> torch.cuda.Stream:
         return self._streams[name]

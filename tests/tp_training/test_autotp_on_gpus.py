@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from overlap_sweep.tp_training.initial_weights import initial_weights
 from tests.processes import run_ranks
 from tests.tp_training.test_autotp import autotp_point, points_of, zero
 from tests.tp_training.whole_model import Trained, train_points
+
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 
 SMALL = (
     *("model.hidden_size=1024", "model.ffn_hidden_size=2816", "model.num_attention_heads=8", "model.num_kv_heads=4"),

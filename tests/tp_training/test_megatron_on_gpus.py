@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.backends import transformer_engine
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, text
 from tests.processes import run_ranks
 from tests.tp_training.points import tp_point
 from tests.tp_training.whole_model import Trained, train_points
+
+pytestmark = [
+    pytest.mark.skipif(bool(transformer_engine.missing(package)), reason=f"needs {package}")
+    for package in ("transformer_engine", "megatron.core")
+]
 
 SMALL = (
     *("impl=megatron", "runtime.device=cuda", "tp_training.dtype=bfloat16", "model.hidden_size=1024"),

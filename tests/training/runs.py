@@ -15,20 +15,20 @@ from tests.training.points import fsdp_point
 
 
 def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, dict[str, Any]]:
-    from overlap_sweep.training.run import run_training
+    from overlap_sweep.workloads import fsdp
 
     found = {}
     for name, point in points.items():
         directory = root / name.replace(" ", "_")
         directory.mkdir(exist_ok=True)
-        found[name] = run_training(point, directory, ranks)
+        found[name] = fsdp.run(point, directory, ranks)
     return found
 
 
 def train(root: Path, ranks: int, **overrides: list[str]) -> dict[str, dict[str, Any]]:
     """By name what rank 0 returns."""
     points = {name: fsdp_point(f"distributed.dp_size={ranks}", *given) for name, given in overrides.items()}
-    found: dict[str, dict[str, Any]] = run_ranks(ranks, _train, points, root)[0]
+    found: dict[str, dict[str, Any]] = run_ranks(ranks, _train, points, root, keep="cpu")[0]
     return found
 
 

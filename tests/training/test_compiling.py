@@ -70,21 +70,23 @@ def is_plain(model: list[nn.Module]) -> bool:
     return all(layer._compiled_call_impl is None for layer in model)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_layers_compute_the_same_under_the_same_names(backend: str) -> None:
-    plain, model = layers(), layers()
-    assert compiled(model, backend=backend, fullgraph=True) == backend
+def assert_the_same(model: list[nn.Module], plain: list[nn.Module]) -> None:
+    for ours, theirs in zip(result(model), result(plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("backend", "count", "options"),
+    [("eager", 12, {"fullgraph": True}), ("aot_eager", 12, {"fullgraph": True}), ("inductor", 2, {"dynamic": False})],
+)
+def test_compiled_layers_compute_the_same_under_the_same_names(
+    backend: str, count: int, options: dict[str, Any]
+) -> None:
+    plain, model = layers(count=count), layers(count=count)
+    assert compiled(model, backend=backend, **options) == backend
     assert not any(layer._compiled_call_impl is None for layer in model)
     assert [list(layer.state_dict()) for layer in model] == [list(layer.state_dict()) for layer in plain]
-    for ours, theirs in zip(result(model), result(plain), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_inductor_computes_the_same() -> None:
-    plain, model = layers(count=2), layers(count=2)
-    assert compiled(model, backend="inductor", dynamic=False) == "inductor"
-    for ours, theirs in zip(result(model), result(plain), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    assert_the_same(model, plain)
 
 
 def test_alike_layers_share_one_graph() -> None:
@@ -112,11 +114,7 @@ def test_nothing_is_compiled_unless_asked_for() -> None:
     [
         ({"backend": "inductr"}, Layer, "no: InvalidBackend: Invalid backend: 'inductr'"),
         ({"fullgraph": True}, Breaking, "no: Unsupported: "),
-        (
-            {"mode": "max-autotune", "options": {"max_autotune": True}},
-            Layer,
-            "no: RuntimeError: Either mode or options",
-        ),
+        ({"mode": "max-autotune", "options": {"max_autotune": True}}, Layer, "no: RuntimeError: Either mode or"),
     ],
 )
 def test_where_it_fails_the_layers_stay_and_the_reason_is_told(
@@ -128,8 +126,7 @@ def test_where_it_fails_the_layers_stay_and_the_reason_is_told(
     assert "\n" not in told
     assert told.removeprefix("no: ") in capsys.readouterr().out
     assert is_plain(model)
-    for ours, theirs in zip(result(model), result(layers(kind)), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    assert_the_same(model, layers(kind))
 
 
 def test_what_a_backend_raises_is_the_reason() -> None:
@@ -148,7 +145,7 @@ def test_on_rocm_inductor_becomes_aot_eager(
     assert compiled(layers(), backend="eager") == "eager"
 
 
-def _on_one_rank_only(ranks: Ranks, failing: int) -> tuple[str, bool]:
+def _on_one_rank_only(ranks: Ranks, failing: int | None) -> tuple[str, bool]:
     def fails(layer: nn.Module) -> None:
         if ranks.rank == failing:
             raise ValueError(f"on rank {ranks.rank}")
@@ -158,11 +155,7 @@ def _on_one_rank_only(ranks: Ranks, failing: int) -> tuple[str, bool]:
     return compile_layers(model, COMPILE, fails, ranks), is_plain(model)
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_on_one_rank_is_one_of_all(failing: int) -> None:
-    told = f"no: ValueError: on rank {failing}"
-    assert run_ranks(2, _on_one_rank_only, failing) == [(told, True)] * 2
-
-
-def test_all_ranks_compile_where_none_fails() -> None:
-    assert run_ranks(2, _on_one_rank_only, 7) == [("aot_eager", False)] * 2
+@pytest.mark.parametrize("failing", [0, 1, None])
+def test_a_failure_on_one_rank_is_one_of_all(failing: int | None) -> None:
+    told = ("aot_eager", False) if failing is None else (f"no: ValueError: on rank {failing}", True)
+    assert run_ranks(2, _on_one_rank_only, failing, keep="cpu") == [told] * 2

@@ -6,60 +6,59 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.telemetry import StepRecord
-from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.trace.overlap import TraceRow, analyse_trace
 from tests.processes import run_ranks
 from tests.training.points import fsdp_point
 from tests.training.runs import telemetry
 
-LARGE = (
+LAYERS = (
     *("model.hidden_size=2048", "model.ffn_hidden_size=8192", "model.num_attention_heads=16", "ranking.num_layers=4"),
-    *("ranking.sequence_length=128", "training.batch_size=64", "training.mixed_precision=bf16"),
-    *("training.max_steps=6", "profiling.enabled=true", "profiling.active=3", "workload.repeats=3"),
+    *("ranking.sequence_length=128", "training.mixed_precision=bf16", "training.max_steps=3"),
+    *("profiling.enabled=true", "profiling.active=3", "workload.repeats=3"),
 )
-"""The device takes longer than the host, so that a mark is passed when the kernel behind it is there."""
+LARGE = "training.batch_size=256"
+"""The device takes twice as long as the host: a layer's kernels follow each other without gaps."""
+SMALL = "training.batch_size=32"
+"""The device waits for the host: streams are idle when collectives are launched, and SMs are free."""
 
 
 def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> None:
-    from overlap_sweep.training.run import run_training
+    from overlap_sweep.training.run import forget, run_training
 
     for name, point in points.items():
         (root / name).mkdir(exist_ok=True)
         run_training({**point, "runtime": {**point["runtime"], "device": "cuda"}}, root / name, ranks)
+        forget(ranks)
 
 
-WAIT_FOR_SMS_US = 100.0
-"""At most, on the average of a step's collectives."""
 DDP = "distributed.strategy=ddp"
 ASKED = {
     "fsdp2": [],
     "own": ["distributed.enable_overlap=true"],
     "post": ["fsdp.backward_prefetch=BACKWARD_POST", "fsdp.limit_all_gathers=true"],
     "ddp": [DDP],
-    "ddp_own": [
-        "distributed.strategy=ddp",
-        "distributed.enable_overlap=true",
-        "distributed.overlap_reduce_scatter=true",
-    ],
+    "ddp_own": [DDP, "distributed.enable_overlap=true", "distributed.overlap_reduce_scatter=true"],
+}
+POINTS = {
+    **{name: [LARGE, *given] for name, given in ASKED.items()},
+    **{f"small_{name}": [SMALL, *ASKED[name]] for name in ("fsdp2", "own", "ddp")},
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    points = {name: fsdp_point(*LARGE, *given) for name, given in ASKED.items()}
+    points = {name: fsdp_point(*LAYERS, *given) for name, given in POINTS.items()}
     # With one connection streams wait for each other, which no mark tells.
     run_ranks(2, _train, points, root, device="cuda", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"})
     return root
-
-
-def profiled(directory: Path) -> list[StepRecord]:
-    return [record for record in telemetry(directory) if record.profiled]
 
 
 def kernels(trace: Path) -> list[dict[str, Any]]:
@@ -67,20 +66,45 @@ def kernels(trace: Path) -> list[dict[str, Any]]:
     return [event for event in events if event.get("cat") == "kernel"]
 
 
+def steps_of(directory: Path) -> list[tuple[StepRecord, TraceRow]]:
+    """Of rank 0 by marks and by kernels."""
+    rows = [row for row in analyse_trace(directory / "trace_rank0.json.gz") if row.phase == "all"]
+    records = [record for record in telemetry(directory) if record.profiled]
+    assert len(rows) == len(records) == 3
+    return list(zip(records, rows, strict=True))
+
+
+def marked_too_much_us(directory: Path) -> float:
+    """By how much communication by marks exceeds that by kernels, per collective: the median of the steps, of which the
+    host may be held up in one."""
+    return median(
+        ((record.overlap_ms + record.exposed_comm_ms) * 1e3 - row.comm_busy_us) / row.num_comm_events
+        for record, row in steps_of(directory)
+    )
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("name", POINTS)
+def test_marks_miss_no_communication(name: str, runs: Path) -> None:
+    # Of an idle stream it is known to some 10 us when it began.
+    assert marked_too_much_us(runs / name) > -15
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("name", [name for name in POINTS if name not in ASKED])
+def test_marks_add_little_to_communication(name: str, runs: Path) -> None:
+    # The mark of a short collective's end is there when the host has come to it.
+    assert marked_too_much_us(runs / name) < 100
+
+
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", ASKED)
-def test_marks_and_kernels_tell_the_same(name: str, runs: Path) -> None:
-    rows = [row for row in analyse_trace(runs / name / "trace_rank0.json.gz") if row.phase == "all"]
-    records = profiled(runs / name)
-    assert len(rows) == len(records) == 3
-    for record, row in zip(records, rows, strict=True):
-        comm_us = (record.overlap_ms + record.exposed_comm_ms) * 1e3
-        # The norm's reductions have no marks, and wait for the other rank. A mark is passed when the stream comes to
-        # it, a kernel begins when it finds free SMs.
-        assert comm_us > 0.98 * row.comm_busy_us - 1000
-        assert comm_us < 1.02 * row.comm_busy_us + WAIT_FOR_SMS_US * row.num_comm_events
-        # Between the marks of a layer are gaps between its kernels, too.
-        assert record.exposed_comm_ms * 1e3 == pytest.approx(row.exposed_comm_us, abs=0.05 * record.step_ms * 1e3)
+def test_marks_and_kernels_expose_the_same(name: str, runs: Path) -> None:
+    """Where a layer's kernels leave no gaps. A collective may wait for SMs after its mark, but those compute then."""
+    differ = [
+        abs(step.exposed_comm_ms - row.exposed_comm_us / 1e3) / step.step_ms for step, row in steps_of(runs / name)
+    ]
+    assert median(differ) < 0.02
 
 
 @pytest.mark.gpu(count=2)
@@ -89,7 +113,8 @@ def test_nothing_overlaps_in_the_baseline(name: str, runs: Path) -> None:
     rows = [row for row in analyse_trace(runs / name / "trace_none_rank0.json.gz") if row.phase == "all"]
     assert [row.overlap_us for row in rows] == [0.0] * 3
     assert all(row.comm_busy_us > 0 for row in rows)
-    assert max(row.overlap_us for row in analyse_trace(runs / name / "trace_rank0.json.gz")) > 0
+    # GEMMs that take all SMs leave all-reduces none: other kernels hide those.
+    assert any(row.exposed_comm_us < 0.9 * row.comm_busy_us for _, row in steps_of(runs / name))
 
 
 @pytest.mark.gpu(count=2)

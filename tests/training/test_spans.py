@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from overlap_sweep.training.spans import Anchor, Mark, Queue, Recorder, Span, Unit, resolve
+from overlap_sweep.training.spans import Anchor, Mark, Queue, Recorder, Span, Unit, launch_between, resolve
 
 CPU = torch.device("cpu")
 
 
 def at(ns: int) -> Mark:
     mark = Mark(CPU)
-    mark._host_ns = ns
+    mark.host_ns = ns
     return mark
 
 
@@ -44,13 +45,24 @@ def test_two_servers_take_two_at_once(times: list[tuple[int, int]], expected: li
 def test_what_an_idle_stream_waits_for_begins_when_it_is_launched() -> None:
     """The host's clock is 1000 ahead of the device's."""
     anchor = Anchor(CPU)
-    anchor._host_ns = 50
-    anchor.after_ns = lambda origin: 50 - 1000 - origin._host_ns  # type: ignore[method-assign]
+    anchor.host_ns = 50
+    anchor.after_ns = lambda origin: 50 - 1000 - origin.host_ns  # type: ignore[method-assign]
     spans = [
         Span("auxiliary", at(start), at(end), launched_ns=1000 + launched)
         for start, end, launched in ((0, 100, 30), (0, 100, 120), (40, 100, 20))
     ]
     assert resolve(spans, at(0), anchor) == {"auxiliary": [(30, 100), (100, 100), (40, 100)]}
+
+
+def test_a_launch_is_guessed_between_the_mark_and_the_call_s_return() -> None:
+    assert launch_between(1000, 1200) == 1140
+    recorder = Recorder(CPU)
+    span = recorder.begin("auxiliary")
+    recorder.device = torch.device("cuda")
+    before_ns = span.start.host_ns
+    recorder.launched(span)
+    assert span.launched_ns is not None
+    assert before_ns <= span.launched_ns <= time.perf_counter_ns()
 
 
 def test_spans_are_only_kept_while_the_recorder_is_on() -> None:

@@ -46,18 +46,17 @@ DDP = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """One process with the batches of two, and of four."""
-    root = tmp_path_factory.mktemp("alone")
-    gated = FSDP2["gated"]
     twice = ["training.batch_size=4"]
-    return losses(
-        train(root, 1, two=twice, four=["training.batch_size=8"], gated=[*twice, *gated], accumulated=[
-            *twice, "training.gradient_accumulation=2"
-        ])
-    )  # fmt: skip
+    accumulated = [*twice, "training.gradient_accumulation=2"]
+    asked = {"two": twice, "four": ["training.batch_size=8"], "gated": [*twice, *FSDP2["gated"]]}
+    return losses(train(tmp_path_factory.mktemp("alone"), 1, **asked, accumulated=accumulated))
+
+
+Pair = tuple[Path, dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     root = tmp_path_factory.mktemp("pair")
     more = {"accumulated": ["training.gradient_accumulation=2"]}
     more["ddp accumulated"] = [*DDP["ddp"], *more["accumulated"]]
@@ -65,9 +64,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict
 
 
 @pytest.mark.parametrize("name", [*FSDP2, *DDP, "accumulated", "ddp accumulated"])
-def test_two_processes_learn_what_one_learns(
-    name: str, alone: dict[str, list[float]], pair: tuple[Path, dict[str, dict[str, Any]]]
-) -> None:
+def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[float]], pair: Pair) -> None:
     expected = alone[name if name == "gated" else "accumulated" if "accumulated" in name else "two"]
     assert losses(pair[1])[name] == pytest.approx(expected, rel=1e-5)
     assert expected[0] != pytest.approx(expected[-1], rel=1e-2)
@@ -109,16 +106,17 @@ def test_what_is_asked_for_early_overlaps_and_what_is_asked_for_late_does_not(tm
     assert [record.overlap_ms for record in telemetry(tmp_path / "backward_post")] == [0.0] * 4
 
 
-def test_kinds_of_communication_are_told_apart(pair: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+def test_kinds_of_communication_are_told_apart(pair: Pair) -> None:
     def kinds(name: str) -> set[str]:
         return {kind for kind, ms in telemetry(pair[0] / name)[-1].streams_ms.items() if ms}
 
-    assert kinds("defaults") == {"compute", "reduce_scatter", "auxiliary"}
+    # The all-reduce is of the gradients' norm.
+    assert kinds("defaults") == {"compute", "all_reduce", "reduce_scatter", "auxiliary"}
     assert kinds("ddp") == {"compute", "all_reduce"}
     assert kinds("ddp_load") == {"compute", "all_reduce", "reduce_scatter"}
 
 
-def test_what_a_run_returns(pair: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+def test_what_a_run_returns(pair: Pair) -> None:
     measured = pair[1]["defaults"]
     training: TrainingRun = measured["training"]
     assert list(training.step) == ["point", "none", "floor"]
@@ -131,7 +129,7 @@ def test_what_a_run_returns(pair: tuple[Path, dict[str, dict[str, Any]]]) -> Non
     assert pair[1]["compiled"]["training"].compiled == "aot_eager"
 
 
-def test_lines_tell_steps_and_rates(pair: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+def test_lines_tell_steps_and_rates(pair: Pair) -> None:
     found = telemetry(pair[0] / "defaults", rank=1)
     assert [record.step for record in found] == [0, 1, 2, 3]
     assert {record.rank for record in found} == {1}
@@ -166,12 +164,21 @@ def test_how_often_a_step_communicates() -> None:
     asked = {"defaults": [], "accumulated": twice, "kept": FSDP2["kept"], "replicas": ["fsdp.replicas=2"]}
     asked |= {"ddp": DDP["ddp small buckets"], "ddp accumulated": [*DDP["ddp small buckets"], *twice]}
     asked |= dict.fromkeys(("load", "load none", "load floor"), DDP["ddp load"])
-    found = run_ranks(4, _spans, {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()})
+    points = {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()}
+    found = run_ranks(4, _spans, points, keep="cpu")
     units = 5
-    assert found[0]["defaults"] == {"compute": 2 * units + 1, "auxiliary": 2 * units, "reduce_scatter": units}
-    assert found[0]["accumulated"] == {"compute": 4 * units + 1, "auxiliary": 4 * units, "reduce_scatter": units}
+    # An all-reduce of the gradients' norm is in the middle of the optimizer's step.
+    norm, optimizer = 1, 2
+    assert found[0]["defaults"] == {
+        **{"compute": 2 * units + optimizer, "auxiliary": 2 * units},
+        **{"reduce_scatter": units, "all_reduce": norm},
+    }
+    assert found[0]["accumulated"] == {
+        **{"compute": 4 * units + optimizer, "auxiliary": 4 * units},
+        **{"reduce_scatter": units, "all_reduce": norm},
+    }
     assert found[0]["kept"]["auxiliary"] == units
-    assert found[0]["replicas"]["all_reduce"] == units
+    assert found[0]["replicas"]["all_reduce"] == units + norm
     assert found[0]["ddp"]["all_reduce"] == found[0]["ddp accumulated"]["all_reduce"] > units
     # What loads the point loads it without overlap, too.
     assert found[0]["load none"]["reduce_scatter"] == found[0]["load"]["reduce_scatter"]
@@ -190,8 +197,7 @@ def test_the_profiler_and_the_marks_see_the_same_collectives(tmp_path: Path) -> 
     rows = [row for row in analyse_trace(tmp_path / "run" / "trace_rank0.json.gz") if row.phase == "all"]
     assert (len(marked), len(rows)) == (3, 3)
     for record, row in zip(marked, rows, strict=True):
-        # gloo's own spans begin when its thread does, ours when the collective was handed over and a thread was free;
-        # and the reduction of the gradients' norm is no span of ours.
+        # gloo's own spans begin when its thread does, ours when the collective was handed over and a thread was free.
         assert sum_of_comm(record) * 1e3 > 0.7 * row.comm_busy_us
         assert row.comm_busy_us > 0
     none = [row for row in analyse_trace(tmp_path / "run" / "trace_none_rank0.json.gz") if row.phase == "all"]
@@ -226,7 +232,7 @@ def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[St
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
 def test_the_baselines_are_what_they_are_called(strategy: str, tmp_path: Path) -> None:
     point = fsdp_point(f"distributed.strategy={strategy}", "distributed.bucket_cap_mb=1", *LARGER)
-    for modes in run_ranks(2, _modes, point, tmp_path):
+    for modes in run_ranks(2, _modes, point, tmp_path, keep="cpu"):
         (overlapped,), (none,), (floor,) = modes["point"], modes["none"], modes["floor"]
         assert overlapped.overlap_ms > 0
         assert (none.overlap_ms, none.exposed_comm_ms) == (0.0, pytest.approx(sum_of_comm(none)))
@@ -235,45 +241,36 @@ def test_the_baselines_are_what_they_are_called(strategy: str, tmp_path: Path) -
         assert math.isfinite(floor.loss)
 
 
-def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> int:
-    """How many of the tensors that the points have made are there after them."""
+def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> tuple[int, list[int]]:
+    """How many of the tensors that the points have made are there after them, and how many graphs torch.compile has
+    made for each."""
     import gc
+
+    from torch._dynamo.utils import counters
 
     from overlap_sweep.workloads import fsdp
 
     def count() -> int:
         return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
 
-    before = count()
-    for point in points:
-        fsdp.run(point, root, ranks)
-    return count() - before
-
-
-def _recompiled(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> list[int]:
-    """How many graphs torch.compile has made for each point."""
-    from torch._dynamo.utils import counters
-
-    from overlap_sweep.workloads import fsdp
-
-    graphs = []
+    before, graphs = count(), []
     for point in points:
         counters.clear()
         fsdp.run(point, root, ranks)
         graphs.append(counters["stats"]["unique_graphs"])
-    return graphs
+    return count() - before, graphs
 
 
 def test_every_point_compiles_its_own_layers(tmp_path: Path) -> None:
     """torch would take what it has compiled for other points, and at last nothing."""
     asked = [[*FSDP2["compiled"], f"training.batch_size={batch}"] for batch in range(2, 12)]
-    graphs = run_ranks(2, _recompiled, [fsdp_point(*given) for given in asked], tmp_path)
-    assert graphs[0] == [graphs[0][0]] * len(asked)
-    assert graphs[0][0] > 0
+    for _, graphs in run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path, keep="cpu"):
+        assert graphs == [graphs[0]] * len(asked)
+        assert graphs[0] > 0
 
 
 def test_a_point_leaves_no_memory_to_the_next(tmp_path: Path) -> None:
     asked = [FSDP2["defaults"], FSDP2["limited"], FSDP2["backward_post"], DDP["ddp load"]]
-    left = run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path)
-    # A model has dozens of parameters; clocks and counters stay.
-    assert max(left) < 5
+    for left, _ in run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path, keep="cpu"):
+        # A model has dozens of parameters; clocks and counters stay.
+        assert left < 5

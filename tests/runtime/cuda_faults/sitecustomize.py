@@ -1,6 +1,5 @@
 """On PYTHONPATH of a sweep: makes the points of an operator go wrong on the GPU, as CUDA_FAULTS says by num_sm."""
 
-import ctypes
 import importlib.abc
 import importlib.util
 import json
@@ -22,8 +21,6 @@ def spoil(fault, ranks):
     elif fault == "hang":
         torch.cuda._sleep(1 << 62)
         torch.cuda.synchronize()
-    elif fault == "segfault" and ranks.rank == 1:
-        ctypes.string_at(0)
 
 
 def with_faults(run):
