@@ -55,7 +55,7 @@ def main() -> None:
         if len(sys.argv) > 1:
             shutil.copytree(sys.argv[1], directory)
         else:
-            from tests.report.page.sweep_of_300 import write_sweep_of_300
+            from benchmarks.sweep_of_300 import write_sweep_of_300
 
             write_sweep_of_300(directory)
         traces = sum(1 for _ in directory.rglob("trace_*.json.gz"))

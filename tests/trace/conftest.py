@@ -14,6 +14,7 @@ class HandMadeTrace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._launches = 0
         self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "ts": 0, "pid": 1, "args": {}}]
 
     def add(self, cat: str, name: str, start: float, end: float, pid: Any, tid: Any, **args: Any) -> None:
@@ -30,8 +31,21 @@ class HandMadeTrace:
     def launch(self, at: float, correlation: int, thread: int = 1, name: str = "cudaLaunchKernel") -> None:
         self.add("cuda_runtime", name, at, at + 1, 100, thread, correlation=correlation)
 
+    def work(
+        self, name: str, at: float, start: float | None = None, end: float | None = None, thread: int = 1, **event: Any
+    ) -> None:
+        """A kernel and its launch at `at`: it starts a millisecond later and takes 5 us unless told otherwise."""
+        self._launches += 1
+        start = at + 1000 if start is None else start
+        self.launch(at, 900_000 + self._launches, thread)
+        self.kernel(name, start, start + 5 if end is None else end, 900_000 + self._launches, **event)
+
     def op(self, name: str, start: float, end: float, thread: int = 1) -> None:
         self.add("cpu_op", name, start, end, 100, thread)
+
+    def forward_op(self, name: str, start: float, end: float, thread: int = 1) -> None:
+        """An operator that autograd numbered, as it numbers those of a forward computation."""
+        self.add("cpu_op", name, start, end, 100, thread, **{"Sequence number": 7, "Fwd thread id": 0})
 
     def annotation(self, name: str, start: float, end: float, thread: int = 1) -> None:
         self.add("user_annotation", name, start, end, 100, thread)

@@ -3,37 +3,33 @@
 Shares no code and no method with overlap_sweep: timestamps are exact decimals, the classes of kernels are written out
 by hand for these four files, every question is answered by a plain loop, and times come from one sweep over the
 boundaries of all events instead of from interval algebra.
-
-    python independent_check.py TRACE.json.gz...    prints JSON: {file: {"iteration phase": {quantity: nanoseconds}}}
-    python independent_check.py --parts TRACE...    the same of kernels and of streams, each [events, nanoseconds of
-                                                    the union, in all, and while no other runs]
 """
 
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
-GEMM = ("nvjet_",)
-COMMUNICATION = ("ncclDevKernel_", "void userbuffers_", "kuserbuffers_pushsend(", "Memcpy PtoP")
-WAIT = ("kuserbuffers_pushrecv(", "tiny_delay_kern(")
-MEMORY = ("Memcpy DtoD", "Memset")
-COMPUTE = ("void at::native::", "void (anonymous namespace)::", "void transformer_engine::", "void reduce_bf16_cuda<")
+KINDS = {
+    "gemm": ("nvjet_",),
+    "comm": ("ncclDevKernel_", "void userbuffers_", "kuserbuffers_pushsend(", "Memcpy PtoP"),
+    "wait": ("kuserbuffers_pushrecv(", "tiny_delay_kern("),
+    "memory": ("Memcpy DtoD", "Memset"),
+    "compute": (
+        "void at::native::",
+        "void (anonymous namespace)::",
+        "void transformer_engine::",
+        "void reduce_bf16_cuda<",
+    ),
+}
+"""How the names of each begin: written out by hand."""
 
 
 def kind(name: str) -> str:
-    for label, starts in (
-        ("gemm", GEMM),
-        ("comm", COMMUNICATION),
-        ("wait", WAIT),
-        ("memory", MEMORY),
-        ("compute", COMPUTE),
-    ):
-        if name.startswith(starts):
-            return label
-    raise SystemExit(f"not in the hand-written lists: {name}")
+    (found,) = (kind for kind, starts in KINDS.items() if name.startswith(starts))
+    return found
 
 
 def nanoseconds(microseconds: Decimal | int) -> int:
@@ -42,7 +38,7 @@ def nanoseconds(microseconds: Decimal | int) -> int:
     return int(exact)
 
 
-def load(path: str) -> list[dict[str, Any]]:
+def load(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt") as file:
         events = json.load(file, parse_float=Decimal)["traceEvents"]
     events = [event for event in events if event.get("ph") == "X"]
@@ -83,7 +79,7 @@ def sweep(events: list[tuple[str, int, int]]) -> dict[str, int]:
     for label, start, end in events:
         changes.setdefault(start, []).append((label, 1))
         changes.setdefault(end, []).append((label, -1))
-    running = dict.fromkeys(("gemm", "comm", "wait", "memory", "compute"), 0)
+    running = dict.fromkeys(KINDS, 0)
     result = dict.fromkeys(("span", "gemm", "comm", "wait", "overlap", "exposed", "idle"), 0)
     previous = None
     for moment in sorted(changes):
@@ -111,7 +107,7 @@ def sweep(events: list[tuple[str, int, int]]) -> dict[str, int]:
     return result
 
 
-def phases(path: str) -> dict[str, list[dict[str, Any]]]:
+def phases(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The events of each iteration and phase."""
     assigned = assign(load(path))
     found = {}
@@ -122,7 +118,8 @@ def phases(path: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def check(path: str) -> dict[str, dict[str, int]]:
+def check(path: Path) -> dict[str, dict[str, int]]:
+    """{"iteration phase": {quantity: nanoseconds or events}}."""
     return {
         phase: sweep([(kind(event["name"]), event["start"], event["end"]) for event in events])
         for phase, events in phases(path).items()
@@ -154,7 +151,8 @@ def parts(events: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]
     return result
 
 
-def check_parts(path: str) -> dict[str, dict[str, dict[str, list[int]]]]:
+def check_parts(path: Path) -> dict[str, dict[str, dict[str, list[int]]]]:
+    """{"iteration phase": {"kernel" or "stream": {name: [events, ns of the union, ns in all, ns alone]}}}."""
     return {
         phase: {
             "kernel": parts(events, lambda event: event["name"]),
@@ -162,9 +160,3 @@ def check_parts(path: str) -> dict[str, dict[str, dict[str, list[int]]]]:
         }
         for phase, events in phases(path).items()
     }
-
-
-if __name__ == "__main__":
-    paths = sys.argv[1:]
-    checked = check_parts if paths[0] == "--parts" else check
-    print(json.dumps({path: checked(path) for path in paths if path != "--parts"}, indent=1))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.breakdown import PartRow, breakdown, measure_groups
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.overlap import overlap_rows
+from tests.trace import independent_check
 
 some_events = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 10), st.integers(0, 3)), min_size=1, max_size=15)
 
@@ -41,19 +39,15 @@ def parts_of(path: Path) -> list[PartRow]:
     return breakdown(activity_of(trace), str(path), trace.rank)
 
 
-def test_h200_traces_are_those_of_the_independent_script(gpu_trace: Path) -> None:
-    script = Path(__file__).parent / "independent_check.py"
-    command = [sys.executable, script, "--parts", gpu_trace]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def test_h200_traces_are_those_of_the_independent_check(gpu_trace: Path) -> None:
     found: dict[str, dict[str, dict[str, list[int]]]] = {}
     for part in parts_of(gpu_trace):
-        # The script knows kinds, not whose kernels they are: that is compared below.
-        if part.by == "class":
-            continue
-        numbers = [part.num_events, *(round(us * 1000) for us in (part.busy_us, part.total_us, part.alone_us))]
-        of_phase = found.setdefault(f"{part.iteration} {part.phase}", {"kernel": {}, "stream": {}})
-        of_phase[part.by][part.name] = numbers
-    assert found == json.loads(printed)[str(gpu_trace)]
+        # The check knows kinds, not whose kernels they are: that is compared below.
+        if part.by != "class":
+            numbers = [part.num_events, *(in_ns(us) for us in (part.busy_us, part.total_us, part.alone_us))]
+            of_phase = found.setdefault(f"{part.iteration} {part.phase}", {"kernel": {}, "stream": {}})
+            of_phase[part.by][part.name] = numbers
+    assert found == independent_check.check_parts(gpu_trace)
 
 
 def test_groupings_agree_with_each_other_and_with_the_rows(gpu_trace: Path) -> None:
@@ -101,12 +95,10 @@ def in_ns(*microseconds: float) -> int:
 
 def test_parts_on_one_page(trace: Any) -> None:
     """GEMMs 0-100 and 50-150 on two streams, all-gather 120-220, another kernel of the first stream 200-210."""
-    for correlation in range(4):
-        trace.launch(correlation, correlation)
-    trace.kernel("nvjet_a", 1000, 1100, 0, stream=7)
-    trace.kernel("nvjet_b", 1050, 1150, 1, stream=8)
-    trace.kernel("ncclDevKernel_AllGather", 1120, 1220, 2, stream=9)
-    trace.kernel("void at::native::gelu_kernel<float>(int)", 1200, 1210, 3, stream=7)
+    trace.work("nvjet_a", 0, 1000, 1100)
+    trace.work("nvjet_b", 1, 1050, 1150, stream=8)
+    trace.work("ncclDevKernel_AllGather", 2, 1120, 1220, stream=9)
+    trace.work("void at::native::gelu_kernel<float>(int)", 3, 1200, 1210)
     parts = [part for part in parts_of(trace.write(distributedInfo={"rank": 3})) if part.phase == "fwd"]
     assert {(part.file, part.rank, part.iteration) for part in parts} == {(str(trace.path), 3, 0)}
     assert [(p.by, p.kind, p.library, p.name, p.num_events, p.busy_us, p.total_us, p.alone_us) for p in parts] == [

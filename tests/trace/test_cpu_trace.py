@@ -1,11 +1,9 @@
-"""CPU traces: what operators calling operators amount to, and real gloo processes."""
+"""CPU traces: what operators calling operators amount to, and a recorded one of gloo."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +39,15 @@ def test_of_other_operators_the_outermost_count(trace: Any) -> None:
     assert (row.gemm_busy_us, row.idle_us) == (30.0, 20.0)
 
 
-def test_operators_inside_a_gloo_span_are_part_of_the_communication(trace: Any) -> None:
+def test_operators_inside_a_gloo_span_are_part_of_the_communication_and_launching_is_none(trace: Any) -> None:
     trace.op("c10d::_allgather_base_", 0, 5)
     trace.annotation("gloo:all_gather", 10, 110, thread=5)
     trace.op("aten::copy_", 90, 95, thread=5)
     trace.op("aten::add_", 95, 100, thread=5)
     trace.op("aten::add_", 30, 50, thread=1)
     row = analyse_trace(trace.write())[0]
-    assert (row.comm_busy_us, row.exposed_comm_us, row.num_comm_events, row.num_compute_events) == (100.0, 80.0, 1, 1)
-
-
-def test_launching_is_no_communication(trace: Any) -> None:
-    trace.op("c10d::_allgather_base_", 0, 50)
-    trace.op("aten::mm", 60, 90)
-    row = analyse_trace(trace.write())[0]
-    assert (row.num_comm_events, row.span_us) == (0, 30.0)
+    assert (row.comm_busy_us, row.exposed_comm_us, row.span_us) == (100.0, 80.0, 100.0)
+    assert (row.num_comm_events, row.num_compute_events) == (1, 1)
 
 
 def test_recorded_gloo_trace(cpu_trace: Path) -> None:
@@ -94,19 +86,3 @@ def covered(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> float:
         total += max(0.0, end - max(reach, event["ts"]))
         reach = max(reach, end)
     return total
-
-
-def test_real_processes_on_gloo(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "record_gloo_trace.py"
-    done = subprocess.run([sys.executable, script, tmp_path], timeout=120, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for rank in (0, 1):
-        rows = by_phase(analyse_trace(tmp_path / f"rank{rank}.json"))
-        assert set(rows) == {(iteration, phase) for iteration in (0, 1) for phase in ("fwd", "bwd", "all")}
-        for (_, phase), row in rows.items():
-            assert row.rank == rank
-            assert row.num_gemm_events == {"fwd": 1, "bwd": 2, "all": 3}[phase]
-            assert row.num_comm_events == {"fwd": 3, "bwd": 2, "all": 5}[phase]
-            assert 0 <= row.overlap_us <= min(row.gemm_busy_us, row.comm_busy_us)
-            assert row.overlap_us + row.exposed_comm_us <= row.comm_busy_us + 1e-6
-            assert row.comm_busy_us < row.span_us

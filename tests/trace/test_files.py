@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from overlap_sweep.trace import files, findings, kept_findings
 from overlap_sweep.trace.files import TraceFile, read_trace_files
@@ -56,8 +59,7 @@ def types(file: TraceFile) -> list[list[type]]:
 @pytest.fixture
 def no_ratio(trace: Any) -> Path:
     """A trace without rank, without communication, and with a whole number of microseconds."""
-    trace.launch(1, 1)
-    trace.kernel("nvjet_a", 1000, 1010, 1)
+    trace.work("nvjet_a", 1, 1000, 1010)
     return trace.write()
 
 
@@ -92,27 +94,18 @@ def test_content_counts_not_the_path(tmp_path: Path, no_ratio: Path, read_paths:
 
 
 def test_another_reader_reads_again(no_ratio: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_findings._reader.cache_clear()
+    assert len(kept_findings._reader()) == 64
     read_trace_files([no_ratio])
     monkeypatch.setattr(kept_findings, "_reader", lambda: "changed")
     assert read_trace_files([no_ratio]) == [alone(no_ratio)]
     assert len(read_paths) == 2
 
 
-def test_every_source_file_is_part_of_the_reader() -> None:
-    kept_findings._reader.cache_clear()
-    assert len(kept_findings._reader()) == 64
-    assert kept_findings._reader() == kept_findings._reader()
-
-
 def rewritten(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
     """Another valid table: `change` of what was kept."""
 
     def of(content: bytes) -> bytes:
-        import io
-
-        import pyarrow
-        from pyarrow import parquet
-
         stream = io.BytesIO()
         parquet.write_table(change(parquet.read_table(pyarrow.BufferReader(content))), stream)
         return stream.getvalue()
@@ -254,9 +247,6 @@ def test_the_same_file_twice_and_a_copy_of_it(
     found = read_trace_files([no_ratio, copied, no_ratio])
     assert [file.path for file in found] == [no_ratio, copied, no_ratio]
     assert found == [alone(path) for path in (no_ratio, copied, no_ratio)]
-
-
-def test_no_file() -> None:
     assert read_trace_files([]) == []
 
 

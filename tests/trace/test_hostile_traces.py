@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,36 +10,20 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.files import TraceFile
 from overlap_sweep.trace.kernel_classes import classify, function_name
 from overlap_sweep.trace.kineto import MOST_RANKS, read_trace
 from overlap_sweep.trace.places import is_below, is_plain_name, is_special, links_out
-from overlap_sweep.trace.ranks import rank_of, ranks_of
 from overlap_sweep.trace.search import find_traces, refused_links
 from tests.trace.conftest import TRACES
 
 CPU = TRACES / "cpu_gloo_tp2_rank0.json.gz"
 
 
-def trace_with(tmp_path: Path, **fields: Any) -> Path:
-    trace = json.loads(gzip.decompress(CPU.read_bytes()))
-    path = tmp_path / "trace_rank0.json"
-    path.write_text(json.dumps({**trace, **fields}))
-    return path
-
-
-@pytest.mark.parametrize("number", [MOST_RANKS, 10**18, "9" * 5000, -1, "²", 1e300])
-def test_a_rank_that_there_cannot_be_is_none(tmp_path: Path, number: Any) -> None:
-    path = trace_with(tmp_path, distributedInfo={"rank": number, "world_size": number})
-    trace = read_trace(path)
-    assert (trace.rank, trace.world_size) == (None, None)
-
-
-def test_a_rank_in_a_name_counts_no_further(tmp_path: Path) -> None:
-    assert rank_of(TraceFile(tmp_path / "rank7.json")) == 7
-    hostile = TraceFile(tmp_path / f"rank{'9' * 200}.json")
-    assert rank_of(hostile) is None
-    assert ranks_of([hostile]) == []
+@pytest.mark.parametrize("number", [MOST_RANKS, 10**18, 2**70, "9" * 5000, -1, "²", "x", 1e9, 1e300, None, [0]])
+def test_a_rank_that_there_cannot_be_is_none(trace: Any, number: Any) -> None:
+    trace.kernel("k", 1, 2)
+    read = read_trace(trace.write(distributedInfo={"rank": number, "world_size": number}))
+    assert (read.rank, read.world_size) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +34,11 @@ def test_a_rank_in_a_name_counts_no_further(tmp_path: Path) -> None:
     ],
 )
 def test_long_names_take_no_time(name: str) -> None:
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     for category in ("kernel", "cpu_op", "user_annotation"):
         classify(category, name)
     assert len(function_name(name)) <= len(name)
-    assert time.perf_counter() - begin_s < 2.0
+    assert time.process_time() - begin_s < 2.0
 
 
 def test_what_unpacks_to_much_more_is_not_unpacked(tmp_path: Path) -> None:
@@ -63,10 +46,10 @@ def test_what_unpacks_to_much_more_is_not_unpacked(tmp_path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(256):
             file.write(b" " * (1 << 20))
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     with pytest.raises(UserError, match="holds no traceEvents in its first"):
         read_trace(path)
-    assert time.perf_counter() - begin_s < 5.0
+    assert time.process_time() - begin_s < 5.0
 
 
 def test_links_to_elsewhere_are_named_and_not_read(tmp_path: Path) -> None:

@@ -14,22 +14,10 @@ from tests.trace.conftest import HandMadeTrace
 
 def row(rank: int | None, iteration: int, phase: str, span_us: float, ratio: float | None = 0.5) -> TraceRow:
     return TraceRow(
-        file="f",
-        rank=rank,
-        iteration=iteration,
-        phase=phase,
-        span_us=span_us,
-        gemm_busy_us=span_us / 2,
-        comm_busy_us=span_us / 4,
-        wait_us=span_us / 16,
-        overlap_us=span_us / 8,
-        exposed_comm_us=span_us / 8,
-        idle_us=1.0,
-        overlap_ratio=ratio,
-        num_gemm_events=1,
-        num_comm_events=1,
-        num_wait_events=0,
-        num_compute_events=0,
+        **{"file": "f", "rank": rank, "iteration": iteration, "phase": phase, "span_us": span_us},
+        **{"gemm_busy_us": span_us / 2, "comm_busy_us": span_us / 4, "wait_us": span_us / 16, "idle_us": 1.0},
+        **{"overlap_us": span_us / 8, "exposed_comm_us": span_us / 8, "overlap_ratio": ratio},
+        **{"num_gemm_events": 1, "num_comm_events": 1, "num_wait_events": 0, "num_compute_events": 0},
     )
 
 
@@ -70,13 +58,10 @@ def test_missing_by_world_size_by_a_gap_and_by_being_unreadable() -> None:
     assert (run.ranks, run.missing, run.rows) == ([], [0, 1], [])
 
 
-def test_a_phase_that_only_some_ranks_have() -> None:
+def test_a_phase_that_only_some_ranks_have_and_a_rank_without_another_to_compare_with() -> None:
     last = TraceFile(Path("t_rank1.json"), rank=1, rows=[row(1, 0, "all", 50.0)])
     (run,) = ranks_of([file("t_rank0.json", 0), last])
     assert {found.phase: found.num_ranks for found in run.rows} == {"fwd": 1, "all": 2}
-
-
-def test_one_rank_has_nothing_to_compare_with() -> None:
     (run,) = ranks_of([file("t_rank0.json", 0, 2)])
     assert (run.ranks, run.missing, run.rows) == ([0], [1], [])
 
@@ -90,6 +75,7 @@ def test_one_rank_has_nothing_to_compare_with() -> None:
         ("rank_5/trace.json", 5),
         ("trace.json", None),
         ("7.json", None),
+        (f"rank{'9' * 200}.json", None),
     ],
 )
 def test_the_rank_in_the_name(name: str, rank: int | None) -> None:
@@ -112,24 +98,33 @@ def test_what_the_traces_of_a_run_have_in_common(path: str, name: str) -> None:
     assert run_name(Path(path)) == name
 
 
-def test_several_runs_in_one_directory() -> None:
-    names = [f"d/trace_{run}_rank{rank}.json" for rank in (0, 1) for run in ("none", "default")]
-    runs = ranks_of([file(name, int(name[-6]), 2) for name in names])
-    assert [run.name for run in runs] == ["d/trace_none_rank*.json", "d/trace_default_rank*.json"]
-    assert [(run.ranks, run.missing) for run in runs] == [([0, 1], [])] * 2
+@pytest.mark.parametrize(
+    ("ranks", "runs"),
+    [
+        (
+            {f"d/trace_{run}_rank{rank}.json": rank for rank in (0, 1) for run in ("none", "default")},
+            ["d/trace_none_rank*.json", "d/trace_default_rank*.json"],
+        ),
+        # torch's own names have host, process and time, the rank is in the trace alone: two cycles of its schedule.
+        (
+            {"a_11.100.pt.trace.json": 0, "a_11.200.pt.trace.json": 0, "b_13.102.pt.trace.json": 1}
+            | {"b_13.203.pt.trace.json": 1},
+            ["*.pt.trace.json", "*.pt.trace.json (2)"],
+        ),
+    ],
+)
+def test_several_runs_in_one_directory(ranks: dict[str, int], runs: list[str]) -> None:
+    found = ranks_of([file(name, rank, 2) for name, rank in ranks.items()])
+    assert [run.name for run in found] == runs
+    assert [(run.ranks, run.missing) for run in found] == [([0, 1], [])] * 2
 
 
-def test_names_as_torch_gives_them() -> None:
-    """Host, process and time in the name; the rank is in the trace alone. Two cycles of the profiler's schedule."""
-    names = {"a_11.100.pt.trace.json": 0, "a_11.200.pt.trace.json": 0}
-    names |= {"b_13.102.pt.trace.json": 1, "b_13.203.pt.trace.json": 1}
-    runs = ranks_of([file(name, rank, 2) for name, rank in names.items()])
-    assert [run.name for run in runs] == ["*.pt.trace.json", "*.pt.trace.json (2)"]
-    assert [(run.ranks, run.missing) for run in runs] == [([0, 1], [])] * 2
+@pytest.mark.parametrize("name", ["trace.json", f"rank{'9' * 200}.json"])
+def test_a_trace_without_any_rank_is_in_no_run(name: str) -> None:
+    assert ranks_of([file(name, None)]) == []
 
 
-def test_a_trace_without_any_rank_is_in_no_run_and_the_same_file_counts_once() -> None:
-    assert ranks_of([file("trace.json", None)]) == []
+def test_the_same_file_counts_once() -> None:
     (run,) = ranks_of([file("t_rank0.json", 0), file("t_rank0.json", 0)])
     assert run.ranks == [0]
 
@@ -137,8 +132,7 @@ def test_a_trace_without_any_rank_is_in_no_run_and_the_same_file_counts_once() -
 def test_of_files(tmp_path: Path) -> None:
     for rank, end in ((0, 1100), (2, 1300)):
         made = HandMadeTrace(tmp_path / f"trace_rank{rank}.json")
-        made.launch(1, 1)
-        made.kernel("nvjet_a", 1000, end, 1)
+        made.work("nvjet_a", 1, 1000, end)
         made.write(distributedInfo={"rank": rank, "world_size": 4})
     (tmp_path / "trace_rank3.json").write_text("[")
     (run,) = ranks_of(read_trace_files(sorted(tmp_path.glob("*.json"))))

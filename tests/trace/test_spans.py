@@ -15,14 +15,13 @@ from overlap_sweep.trace.spans import Span, typical_iteration
 def iterations(trace: Any, *lengths: int) -> None:
     """Iterations of a forward GEMM and a backward one, as long as given; copies between them belong to neither pass."""
     for number, length in enumerate(lengths):
-        start, correlation = 10_000 * number, 10 * number
+        start = 10_000 * number
         trace.backward(start + 100, start + 200)
         trace.annotation("Optimizer.step#SGD.step", start + 300, start + 400)
-        for launch, (at, thread) in enumerate([(50, 1), (150, 2), (350, 1)]):
-            trace.launch(start + at, correlation + launch, thread)
-        trace.kernel("nvjet_fwd", start + 1000, start + 1010, correlation)
-        trace.kernel("nvjet_bwd", start + 1005, start + 1000 + length, correlation + 1, stream=9)
-        trace.copy("Memset (Device)", start + 1008, start + 1009, correlation + 2)
+        trace.work("nvjet_fwd", start + 50, start + 1000, start + 1010)
+        trace.work("nvjet_bwd", start + 150, start + 1005, start + 1000 + length, thread=2, stream=9)
+        trace.launch(start + 350, number)
+        trace.copy("Memset (Device)", start + 1008, start + 1009, number)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +54,9 @@ def test_recorded_traces(gpu_trace: Path) -> None:
 
 def test_recomputation_has_a_phase_of_its_own(trace: Any) -> None:
     trace.backward(100, 300)
-    trace.add("cpu_op", "aten::mm", 110, 130, 100, 2, **{"Sequence number": 1, "Fwd thread id": 0})
-    for correlation, at in enumerate((120, 200)):
-        trace.launch(at, correlation, thread=2)
-        trace.kernel("nvjet", 1000 + at, 1001 + at, correlation)
+    trace.forward_op("aten::mm", 110, 130, thread=2)
+    for at in (120, 200):
+        trace.work("nvjet", at, thread=2)
     assert [span.phase for span in typical_iteration(trace.write()).spans] == ["recompute", "bwd"]
 
 

@@ -1,6 +1,6 @@
 """Records small traces of other overlaps than our own, on two GPUs:
 
-    torchrun --nproc-per-node 2 tests/trace/record_gpu_traces.py DIR [CASE...]
+    torchrun --nproc-per-node 2 benchmarks/record_gpu_traces.py DIR [CASE...]
 
 Rank r writes DIR/<case>_rank<r>.json.gz, and rank 0 DIR/<case>.expected.json: how many matrix products PyTorch was
 asked for in each pass of an iteration, counted by its dispatcher and not from the trace. NVLink multicast stays off.
