@@ -15,6 +15,8 @@ from tests.make_point import (
     copy_config,
     default_timing,
     falling,
+    implementation,
+    kernel_config,
     layer_config,
     make_point,
     operator_config,
@@ -169,6 +171,38 @@ def write_sweep_of_stacks(directory: Path) -> Path:
     make_point("tp_training", directory, refused, name="refused", status="skipped", error=reason)
     large = stack_config("fsdp_dtensor", 1, 4)
     make_point("tp_training", directory, large, name="large", status="failed", error="CUDA out of memory")
+    return directory
+
+
+def write_sweep_of_kernels(directory: Path) -> Path:
+    """Two backends at m=1024 and 8192: symm_mem wins at the first, torch at the second; bulk is independent."""
+    wrong = "wrong numbers: relative error 0.5, tolerance 0.01"
+    for m, ring_us, fused_us in ((1024, 160.0, 120.0), (8192, 130.0, 150.0)):
+        torch = {"ring": implementation(ring_us, 1.0), "bulk": implementation(110.0, independent=True)}
+        make_point("kernel", directory, kernel_config(m), implementations=torch, name=f"torch_{m}")
+        left_out = {"refused": "too large\nfor it", "pipeline": wrong} if m == 1024 else {}
+        make_point(
+            "kernel",
+            directory,
+            kernel_config(m, "symm_mem"),
+            implementations={"fused": implementation(fused_us, 1.0)},
+            name=f"symm_mem_{m}",
+            left_out=left_out,
+            relative_error={"pipeline": 0.5} if left_out else {},
+        )
+    flux = kernel_config(backend="flux")
+    make_point("kernel", directory, flux, name="flux", status="skipped", error="flux is not installed")
+    return directory
+
+
+def write_layers(directory: Path) -> Path:
+    """One whole layer, one that failed, and one that has no result."""
+    times_us = {"none": 60_000.0, "floor": 50_000.0, "file:best.yaml": 57_000.0}
+    variants = {name: variant([time_us] * 6) for name, time_us in times_us.items()}
+    make_point("layer", directory, variants=variants, name="a_layer", warnings=["GPU 3 was throttled."])
+    make_point("layer", directory, name="b_layer", status="failed", error="[rank3] out of memory\n...")
+    (directory / "c_layer" / ".hydra").mkdir(parents=True)
+    (directory / "c_layer" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(layer_config()))
     return directory
 
 

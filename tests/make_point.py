@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import copy
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from overlap_sweep import space
 from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.run_directory import (
+    RESULT_FILE,
     CopyTimes,
     DefaultTiming,
     ImplementationTimes,
@@ -234,6 +238,20 @@ def make_point(
     (directory / name).mkdir(parents=True)
     write_result(directory / name, Result(name=name, point=point, status=status, **fields))
     return directory / name
+
+
+def missing_point(directory: Path, config: Mapping[str, Any], name: str = "missing") -> Path:
+    """What a point that died without a result leaves: the configuration as Hydra composed it, in a new folder."""
+    (directory / name / ".hydra").mkdir(parents=True)
+    (directory / name / ".hydra" / "config.yaml").write_text(yaml.safe_dump(dict(config)))
+    return directory / name
+
+
+def rewrite(point: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Does `change` to what the point's result.json holds."""
+    result = json.loads((point / RESULT_FILE).read_text())
+    change(result)
+    (point / RESULT_FILE).write_text(json.dumps(result))
 
 
 def timing(median_us: float, spread_us: float = 0.0) -> Timing:

@@ -5,7 +5,7 @@ from typing import Any
 
 from overlap_sweep.analysis.conditions import gpu_conditions
 from tests.analysis.reading import only_case
-from tests.make_point import make_point, operator_config
+from tests.make_point import make_point
 
 
 def conditions(*gpus: tuple[float, float, int]) -> dict[str, Any]:
@@ -17,12 +17,8 @@ def conditions(*gpus: tuple[float, float, int]) -> dict[str, Any]:
 
 
 def test_ranges_over_all_gpus_and_who_was_slowed_down(tmp_path: Path) -> None:
-    make_point(
-        "operator", tmp_path, operator_config(), name="cool", conditions=conditions((30, 1980, 0), (41, 1700, 0x04))
-    )
-    make_point(
-        "operator", tmp_path, operator_config(), name="hot", conditions=conditions((45, 1500, 0x01), (88, 1200, 0x44))
-    )
+    make_point("operator", tmp_path, name="cool", conditions=conditions((30, 1980, 0), (41, 1700, 0x04)))
+    make_point("operator", tmp_path, name="hot", conditions=conditions((45, 1500, 0x01), (88, 1200, 0x44)))
     found = gpu_conditions(only_case(tmp_path))
     assert found is not None
     assert (found.temperature_c, found.sm_clock_mhz) == ((30, 88), (1200, 1980))
@@ -31,24 +27,14 @@ def test_ranges_over_all_gpus_and_who_was_slowed_down(tmp_path: Path) -> None:
 
 
 def test_a_gpu_may_tell_less(tmp_path: Path) -> None:
-    make_point(
-        "operator", tmp_path, operator_config(), name="mute", conditions={"before": {"gpus": [{"temperature_c": 30}]}}
-    )
+    make_point("operator", tmp_path, name="mute", conditions={"before": {"gpus": [{"temperature_c": 30}]}})
     assert gpu_conditions(only_case(tmp_path)) is None
-    make_point(
-        "operator",
-        tmp_path,
-        operator_config(num_sm=2),
-        name="some",
-        conditions={"before": {"gpus": [{"sm_clock_mhz": 1500}]}},
-    )
+    make_point("operator", tmp_path, name="some", conditions={"before": {"gpus": [{"sm_clock_mhz": 1500}]}})
     found = gpu_conditions(only_case(tmp_path))
     assert found is not None
     assert (found.temperature_c, found.sm_clock_mhz, found.slowed) == ((30, 30), (1500, 1500), {})
 
 
 def test_nothing_is_known_of_a_cpu(tmp_path: Path) -> None:
-    make_point(
-        "operator", tmp_path, operator_config(), conditions={"before": {"load_1min": 0.5}, "after": {"load_1min": 0.5}}
-    )
+    make_point("operator", tmp_path, conditions={"before": {"load_1min": 0.5}, "after": {"load_1min": 0.5}})
     assert gpu_conditions(only_case(tmp_path)) is None

@@ -1,22 +1,38 @@
+"""What a store tells of each point over the versions that measured it. How it is printed: history among the golden
+files."""
+
 from __future__ import annotations
 
 import io
-import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from overlap_sweep.analysis.history import HISTORY_COLUMNS, History, describe_change, every_time, history, history_rows
+from overlap_sweep.analysis.history import History, describe_change, every_time, history, history_rows
 from overlap_sweep.identity import environment_identity
 from overlap_sweep.report.history import print_history
 from overlap_sweep.run_directory import Result
-from tests.make_point import copy_config, copy_times, layer_config, resolved, training_run, variant
+from tests.make_point import (
+    baselines,
+    copy_config,
+    copy_times,
+    implementation,
+    kernel_config,
+    layer_config,
+    resolved,
+    stack_config,
+    tp_training_run,
+    training_run,
+    variant,
+)
 from tests.store.measured import environment, result
 
 OLD, NEW = environment(), environment(packages={"torch": "2.13.0"}, driver="580.2")
 NEWEST = environment(packages={"torch": "2.14.0"}, driver="580.2")
+H100 = environment(gpus=["NVIDIA H100"], gpu="NVIDIA H100")
 
 
 @dataclass
@@ -28,6 +44,12 @@ class Kept:
 
 def of(*results: Result) -> History:
     return history(map(Kept, results))
+
+
+def measured(on: Mapping[str, Any] = OLD, **fields: Any) -> Result:
+    """Of another workload than operator."""
+    started = "2026-11-20T21:00:00+00:00" if on is OLD else "2026-11-20T21:01:00+00:00"
+    return Result(name="p", status="ok", objective_us=100.0, environment=dict(on), started=started, **fields)
 
 
 def verdicts(found: History) -> list[list[str | None]]:
@@ -43,9 +65,8 @@ def test_a_point_by_environment_in_time_order() -> None:
     (series,) = found.series
     assert series.setting == "dgrad bulk_sm4 + wgrad bulk_sm4"
     assert [times.time.time_us for times in series.times] == [100.0, 110.0, 99.0]
-    assert [times.verdict for times in series.times] == [None, "slower", "faster"]
-    assert series.times[1].ratio == pytest.approx(1.1)
-    assert series.times[2].ratio == pytest.approx(0.9)
+    assert verdicts(found) == [[None, "slower", "faster"]]
+    assert [times.ratio for times in series.times[1:]] == pytest.approx([1.1, 0.9])
     assert series.times[2].none_ratio == pytest.approx(0.95)
     assert [times.changed for times in series.times] == [
         None,
@@ -82,12 +103,11 @@ def test_what_the_noise_explains_is_the_same(time_us: float, spread_us: float, e
 
 
 def test_other_hardware_is_no_history() -> None:
-    h100 = environment(gpus=["NVIDIA H100"], gpu="NVIDIA H100")
     found = of(
         result(time_us=100.0, minute=1, on=OLD),
-        result(time_us=200.0, minute=2, on=h100),
+        result(time_us=200.0, minute=2, on=H100),
         result(time_us=100.0, minute=3, on=NEW),
-        result(time_us=50.0, minute=4, on={**h100, "driver": "580.2"}),
+        result(time_us=50.0, minute=4, on={**H100, "driver": "580.2"}),
     )
     assert verdicts(found) == [[None, "faster"], [None, "same"]]
     assert {series.key for series in found.series} == {found.series[0].key}
@@ -108,11 +128,10 @@ def test_points_that_differ_in_anything_are_apart() -> None:
 
 
 def test_what_has_no_time_is_counted() -> None:
+    failed = {"status": "failed", "times": {}, "objective_us": None}
     found = of(
-        result(on=OLD),
-        result(minute=1, on=NEW, launch_bound=True),
-        result(minute=2, on=NEW, status="failed", times={}, objective_us=None),
-        result(minute=3, on={}, status="failed", times={}, objective_us=None),
+        *(result(on=OLD), result(minute=1, on=NEW, launch_bound=True)),
+        *(result(minute=2, on=NEW, **failed), result(minute=3, on={}, **failed)),
     )
     assert verdicts(found) == [[None]]
     assert found.left_out == {"launch-bound": 1, "failed": 2}
@@ -121,56 +140,94 @@ def test_what_has_no_time_is_counted() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        {"times": {}},
-        {"settings": {"fc1_dgrad": {"method": 7}}},
-        {"point": {"tp_size": "two"}},
-        {"on": {**OLD, "packages": ["torch"]}},
+        result(minute=1, times={}),
+        result(minute=1, settings={"fc1_dgrad": {"method": 7}}),
+        result(minute=1, point={"tp_size": "two"}),
+        result(minute=1, on={**OLD, "packages": ["torch"]}),
+        measured(point=kernel_config(), implementations={"ring": implementation(150.0)}),
+    ],
+    ids=["no times", "no method", "no size", "no packages", "a kernel without its baselines"],
+)
+def test_what_is_no_measurement_is_named(broken: Result) -> None:
+    found = history([Kept(result(on=OLD)), Kept(broken, "/results/broken")])
+    assert verdicts(found) == [[None]]
+    assert ["/results/broken" in problem for problem in found.problems] == [True]
+
+
+def layer(factor: float) -> dict[str, Any]:
+    whole_us = {"none": 1000.0, "floor": 800.0, "default": 900.0 * factor}
+    variants = {name: variant([time_us, time_us + 1, time_us - 1]) for name, time_us in whole_us.items()}
+    return {"point": layer_config(), "variants": variants}
+
+
+def kernel(factor: float, connections: int | None = None, launch_bound: bool = False) -> dict[str, Any]:
+    times = {"ring": implementation(150.0 * factor), "bulk": implementation(90.0, launch_bound=launch_bound)}
+    point = kernel_config(runtime={"max_connections": connections})
+    return {"point": point, "implementations": {**baselines(), **times}, "launch_bound": launch_bound}
+
+
+def training(factor: float) -> dict[str, Any]:
+    # How often clocks are looked at, and how long the recorded run is, changes nothing.
+    recorded = {"training.max_steps": round(30 * factor), "training.log_interval": round(10 * factor)}
+    telemetry = {"telemetry": {"sample_interval_s": factor}}
+    point = resolved("fsdp", **{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
+    # A step takes what it takes, also where the host is what limits it.
+    return {"point": point, "training": training_run(1500.0 * factor, point=point), "launch_bound": factor < 1}
+
+
+def copies(factor: float) -> dict[str, Any]:
+    return {"point": copy_config(), "copies": copy_times(1100.0 * factor)}
+
+
+def stack(factor: float, **options: Any) -> dict[str, Any]:
+    options = {"log_interval": round(10 * factor), **options}
+    point = stack_config("autotp", 2, 2, **{f"tp_training.{name}": value for name, value in options.items()})
+    # A stack that waits for the device by itself is launch-bound, and has a history no less.
+    return {"point": point, "tp_training": tp_training_run(point, step_us=1e4 * factor), "launch_bound": True}
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "row"),
+    [
+        (layer, ["default", "none"], ("transformer_layer", "all", 720.0, 1000.0, 8192)),
+        (kernel, ["ring", "sequential", "bulk"], ("ag_gemm 1024x57344x8192", "fwd", 120.0, 200.0, 1024)),
+        (training, ["4 ranks, forward_prefetch=1"], ("fsdp2 step", "step", 1200.0, 2000.0, 37120)),
+        # A matrix's rows are no tokens.
+        (copies, ["overlapped"], ("4096 GEMM, 64 MiB host_to_device", "all", 880.0, 1400.0, None)),
+        (stack, ["dp2"], ("autotp step", "step", 8000.0, None, 2048)),
     ],
 )
-def test_what_is_no_measurement_is_named(broken: dict[str, Any]) -> None:
-    found = history([Kept(result(on=OLD)), Kept(result(minute=1, **broken), "/results/broken")])
-    assert verdicts(found) == [[None]]
-    assert len(found.problems) == 1
-    assert "/results/broken" in found.problems[0]
+def test_every_workload_has_a_history(
+    workload: Callable[[float], dict[str, Any]], settings: list[str], row: tuple[Any, ...]
+) -> None:
+    found = of(measured(on=OLD, **workload(1.0)), measured(on=NEW, **workload(0.8)))
+    assert (found.problems, found.left_out) == ([], {})
+    assert sorted(series.setting for series in found.series) == sorted(settings)
+    assert verdicts(found) == [[None, "faster"], *([None, "same"] for _ in settings[1:])]
+    faster = history_rows(found.series)[1]
+    assert (faster["setting"], faster["ratio"]) == (settings[0], pytest.approx(0.8))
+    assert tuple(faster[name] for name in ("operator", "pass", "time_us", "none_us", "tokens")) == pytest.approx(row)
 
 
-def test_a_layer_has_a_row_for_each_variant() -> None:
-    def layer(ratio: float, on: dict[str, Any]) -> Result:
-        whole_us = [1000.0, 1001.0, 999.0]
-        variants = {
-            "none": variant(whole_us),
-            "floor": variant([800.0] * 3),
-            "default": variant([ratio * time_us for time_us in whole_us]),
-        }
-        point = layer_config()
-        return Result(name="layer", point=point, status="ok", variants=variants, objective_us=900.0, environment=on)
+def test_what_of_a_kernel_was_launch_bound_has_no_time() -> None:
+    found = of(measured(on=OLD, **kernel(1.0)), measured(on=NEW, **kernel(0.8, launch_bound=True)))
+    assert {series.setting: len(series.times) for series in found.series} == {"ring": 2, "sequential": 2, "bulk": 1}
 
-    found = of(layer(0.9, OLD), layer(0.8, NEW))
-    assert [series.setting for series in found.series] == ["default", "none"]
-    assert verdicts(found) == [[None, "faster"], [None, "same"]]
-    (_, row, *_) = history_rows(found.series)
-    assert (row["operator"], row["pass"], row["none_us"]) == ("transformer_layer", "all", 1000.0)
-    assert row["time_us"] == pytest.approx(800.0)
+
+def test_other_knobs_make_another_series() -> None:
+    kernels = of(measured(**kernel(1.0)), measured(**kernel(1.0, connections=8)))
+    assert {series.setting for series in kernels.series} == {"ring", "bulk", "ring_conn8", "bulk_conn8", "sequential"}
+    stacks = of(measured(**stack(1.0)), measured(**stack(1.0, zero_stage=2)))
+    assert {series.setting for series in stacks.series} == {"dp2", "dp2 zero2"}
 
 
 def test_both_passes_add_up() -> None:
-    both = {"fprop": {"method": "ring_exchange"}, "dgrad": {"method": "bulk", "num_sm": 4}}
     given = result(time_us=100.0)
-    given.point["phases"] = both
+    given.point["phases"] = {"fprop": {"method": "ring_exchange"}, "dgrad": {"method": "bulk", "num_sm": 4}}
     (series,) = of(given).series
     (times,) = series.times
     assert (times.time.time_us, times.none_us) == (150.0, 200.0)
     assert history_rows([series])[0]["pass"] == "fwd+bwd"
-
-
-def test_rows_have_every_column() -> None:
-    found = of(result(on=OLD), result(time_us=90.0, minute=1, on=NEW))
-    first, second = history_rows(found.series)
-    assert first.keys() == second.keys() == HISTORY_COLUMNS.keys()
-    assert second["torch"] == "2.13.0"
-    assert (second["driver"], second["device"], second["nccl"]) == ("580.2", "NVIDIA H200", "2.27.3")
-    assert first["verdict"] is None
-    assert math.isnan(first["ratio"])
 
 
 def test_changes_in_words() -> None:
@@ -179,40 +236,11 @@ def test_changes_in_words() -> None:
     assert describe_change(before, before) == ""
 
 
-def test_training_steps_and_copies_have_a_row_each() -> None:
-    def step(step_us: float, minute: int, on: dict[str, Any], **changed: Any) -> Result:
-        # How often clocks are looked at, and how long the recorded run is, changes nothing.
-        recorded = {"training.max_steps": 30 + minute, "training.log_interval": 1 + minute}
-        telemetry = {"telemetry": {"sample_interval_s": minute}}
-        point = resolved("fsdp", **{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
-        run = training_run(step_us, point=point)
-        return result(minute=minute, on=on, times={}, training=run, resolved=point, **changed)
-
-    # A step takes what it takes, also where the host is what limits it.
-    new = environment({"torch": "2.13.0"})
-    both = {"times": {}, "copies": copy_times(1100.0)}
-    copies = result(minute=2, on=environment(), resolved=copy_config(), **both)
-    found = of(step(1500.0, 0, environment()), step(1200.0, 1, new, launch_bound=True), copies)
-    assert found.left_out == {}
-    rows = {(row["operator"], row["time_us"]): row for row in history_rows(found.series)}
-    assert rows.keys() == {
-        *(("fsdp2 step", 1500.0), ("fsdp2 step", 1200.0), ("4096 GEMM, 64 MiB host_to_device", 1100.0)),
-    }
-    faster = rows["fsdp2 step", 1200.0]
-    assert (faster["pass"], faster["none_us"], faster["ratio"], faster["verdict"]) == ("step", 2000.0, 0.8, "faster")
-    assert faster["setting"] == "4 ranks, forward_prefetch=1"
-    beside = rows["4096 GEMM, 64 MiB host_to_device", 1100.0]
-    assert (beside["pass"], beside["setting"], beside["none_us"]) == ("all", "overlapped", 1400.0)
-    # A matrix's rows are none.
-    assert (beside["tokens"], faster["tokens"] > 0) == (None, True)
-
-
 def test_a_training_step_is_not_named_twice() -> None:
     found = []
     for strategy in ("fsdp2", "ddp"):
         point = resolved("fsdp", **{"distributed.strategy": strategy})
-        run = training_run(1500.0, point=point)
-        found.append(result(minute=0, on=environment(), times={}, training=run, resolved=point))
+        found.append(measured(point=point, training=training_run(1500.0, point=point)))
     stream = io.StringIO()
     print_history(every_time(of(*found).series), {}, Console(file=stream, width=300))
     assert "fsdp2 step 4 ranks, defaults" in stream.getvalue()

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from overlap_sweep.analysis.points import group_cases, read_points
+from overlap_sweep.analysis.points import Point, group_cases, read_points
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import VariantTimes
-from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, variant
+from overlap_sweep.run_directory import Status
+from overlap_sweep.training_config import CopyEngine
+from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
+from tests.make_point import (
+    MEASURED,
+    layer_config,
+    make_point,
+    missing_point,
+    operator_config,
+    resolved,
+    stack_config,
+    variant,
+)
 
 
 def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: Path) -> None:
@@ -20,54 +31,21 @@ def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: 
     assert [point.name for point in read_points(first).points] == ["a"]
 
 
-def test_a_point_that_died_without_a_result_is_missing(tmp_path: Path) -> None:
-    make_point("operator", tmp_path, operator_config())
-    (tmp_path / "died" / ".hydra").mkdir(parents=True)
-    composed = {**operator_config(4, "qkv", "fprop", "ring_exchange"), "precision": None}
-    composed["workload"] = {"name": "operator", "tokens": None}
-    (tmp_path / "died" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(composed))
-    died = next(point for point in read_points(tmp_path).points if point.name == "died")
-    assert died.status == "missing"
-    assert died.config["operator"] == "qkv"
-    assert died.result is None
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "Input data was truncated"),
-        ('{"schema": 1, "name": "x"', "truncated"),
-        ("{}", "missing required field"),
-        ('{"name": "x", "status": "ok", "point": {"operator": "fc1"}}', "describes no point"),
-    ],
-)
-def test_one_unreadable_result_is_named_and_the_others_are_read(tmp_path: Path, content: str, reason: str) -> None:
-    make_point("operator", tmp_path, operator_config(), name="good")
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "result.json").write_text(content)
-    reading = read_points(tmp_path)
-    assert [point.name for point in reading.points] == ["good"]
-    (problem,) = reading.problems
-    assert str(tmp_path / "bad" / "result.json") in problem
-    assert reason in problem
-    assert "measure the point again" in problem
-
-
-def test_an_ok_result_without_times_is_unreadable(tmp_path: Path) -> None:
-    make_point("operator", tmp_path, operator_config(), name="good")
-    directory = make_point("operator", tmp_path, operator_config(), fwd=pass_times(0.0), name="bad")
-    (problem,) = read_points(tmp_path).problems
-    assert problem.startswith(f"{directory}/result.json is ok without whole fwd times")
-
-
 def test_nothing_to_analyse_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no results; measure some"):
-        read_points(tmp_path)
-    with pytest.raises(UserError, match="does not exist; give a directory"):
-        read_points(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "trace.json").touch()
-    with pytest.raises(UserError, match="is a file; give its directory"):
-        read_points(tmp_path / "trace.json")
+    for name, said in (("empty", "measure some"), ("nowhere", "does not exist"), ("trace.json", "give its directory")):
+        with pytest.raises(UserError, match=said):
+            read_points(tmp_path / name)
+
+
+@pytest.mark.parametrize("workload", MEASURED)
+@pytest.mark.parametrize("status", ["failed", "timeout", "skipped"])
+def test_what_is_not_ok_is_read(tmp_path: Path, workload: str, status: Status) -> None:
+    make_point(workload, tmp_path, status=status, error="a reason\nand more")
+    (point,) = read_points(tmp_path).points
+    assert (point.workload, point.status, point.why_not_ok) == (workload, status, "a reason")
+    assert point.case.backend == resolved(workload)["backend"]
 
 
 def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:
@@ -81,65 +59,80 @@ def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:
     assert "Qwen3-0.6B_transformer_engine_NVIDIA-H200_bf16_tokens8192" in {case.name for case in cases}
 
 
-def test_a_default_must_be_whole_too(tmp_path: Path) -> None:
-    make_point("operator", tmp_path, operator_config(), bwd=pass_times(90.0, default=default_timing(90.0, none_us=0.0)))
-    (problem,) = read_points(tmp_path).problems
-    assert "is ok without whole bwd times" in problem
-
-
-def test_layers_are_points_but_no_cases_of_operators(tmp_path: Path) -> None:
-    make_point("operator", tmp_path, operator_config())
-    make_point("layer", tmp_path, variants={"none": variant([100.0, 101.0])}, name="a_layer")
-    make_point("layer", tmp_path, variants={}, name="failed_layer", status="failed", error="boom")
-    (tmp_path / "lost_layer" / ".hydra").mkdir(parents=True)
-    (tmp_path / "lost_layer" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(layer_config()))
+def test_only_operators_have_cases_of_settings(tmp_path: Path) -> None:
+    make_point("operator", tmp_path / "operator", operator_config())
+    variants = {"none": variant([100.0, 101.0])}
+    make_point("layer", tmp_path, variants=variants, name="a_layer")
+    # A layer need not say which operator.
+    short = {key: value for key, value in layer_config().items() if key not in ("operator", "phase", "method")}
+    make_point("layer", tmp_path, short, variants=variants, name="short_layer")
+    missing_point(tmp_path, layer_config(), "lost_layer")
+    write_sweep_of_training(tmp_path / "training")
+    write_sweep_of_copies(tmp_path / "copies")
     reading = read_points(tmp_path)
     assert reading.problems == []
-    found = {point.name: point.status for point in reading.points if point.is_layer}
-    assert found == {"a_layer": "ok", "failed_layer": "failed", "lost_layer": "missing"}
+    layers = {point.name: point.status for point in reading.points if point.is_layer}
+    assert layers == {"a_layer": "ok", "short_layer": "ok", "lost_layer": "missing"}
+    assert sum(point.is_training for point in reading.points) == 9
+    assert sum(point.is_copy for point in reading.points) == 9
     ((operator,),) = group_cases(reading.points).values()
-    assert not operator.is_layer
+    assert operator.is_operator
 
 
-def test_a_layer_need_not_say_which_operator(tmp_path: Path) -> None:
-    point = {key: value for key, value in layer_config().items() if key not in ("operator", "phase", "method")}
-    make_point("layer", tmp_path, point, variants={"none": variant([100.0, 101.0])})
-    assert read_points(tmp_path).problems == []
+def _without_tokens(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "precision": None, "workload": {**config["workload"], "tokens": None}}
 
 
-def without(name: str) -> VariantTimes:
-    whole = variant([100.0, 101.0])
-    return VariantTimes(times={key: timing for key, timing in whole.times.items() if key != name})
+def _training(mixed_precision: str | None) -> dict[str, Any]:
+    options = {"training.batch_size": None, "training.mixed_precision": mixed_precision}
+    knobs = {"fsdp.forward_prefetch": False, "distributed.env": {"NCCL_ALGO": None}}
+    return _without_tokens(resolved("fsdp", **options, **knobs, backend="auto", tp_size=2))
+
+
+def _stack(dtype: str | None) -> dict[str, Any]:
+    composed = _without_tokens(stack_config(backend="auto")) | {"impl": None, "dp_size": None}
+    composed["tp_training"] |= {"dtype": dtype, "seq_length": None, "num_training_steps": None, "warmup_steps": None}
+    del composed["language_model"]
+    return composed
+
+
+_COPIES = resolved(
+    "copy_engine",
+    model={"name": "qwen3_0_6b"},
+    backend="auto",
+    precision=None,
+    tp_size=2,
+    workload={"tokens": "${copy_engine.matrix_size}", "repeats": "${copy_engine.iterations}"},
+    copy_engine={"iterations": CopyEngine().iterations},
+)
+_KERNEL = {
+    **{"kernel": None, "m": 64, "n": 512, "k": 256, "operator": "fc1", "precision": None, "tp_size": 2},
+    **{"model": {"name": "llama3_8b"}, "backend": "auto", "implementations": None, "runtime": {"device": "auto"}},
+    "workload": {"name": "kernel", "tokens": "${m}", "repeats": "${iters}"},
+}
 
 
 @pytest.mark.parametrize(
-    "variants",
+    ("composed", "case"),
     [
-        {},
-        {"none": variant([100.0, 101.0]), "default": without("bwd")},
-        {"none": variant([100.0, 101.0]), "default": without("all")},
-        {"none": variant([100.0, 101.0]), "default": variant([100.0, 101.0, 102.0])},
-        {"none": variant([100.0, 101.0]), "default": variant([0.0, 101.0])},
-        {"none": variant([100.0, 101.0]), "default": variant([100.0, 101.0], step_us=0.0)},
+        (_without_tokens(operator_config(4, "qkv")), ("llama3_8b", "transformer_engine", "cuda", None, None)),
+        (_KERNEL, ("custom", "auto", "auto", None, 64)),
+        (_training("bf16"), ("ranking", "fsdp2", "cuda", "bf16", None)),
+        (_training("none"), ("ranking", "fsdp2", "cuda", "fp32", None)),
+        (_training(None), ("ranking", "fsdp2", "cuda", None, None)),
+        (_COPIES, ("custom", "copy_engine", "cuda", "bf16", 4096)),
+        (_stack("bfloat16"), ("qwen3_tiny", "fsdp_dtensor", "cuda", "bf16", None)),
+        (_stack(None), ("qwen3_tiny", "fsdp_dtensor", "cuda", None, None)),
     ],
-    ids=["no variant", "no backward", "no whole", "unequal rounds", "a sample of 0", "a step of 0"],
+    ids=["operator", "kernel", "bf16", "fp32", "unknown", "copies", "stack", "unknown stack"],
 )
-def test_an_ok_layer_needs_whole_variants(tmp_path: Path, variants: dict[str, VariantTimes]) -> None:
-    directory = make_point("layer", tmp_path, variants=variants)
-    (problem,) = read_points(tmp_path).problems
-    assert problem.startswith(f"{directory}/result.json is ok without whole times of its variants")
-    assert problem.endswith("measure the point again.")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"workload": {"name": "model", "tokens": 1}}, "says model, which is none of operator, layer, kernel, fsdp"),
-        ({"workload": {"tokens": 1}}, "describes no point"),
-        ({"layer": {"kind": "linear"}}, "describes no point"),
-    ],
-)
-def test_what_a_later_version_wrote_is_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    make_point("layer", tmp_path, {**layer_config(), **change}, variants={"none": variant([100.0, 101.0])})
-    (problem,) = read_points(tmp_path).problems
-    assert reason in problem
+def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
+    tmp_path: Path, composed: Mapping[str, Any], case: tuple[Any, ...]
+) -> None:
+    missing_point(tmp_path, composed)
+    make_point("operator", tmp_path)
+    died: Point = next(point for point in read_points(tmp_path).points if point.name == "missing")
+    assert (died.status, died.result, died.case) == ("missing", None, case)
+    assert died.config["tp_size"] == {"fsdp": 1, "copy_engine": 1}.get(died.workload, composed["tp_size"])
+    assert died.config.get("operator") == {"operator": "qkv"}.get(died.workload)
+    assert died.config.get("dp_size", 1) == 1

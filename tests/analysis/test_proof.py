@@ -1,3 +1,5 @@
+"""What a tuner's layers prove. How it is told: made/proof_verdicts, made/tuned and tuner among the golden files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -30,7 +32,10 @@ from tests.made_sweeps import (
     write_tuned_sweep,
     write_tuner,
 )
-from tests.make_point import layer_config, make_point, operator_config
+from tests.make_point import layer_config, make_point, operator_config, rewrite
+
+TUNED_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+PRESET_CONFIG = OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
 
 
 def analysis_of(directory: Path) -> Analysis:
@@ -68,83 +73,68 @@ def test_what_wins_is_recommended(tmp_path: Path) -> None:
     assert proof.against["none"].speedup == pytest.approx(1 / 0.905)
     assert proof.trial.rows["tuned"].hidden_fraction == pytest.approx(0.095 / 0.15)
     assert list(proof.trial.rows) == [*LABELS, "floor"]
-    assert proof.config == OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
-    assert proof.verdict == "tuned is 4.7% faster than the default (4.7 to 4.7%), the fastest of the others: use tuned."
-
-
-def test_a_tie_goes_to_the_other(tmp_path: Path) -> None:
-    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "tuned": 0.945}, noise=0.0095))
-    assert proof.decisive.ratio < 1 < proof.decisive.interval.high
-    assert proof.recommended == "default"
-    assert proof.config == OverlapConfig()
-    assert proof.verdict.startswith("tuned is no faster than the default beyond the noise, ratio 0.995 [0.985, 1.005]")
-    assert proof.verdict.endswith(": use the default.")
-
-
-def test_a_preset_may_win(tmp_path: Path) -> None:
-    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "preset preset_tp4": 0.89}))
-    assert proof.recommended == "preset preset_tp4"
-    assert proof.config == OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
-    assert proof.verdict == "tuned is 1.7% slower than preset preset_tp4 (1.7 to 1.7%): use preset preset_tp4."
-
-
-def test_no_overlap_may_win(tmp_path: Path) -> None:
-    proof = proof_of(write_tuned_sweep(tmp_path, ratios={"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}))
-    assert proof.recommended == "none"
-    assert proof.config == NO_OVERLAP
-    assert not proof.config.switches["tp_comm_overlap"]
-    assert proof.verdict == "tuned is 2.0% slower than none (2.0 to 2.0%): don't overlap."
+    (together,) = proof.together
+    assert [row.name for row in together.combinations] == ["best of each slot", "fc1 bwd by none"]
+    assert [row.ratio for row in together.combinations] == pytest.approx([0.91, 0.92])
+    assert together.taken == "best of each slot"
 
 
 @pytest.mark.parametrize(
-    ("default", "recommended", "verdict"),
+    ("given", "best_other", "recommended", "config"),
     [
-        (1.03, "none", "no overlap that was found pays: don't overlap."),
-        (
-            0.98,
-            "default",
-            "tuned, which is no overlap, is 2.0% slower than the default (2.0 to 2.0%): use the default.",
-        ),
+        ({}, "default", "tuned", TUNED_CONFIG),
+        ({"ratios": {**WINS, "tuned": 0.945}, "noise": 0.0095}, "default", "default", OverlapConfig()),
+        ({"ratios": {**WINS, "preset preset_tp4": 0.89}}, *["preset preset_tp4"] * 2, PRESET_CONFIG),
+        ({"ratios": {"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}}, "none", "none", NO_OVERLAP),
+        # A tie of the others goes to no overlap.
+        ({"ratios": {"none": 1.0, "default": 1.0, "tuned": 1.1, "floor": 0.9}}, "none", "none", NO_OVERLAP),
+        # Launch-bound others have no say.
+        ({"changed": {"default": {"launch_bound": True}}}, "preset preset_tp4", "tuned", TUNED_CONFIG),
     ],
+    ids=["wins", "a tie", "a preset wins", "no overlap wins", "a tie of the others", "launch-bound"],
 )
-def test_the_tuned_configuration_may_be_none(tmp_path: Path, default: float, recommended: str, verdict: str) -> None:
+def test_the_best_of_the_others_is_recommended_unless_tuned_is_faster(
+    tmp_path: Path, given: dict[str, Any], best_other: str, recommended: str, config: OverlapConfig
+) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, **given))
+    assert (proof.best_other, proof.recommended, proof.config) == (best_other, recommended, config)
+    assert ("default" in proof.against) == ("changed" not in given)
+
+
+def test_a_tie_is_one_by_the_interval(tmp_path: Path) -> None:
+    tie = proof_of(write_tuned_sweep(tmp_path / "a", ratios={**WINS, "tuned": 0.945}, noise=0.0095))
+    assert tie.decisive.ratio < 1 < tie.decisive.interval.high
+    # Samples pair by round: the machine gets slower by 3 %, six times the difference.
+    proof = proof_of(write_tuned_sweep(tmp_path / "b", ratios={**WINS, "tuned": 0.945}))
+    assert proof.recommended == "tuned"
+    assert numbers(proof.decisive) == pytest.approx([0.945 / 0.95] * 3)
+
+
+@pytest.mark.parametrize(("default", "recommended"), [(1.03, "none"), (0.98, "default")])
+def test_the_tuned_configuration_may_be_none(tmp_path: Path, default: float, recommended: str) -> None:
     write_operators(tmp_path)
     write_proof(tmp_path, {"none": 1.0, "default": default, "floor": 0.9})
     write_tuner(tmp_path, proofs=[trial("proof", {"none": "none", "default": "default", "tuned": "none"})])
     proof = proof_of(tmp_path)
     assert (proof.recommended, proof.trial.configs["tuned"]) == (recommended, NO_OVERLAP)
-    assert proof.verdict == verdict
-
-
-def test_launch_bound_others_have_no_say(tmp_path: Path) -> None:
-    proof = proof_of(write_tuned_sweep(tmp_path, changed={"default": {"launch_bound": True}}))
-    assert "default" not in proof.against
-    assert proof.best_other == "preset preset_tp4"
-
-
-def test_samples_pair_by_round(tmp_path: Path) -> None:
-    # The machine gets slower by 3 %, six times the difference.
-    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "tuned": 0.945}))
-    assert proof.recommended == "tuned"
-    assert numbers(proof.decisive) == pytest.approx([0.945 / 0.95] * 3)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"ratios": {}, "status": "failed", "error": "[rank3] out of memory\n..."}, "the layer failed: [rank3] out of"),
-        ({"ratios": {}, "status": "skipped", "error": "10 tokens"}, "the layer was skipped: 10 tokens"),
-        ({"ratios": {}, "status": "timeout", "error": "no answer"}, "the layer timed out: no answer"),
+        ({"ratios": {}, "status": "failed", "error": "[rank3] out of memory\n..."}, "failed: [rank3] out of"),
+        ({"ratios": {}, "status": "skipped", "error": "10 tokens"}, "was skipped: 10 tokens"),
+        ({"ratios": {}, "status": "timeout", "error": "no answer"}, "timed out: no answer"),
         ({"changed": {"tuned": {"launch_bound": True}}}, "tuned was launch-bound"),
-        ({"ratios": {"tuned": 1.0, "floor": 0.9}}, "nothing that tuned could be compared with was measured"),
+        ({"ratios": {"tuned": 1.0, "floor": 0.9}}, "nothing that tuned could be compared with"),
     ],
 )
 def test_what_cannot_be_judged(tmp_path: Path, given: dict[str, Any], reason: str) -> None:
     unproven = unproven_of(write_tuned_sweep(tmp_path, **given))
-    assert unproven.reason.startswith(reason)
+    assert reason in unproven.reason
     case = case_of(tmp_path)
     assert not case.proofs
-    assert case.config(4) == case.plans[4].config == OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+    assert case.config(4) == case.plans[4].config == TUNED_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -160,34 +150,26 @@ def test_a_tuned_layer_that_computes_wrong_numbers_is_not_what_is_written(
 ) -> None:
     warning = f"{TUNED} computes wrong numbers and was not measured: output differs."
     unproven = unproven_of(write_tuned_sweep(tmp_path, ratios=ratios, warnings=[warning]))
-    assert unproven.reason == "tuned computes wrong numbers and was not measured: output differs"
+    assert unproven.reason.startswith("tuned computes wrong numbers")
     assert case_of(tmp_path).config(4) == unproven.instead == instead
-    assert unproven.verdict.endswith("use the default." if instead == OverlapConfig() else "don't overlap.")
-
-
-def test_a_tie_of_the_others_goes_to_no_overlap(tmp_path: Path) -> None:
-    proof = proof_of(write_tuned_sweep(tmp_path, ratios={"none": 1.0, "default": 1.0, "tuned": 1.1, "floor": 0.9}))
-    assert (proof.best_other, proof.recommended) == ("none", "none")
 
 
 def test_a_proof_that_left_nothing_belongs_to_the_sweep_s_only_case(tmp_path: Path) -> None:
     write_operators(tmp_path)
     write_tuner(tmp_path, proofs=[trial("nowhere", LABELS)])
-    assert unproven_of(tmp_path).reason == "the layer nowhere left no results: it was given up, or is still running"
+    assert "nowhere left no results" in unproven_of(tmp_path).reason
 
 
 def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
     write_operators(tmp_path)
     write_operators(tmp_path, model="qwen3_0_6b")
-    point = layer_config(model="qwen3_0_6b")
-    write_proof(tmp_path, {}, status="timeout", error="no answer", point={**point, "precision": None})
-    (tmp_path / "proof" / "result.json").write_text(
-        (tmp_path / "proof" / "result.json").read_text().replace('"gpu": "NVIDIA H200"', '"gpu": null')
-    )
+    point = layer_config(model="qwen3_0_6b", precision=None)
+    proof = write_proof(tmp_path, {}, status="timeout", error="no answer", point=point)
+    rewrite(proof, lambda result: result["environment"].update(gpu=None))
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
     first, second = analysis_of(tmp_path).cases
     assert [case.outcomes[4].trial is None for case in (first, second)] == [True, False]
-    assert second.unproven[4].reason == "the layer timed out: no answer"
+    assert "timed out" in second.unproven[4].reason
 
 
 def test_a_layer_of_no_case_is_a_stray(tmp_path: Path) -> None:
@@ -196,7 +178,7 @@ def test_a_layer_of_no_case_is_a_stray(tmp_path: Path) -> None:
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
     analysis = analysis_of(tmp_path)
     (stray,) = analysis.strays
-    assert stray.reason.startswith("none of the operators that were measured are of its case, llama3_8b, 8192 tokens")
+    assert "are of its case, llama3_8b, 8192 tokens" in stray.reason
     assert [layer.point.name for layer in analysis.loose_layers] == ["proof"]
     assert analysis.unproven[-1] is stray
 
@@ -208,7 +190,7 @@ def test_a_layer_of_no_case_is_a_stray(tmp_path: Path) -> None:
         ({"llama3_8b TP=8": "no.", "qwen TP=4": "no"}, "the tuner ran no layer at this TP size"),
         ({"llama3_8b TP=4": "it cannot scale."}, "it cannot scale"),
         (
-            {"llama3_8b TP=4 qkv": "late", "llama3_8b TP=4 fc1": "late", "llama3_8b TP=4 fc2": "x"},
+            {f"llama3_8b TP=4 {name}": "x" if name == "fc2" else "late" for name in ("qkv", "fc1", "fc2")},
             "qkv, fc1: late; fc2: x",
         ),
     ],
@@ -220,46 +202,33 @@ def test_why_there_is_no_proof(tmp_path: Path, dropped: dict[str, str], reason: 
     assert (unproven.reason, unproven.trial) == (reason, None)
 
 
-def test_what_was_tried_together_and_which_was_taken(tmp_path: Path) -> None:
-    (together,) = proof_of(write_tuned_sweep(tmp_path)).together
-    assert [row.name for row in together.combinations] == ["best of each slot", "fc1 bwd by none"]
-    assert [row.ratio for row in together.combinations] == pytest.approx([0.91, 0.92])
-    assert together.taken == "best of each slot"
-
-
 def test_another_combination_may_be_taken(tmp_path: Path) -> None:
     proof = proof_of(write_tuned_sweep(tmp_path, changed={"tuned": OTHER}))
     assert proof.together[0].taken == "fc1 bwd by none"
     assert proof.config != case_of(tmp_path).plans[4].config
 
 
-def test_what_was_taken_is_known_of_a_failed_proof_too(tmp_path: Path) -> None:
-    told = {TUNED: {"slots": BEST["settings"], "switches": BEST["switches"]}}
+def test_what_was_tried_together_is_known_without_a_proof(tmp_path: Path) -> None:
     point = layer_config()
-    point["layer"]["configurations"] = told
-    unproven = unproven_of(write_tuned_sweep(tmp_path, ratios={}, status="failed", error="boom", point=point))
-    assert unproven.together[0].taken == "best of each slot"
-
-
-def test_together_without_a_proof(tmp_path: Path) -> None:
-    write_operators(tmp_path)
-    write_together(tmp_path)
-    write_tuner(tmp_path, together=[TOGETHER])
-    unproven = unproven_of(tmp_path)
-    assert unproven.trial is None
-    assert unproven.together[0].taken is None
-    assert not analysis_of(tmp_path).loose_layers
+    point["layer"]["configurations"] = {TUNED: {"slots": BEST["settings"], "switches": BEST["switches"]}}
+    failed = unproven_of(write_tuned_sweep(tmp_path / "a", ratios={}, status="failed", error="boom", point=point))
+    assert failed.together[0].taken == "best of each slot"
+    write_operators(tmp_path / "b")
+    write_together(tmp_path / "b")
+    write_tuner(tmp_path / "b", together=[TOGETHER])
+    unproven = unproven_of(tmp_path / "b")
+    assert (unproven.trial, unproven.together[0].taken) == (None, None)
+    assert not analysis_of(tmp_path / "b").loose_layers
 
 
 def test_warnings_speak_of_labels(tmp_path: Path) -> None:
     warnings = [f"{PRESET} was not measured: too many SMs.", "GPU 3 was throttled."]
-    proof = proof_of(write_tuned_sweep(tmp_path, ratios={**WINS, "tuned": 0.9}, warnings=warnings))
-    assert proof.trial.warnings[0] == "preset preset_tp4 was not measured: too many SMs."
-    assert proof.trial.left_out == {}
+    told = "preset preset_tp4 was not measured: too many SMs."
+    trial_of = proof_of(write_tuned_sweep(tmp_path, warnings=warnings)).trial
+    assert (trial_of.warnings[0], trial_of.left_out) == (told, {})
     ratios = {label: ratio for label, ratio in WINS.items() if not label.startswith("preset")}
-    proof = proof_of(write_tuned_sweep(tmp_path / "b", ratios=ratios, warnings=warnings))
-    assert proof.trial.left_out == {"preset preset_tp4": "preset preset_tp4 was not measured: too many SMs."}
-    assert proof.trial.warnings == ["GPU 3 was throttled."]
+    trial_of = proof_of(write_tuned_sweep(tmp_path / "b", ratios=ratios, warnings=warnings)).trial
+    assert (trial_of.warnings, trial_of.left_out) == (["GPU 3 was throttled."], {"preset preset_tp4": told})
 
 
 def test_several_sweeps_in_one_directory(tmp_path: Path) -> None:
@@ -303,12 +272,11 @@ def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "tuner.json").write_text('{"schema": 1, "comm')
     (tmp_path / "search.json").write_text('{"schema": 99}')
     analysis = analysis_of(tmp_path)
-    assert [problem.split(" ")[0] for problem in analysis.problems] == [
-        f"{tmp_path}/tuner.json",
-        f"{tmp_path}/search.json",
-    ]
-    assert "run the tuner again" in analysis.problems[0]
-    assert "has schema 99" in analysis.problems[1]
+    for problem, name, said in zip(
+        analysis.problems, ("tuner", "search"), ("run the tuner again", "has schema 99"), strict=True
+    ):
+        assert problem.startswith(f"{tmp_path}/{name}.json ")
+        assert said in problem
     assert not analysis.proofs
 
 

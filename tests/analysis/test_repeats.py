@@ -22,12 +22,8 @@ def test_the_same_point_measured_again_is_a_repeat_whatever_its_repetition(tmp_p
 def test_other_settings_are_no_repeats_and_the_widest_comes_first(tmp_path: Path) -> None:
     for num_sm, times in ((2, (100.0,)), (4, (100.0, 101.0)), (8, (100.0, 105.0))):
         for time_us in times:
-            make_point(
-                "operator",
-                tmp_path,
-                operator_config(method="bulk", phase="wgrad", num_sm=num_sm),
-                bwd=pass_times(time_us),
-            )
+            point = operator_config(method="bulk", phase="wgrad", num_sm=num_sm)
+            make_point("operator", tmp_path, point, bwd=pass_times(time_us))
     assert [round(found.spread, 3) for found in repeated(only_case(tmp_path))] == [0.049, 0.01]
 
 

@@ -1,4 +1,4 @@
-"""What a search settled is what the table calls the best."""
+"""What a search settled is what the table calls the best. How it is told: made/searches among the golden files."""
 
 from __future__ import annotations
 
@@ -45,25 +45,21 @@ def analysed(directory: Path, *searches: KnobSearch) -> TrainingAnalysis:
     return analysis
 
 
-def test_the_proven_one_is_the_best(tmp_path: Path) -> None:
-    analysis = analysed(tmp_path, search())
-    assert (analysis.best.setting, analysis.settled) == ("forward_prefetch=1", True)
-    assert analysis.reason == (
-        "proven by the search: 20.0% less time, noise 3.0%; by the table alone it would be forward_prefetch=2, "
-        "not proven"
-    )
-
-
-def test_that_nothing_is_faster_is_an_answer(tmp_path: Path) -> None:
-    analysis = analysed(tmp_path, search(best={}, gain=None, proven=False))
-    assert (analysis.best.setting, analysis.settled) == ("defaults", True)
-    assert analysis.reason.startswith("the search found nothing faster; by the table alone")
-
-
-def test_what_is_not_proven_is_told_beside_the_tables_own(tmp_path: Path) -> None:
-    analysis = analysed(tmp_path, search(proven=False))
-    assert (analysis.best.setting, analysis.settled) == ("forward_prefetch=2", False)
-    assert analysis.reason == "fastest of 3; a search's answer, forward_prefetch=1, is not proven"
+@pytest.mark.parametrize(
+    ("changes", "best", "settled", "reason"),
+    [
+        ({}, "forward_prefetch=1", True, "proven by the search"),
+        ({"best": {}, "gain": None, "proven": False}, "defaults", True, "the search found nothing faster"),
+        ({"proven": False}, "forward_prefetch=2", False, "is not proven"),
+    ],
+    ids=["proven", "nothing faster", "not proven"],
+)
+def test_what_the_search_settled_is_the_best(
+    tmp_path: Path, changes: dict[str, Any], best: str, settled: bool, reason: str
+) -> None:
+    analysis = analysed(tmp_path, search(**changes))
+    assert (analysis.best.setting, analysis.settled) == (best, settled)
+    assert reason in analysis.reason
 
 
 @pytest.mark.parametrize(

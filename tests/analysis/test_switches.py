@@ -8,6 +8,8 @@ from overlap_sweep.analysis.switches import DEFAULTS, Plan, methods_allowed, pla
 from overlap_sweep.overlap_cfg import OverlapConfig
 
 Times = dict[str, float]
+Choices = dict[str, Times]
+"""By operator and pass, `fc1 bwd`, the times of its candidates."""
 
 
 def choice(operator: str, pass_name: str, candidates: Times) -> PassChoice:
@@ -26,16 +28,33 @@ def choice(operator: str, pass_name: str, candidates: Times) -> PassChoice:
     return PassChoice(2, operator, pass_name, tuple(made), best, "fastest", 0.0, None, None)
 
 
+def planned(choices: Choices) -> Plan:
+    return plan([choice(*name.split(), times) for name, times in choices.items()])
+
+
 def switched(found: Plan) -> dict[str, bool]:
     return {advice.name: advice.value for advice in found.switches}
 
 
-def final(found: Plan) -> list[str]:
+def names(found: Plan) -> list[str]:
     return [candidate.name for candidate in found.finals]
 
 
-RS_DGRAD_OF_QKV = {"tp_comm_overlap_rs_dgrad": True, "tp_comm_overlap_disable_fc1": True}
+RS_DGRAD = {"tp_comm_overlap_rs_dgrad": True}
+RS_DGRAD_OF_QKV = {**RS_DGRAD, "tp_comm_overlap_disable_fc1": True}
 """Switched on, it holds for fc1 too, whose dgrad is not set up for it."""
+NO_FC1, NO_QKV = ({f"tp_comm_overlap_disable_{operator}": True} for operator in ("fc1", "qkv"))
+NO_AG = {"tp_comm_overlap_ag": False}
+NO_BULK_DGRAD, NO_BULK_WGRAD = ({f"tp_comm_bulk_{phase}": False} for phase in ("dgrad", "wgrad"))
+PAIR = "dgrad bulk + wgrad bulk"
+SLOWER, SLOWER_BY_1 = {"none": 8, "ring": 10}, {"none": 8, "ring": 9}
+FASTER = {"none": 8, "ring": 5}
+SLOWER_BULK = {"none": 8, "bulk+bulk": 9}
+NOTHING_PAYS: Choices = {
+    **{f"{operator} fwd": SLOWER for operator in ("qkv", "proj", "fc1", "fc2")},
+    **{f"{operator} bwd": SLOWER for operator in ("proj", "fc2")},
+    **{f"{operator} bwd": SLOWER_BULK for operator in ("qkv", "fc1")},
+}
 
 
 def test_defaults_overlap_as_transformer_engine_does() -> None:
@@ -46,56 +65,48 @@ def test_defaults_overlap_as_transformer_engine_does() -> None:
     }
 
 
-def test_nothing_to_switch_when_overlaps_win() -> None:
-    found = plan([choice("fc1", "fwd", {"none": 10, "ring": 8}), choice("fc1", "bwd", {"none": 20, "bulk+bulk": 15})])
-    assert found.switches == []
-    assert found.overruled == []
-
-
 @pytest.mark.parametrize(
-    ("operator", "pass_name", "candidates", "switches"),
+    ("choices", "switches", "finals"),
     [
-        ("fc1", "fwd", {"none": 8, "ring": 10}, {"tp_comm_overlap_disable_fc1": True}),
-        ("qkv", "fwd", {"none": 8, "ring": 10}, {"tp_comm_overlap_disable_qkv": True}),
-        ("fc2", "fwd", {"none": 8, "pipeline": 10}, {"tp_comm_overlap_rs": False}),
-        ("proj", "bwd", {"none": 8, "ring": 10}, {"tp_comm_overlap_ag": False}),
-        ("fc1", "bwd", {"none": 20, "bulk": 15, "bulk+bulk": 18}, {"tp_comm_bulk_wgrad": False}),
-        ("fc1", "bwd", {"none": 20, "-+bulk": 15, "bulk+bulk": 18}, {"tp_comm_bulk_dgrad": False}),
-        ("qkv", "bwd", {"none": 8, "bulk+bulk": 9}, {"tp_comm_bulk_dgrad": False, "tp_comm_bulk_wgrad": False}),
-        ("qkv", "bwd", {"none": 9, "bulk+bulk": 8, "ring": 7}, RS_DGRAD_OF_QKV),
+        # Nothing to switch when overlaps win.
+        ({"fc1 fwd": {"none": 10, "ring": 8}, "fc1 bwd": {"none": 20, "bulk+bulk": 15}}, {}, ["ring", PAIR]),
+        ({"fc1 fwd": SLOWER}, NO_FC1, ["none"]),
+        ({"qkv fwd": SLOWER}, NO_QKV, ["none"]),
+        ({"fc2 fwd": {"none": 8, "pipeline": 10}}, {"tp_comm_overlap_rs": False}, ["none"]),
+        ({"proj bwd": SLOWER}, NO_AG, ["none"]),
+        ({"fc1 bwd": {"none": 20, "bulk": 15, "bulk+bulk": 18}}, NO_BULK_WGRAD, ["dgrad bulk"]),
+        ({"fc1 bwd": {"none": 20, "-+bulk": 15, "bulk+bulk": 18}}, NO_BULK_DGRAD, ["wgrad bulk"]),
+        ({"qkv bwd": SLOWER_BULK}, {**NO_BULK_DGRAD, **NO_BULK_WGRAD}, ["none"]),
+        ({"qkv bwd": {"none": 9, "bulk+bulk": 8, "ring": 7}}, RS_DGRAD_OF_QKV, ["ring"]),
+        # One operator's own switch leaves the others overlapped.
+        ({"fc1 fwd": SLOWER, "qkv fwd": FASTER, "fc2 bwd": FASTER}, NO_FC1, ["none", "ring", "ring"]),
+        # rs_dgrad would hold for both, unless qkv, whose forward pass wants no overlap anyway, is disabled.
+        (
+            {"qkv fwd": SLOWER_BY_1, "qkv bwd": {"none": 20, "bulk+bulk": 15}, "fc1 bwd": {"none": 20, "ring": 15}},
+            {**RS_DGRAD, **NO_QKV},
+            ["none", PAIR, "ring"],
+        ),
+        (NOTHING_PAYS, {"tp_comm_overlap": False}, ["none"] * 8),
     ],
 )
-def test_the_switch_that_a_choice_needs(
-    operator: str, pass_name: str, candidates: Times, switches: dict[str, bool]
-) -> None:
-    found = plan([choice(operator, pass_name, candidates)])
+def test_the_switch_that_a_choice_needs(choices: Choices, switches: dict[str, bool], finals: list[str]) -> None:
+    found = planned(choices)
     assert switched(found) == switches
+    assert names(found) == finals
     assert found.overruled == []
 
 
 def test_the_reason_names_slots_that_are_touched_unmeasured() -> None:
-    (advice,) = plan([choice("fc2", "fwd", {"none": 8, "ring": 10})]).switches
+    (advice,) = planned({"fc2 fwd": SLOWER}).switches
     assert advice.reason == "no overlap for fc2_fprop; proj_fprop not measured, but changed by it too"
     assert advice.flag == "--disable-tp-comm-overlap-rs"
 
 
-def test_one_operators_own_switch_leaves_the_others_overlapped() -> None:
-    found = plan(
-        [
-            choice("fc1", "fwd", {"none": 8, "ring": 10}),
-            choice("qkv", "fwd", {"none": 8, "ring": 5}),
-            choice("fc2", "bwd", {"none": 8, "ring": 5}),
-        ]
-    )
-    assert switched(found) == {"tp_comm_overlap_disable_fc1": True}
-    assert final(found) == ["none", "ring", "ring"]
-
-
 def test_a_shared_switch_goes_to_the_cheaper_sum_off() -> None:
     # Off loses 1 at fc2, on would lose 4 at proj.
-    found = plan([choice("proj", "bwd", {"none": 8, "ring": 12}), choice("fc2", "bwd", {"none": 8, "ring": 7})])
-    assert switched(found) == {"tp_comm_overlap_ag": False}
-    assert final(found) == ["none", "none"]
+    found = planned({"proj bwd": {"none": 8, "ring": 12}, "fc2 bwd": {"none": 8, "ring": 7}})
+    assert switched(found) == NO_AG
+    assert names(found) == ["none", "none"]
     assert found.overruled == [
         "TP=2 fc2 bwd: none instead of ring (+1.0 us): the switches hold for several slots at once, "
         "and a combination that allows it costs 3.0 us more in sum."
@@ -104,68 +115,23 @@ def test_a_shared_switch_goes_to_the_cheaper_sum_off() -> None:
 
 
 def test_a_shared_switch_goes_to_the_cheaper_sum_on() -> None:
-    found = plan([choice("proj", "bwd", {"none": 8, "ring": 9}), choice("fc2", "bwd", {"none": 8, "ring": 3})])
+    found = planned({"proj bwd": {"none": 8, "ring": 9}, "fc2 bwd": {"none": 8, "ring": 3}})
     assert found.switches == []
-    assert final(found) == ["ring", "ring"]
+    assert names(found) == ["ring", "ring"]
     assert found.overruled[0].startswith("TP=2 proj bwd: ring instead of none (+1.0 us)")
 
 
-def test_scattering_dgrad_and_bulk_go_together_by_an_operators_own_switch() -> None:
-    # rs_dgrad would hold for both, unless qkv, whose forward pass wants no overlap anyway, is disabled.
-    found = plan(
-        [
-            choice("qkv", "fwd", {"none": 8, "ring": 9}),
-            choice("qkv", "bwd", {"none": 20, "bulk+bulk": 15}),
-            choice("fc1", "bwd", {"none": 20, "ring": 15}),
-        ]
-    )
-    assert switched(found) == {"tp_comm_overlap_rs_dgrad": True, "tp_comm_overlap_disable_qkv": True}
-    assert found.overruled == []
-
-
 def test_scattering_dgrad_excludes_the_other_operators_bulk() -> None:
-    found = plan(
-        [
-            choice("qkv", "fwd", {"none": 18, "ring": 9}),
-            choice("qkv", "bwd", {"none": 20, "bulk+bulk": 15, "ring": 16}),
-            choice("fc1", "bwd", {"none": 20, "ring": 12, "bulk+bulk": 19}),
-        ]
-    )
-    assert switched(found) == {"tp_comm_overlap_rs_dgrad": True}
-    assert final(found) == ["ring", "ring", "ring"]
-
-
-def test_everything_off_when_nothing_pays() -> None:
-    slower = {"none": 8, "ring": 10}
-    found = plan(
-        [
-            choice("qkv", "fwd", slower),
-            choice("qkv", "bwd", {"none": 8, "bulk+bulk": 9}),
-            choice("proj", "fwd", slower),
-            choice("proj", "bwd", slower),
-            choice("fc1", "fwd", slower),
-            choice("fc1", "bwd", {"none": 8, "bulk+bulk": 9}),
-            choice("fc2", "fwd", slower),
-            choice("fc2", "bwd", slower),
-        ]
-    )
-    assert switched(found) == {"tp_comm_overlap": False}
+    of_qkv = {"qkv fwd": {"none": 18, "ring": 9}, "qkv bwd": {"none": 20, "bulk+bulk": 15, "ring": 16}}
+    found = planned({**of_qkv, "fc1 bwd": {"none": 20, "ring": 12, "bulk+bulk": 19}})
+    assert switched(found) == RS_DGRAD
+    assert names(found) == ["ring", "ring", "ring"]
 
 
 def test_the_plan_s_configuration_is_what_runs() -> None:
-    found = plan(
-        [
-            choice("fc2", "bwd", {"none": 8, "ring": 10}),
-            choice("fc1", "bwd", {"none": 20, "ring": 15}),
-            choice("fc1", "fwd", {"none": 8, "ring": 10}),
-        ]
-    )
+    found = planned({"fc2 bwd": SLOWER, "fc1 bwd": {"none": 20, "ring": 15}, "fc1 fwd": SLOWER})
     assert found.config.slots == {"fc1_dgrad": {"method": "ring_exchange"}}
     assert found.config.switches == {**DEFAULTS, **switched(found)}
     assert found.config.switches["tp_comm_overlap_rs_dgrad"]
     assert not found.config.switches["tp_comm_overlap_ag"]
-
-
-def test_a_plan_without_any_overlap() -> None:
-    found = plan([choice("fc1", "fwd", {"none": 8, "ring": 10})])
-    assert found.config == OverlapConfig({}, {**DEFAULTS, "tp_comm_overlap_disable_fc1": True})
+    assert planned({"fc1 fwd": SLOWER}).config == OverlapConfig({}, {**DEFAULTS, **NO_FC1})

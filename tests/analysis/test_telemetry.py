@@ -1,4 +1,5 @@
-"""Telemetry of training runs: read in whatever state it is, and put together over ranks and steps."""
+"""Telemetry of training runs: read in whatever state it is, and put together over ranks and steps. What is said of
+runs that are left out: made/telemetry_troubles among the golden files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import Timing
 from tests.analysis.telemetry_logs import record, wobbling, write_logs, write_run
-from tests.make_point import make_point, operator_config, resolved
+from tests.make_point import make_point, resolved
 
 TWO_RANKS = resolved("fsdp", **{"distributed.dp_size": 2})
 
@@ -46,9 +47,7 @@ def test_logs_alone_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_result_beside_the_logs_tells_more(tmp_path: Path) -> None:
-    point = resolved("fsdp", **{"distributed.dp_size": 2})
-    directory = make_point("fsdp", tmp_path, point, step_us=1500.0, name="fsdp_a", spread_us=10.0)
-    run = only_run(write_run(directory))
+    run = only_run(write_run(make_point("fsdp", tmp_path, TWO_RANKS, step_us=1500.0, spread_us=10.0)))
     assert run.point
     assert run.environment["host"] == "node7"
     selection = select(run)
@@ -57,20 +56,15 @@ def test_a_result_beside_the_logs_tells_more(tmp_path: Path) -> None:
     assert found["point_ms"].median == 1.5
     assert found["speedup"].median == pytest.approx(2000 / 1500, rel=0.02)
     assert found["hidden_fraction"].median == pytest.approx(0.5, abs=0.03)
-    assert found["peak_memory_gb"].median == 11.5
-    assert found["peak_memory_gb"].noise is None
+    assert (found["peak_memory_gb"].median, found["peak_memory_gb"].noise) == (11.5, None)
 
 
 def test_the_hidden_fraction_selects_no_rounds(tmp_path: Path) -> None:
     """The floor was disturbed in half of the rounds: ratios of the others alone would say 0.4."""
-    samples_us = {
-        "point": [1600.0] * 15,
-        "none": [2000.0] * 15,
-        "floor": [*[1000.0, 2001.0] * 7, 1500.0],
-    }
+    floor_us = [*[1000.0, 2001.0] * 7, 1500.0]
+    samples_us = {"point": [1600.0] * 15, "none": [2000.0] * 15, "floor": floor_us}
     times = {name: Timing(sorted(of)[7], min(of), max(of), of) for name, of in samples_us.items()}
-    directory = make_point("fsdp", tmp_path, resolved("fsdp"), name="fsdp", step=times)
-    run = only_run(write_run(directory))
+    run = only_run(write_run(make_point("fsdp", tmp_path, step=times)))
     selection = select(run)
     known = aggregates(run, series(run, selection.measured), selection, dips=0)
     expected = hidden(times)
@@ -99,16 +93,6 @@ def test_every_field_of_a_record_is_read(tmp_path: Path) -> None:
     assert medians["max_concurrency"] == one.max_concurrency == 2
     for name, share in one.utilisation.items():
         assert medians[f"utilisation_{name}"] == pytest.approx(share)
-
-
-def test_launch_bound_runs_are_one_sentence(tmp_path: Path) -> None:
-    for i in range(5):
-        write_run(make_point("fsdp", tmp_path, TWO_RANKS, name=f"fsdp_{i}", launch_bound=True), steps=5)
-    (warning,) = read_telemetry(tmp_path).warnings
-    assert warning.startswith("5 runs are launch-bound, ")
-    assert warning.endswith(": fsdp_0, fsdp_1, fsdp_2, and 2 more.")
-    (alone,) = read_telemetry(tmp_path / "fsdp_1").warnings
-    assert alone.startswith("fsdp_1 is launch-bound: ")
 
 
 def test_what_the_steps_come_to(tmp_path: Path) -> None:
@@ -189,30 +173,18 @@ def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
     assert [run.name for run in read_telemetry(tmp_path).runs] == ["fsdp_1", "a/fsdp_2", "b/fsdp_2"]
 
 
-def test_what_is_left_out_is_said(tmp_path: Path) -> None:
-    point = resolved("fsdp", **{"distributed.dp_size": 2})
-    write_run(make_point("fsdp", tmp_path, point, name="good"), steps=5)
-    write_run(make_point("fsdp", tmp_path, point, name="bad", status="failed", error="CUDA out of memory"))
-    make_point("fsdp", tmp_path, point, name="bare")
-    write_run(make_point("fsdp", tmp_path, resolved("fsdp"), name="half"), steps=5)
-    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
+def test_runs_are_read_that_have_telemetry_and_succeeded(tmp_path: Path) -> None:
+    write_run(make_point("fsdp", tmp_path, TWO_RANKS, name="good"), steps=5)
+    write_run(make_point("fsdp", tmp_path, TWO_RANKS, name="bad", status="failed", error="CUDA out of memory"))
+    make_point("fsdp", tmp_path, TWO_RANKS, name="bare")
+    write_run(make_point("fsdp", tmp_path, name="half"), steps=5)
+    make_point("operator", tmp_path)
+    (write_run(tmp_path / "lost", steps=5, ranks=3) / "rank_1_metrics.jsonl").unlink()
     reading = read_telemetry(tmp_path)
-    assert [run.name for run in reading.runs] == ["good", "half"]
+    assert {run.name: run.ranks for run in reading.runs} == {"good": [0, 1], "half": [0, 1], "lost": [0, 2]}
     assert reading.problems == []
-    assert sorted(reading.warnings) == [
-        f"{tmp_path} also has 1 result of workload=operator, left out; "
-        "give directories without telemetry to compare them.",
-        "bad is left out: failed: CUDA out of memory",
-        "bare is left out: it has no telemetry beside its result; copy its rank_<r>_metrics.jsonl, too.",
-        "half has the telemetry of 2 of 4 ranks.",
-    ]
-
-
-def test_a_rank_that_was_not_copied_is_said(tmp_path: Path) -> None:
-    (write_run(tmp_path / "run", steps=5, ranks=3) / "rank_1_metrics.jsonl").unlink()
-    reading = read_telemetry(tmp_path)
-    assert reading.warnings == ["run has the telemetry of 2 of 3 ranks."]
-    assert reading.runs[0].ranks == [0, 2]
+    # Of the failed one, the bare one, the operator, and both that lack ranks.
+    assert len(reading.warnings) == 5
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
@@ -274,13 +246,11 @@ def test_a_bad_line_is_one_sentence_and_the_rest_is_read(tmp_path: Path, change:
 def test_a_file_of_nonsense_is_one_sentence(tmp_path: Path) -> None:
     write_run(tmp_path / "good", steps=6)
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(b"nonsense\n" * 1000)
-    reading = read_telemetry(tmp_path)
-    assert [run.name for run in reading.runs] == ["good"]
-    (problem,) = reading.problems
-    assert "and 999 more lines: left out" in problem
-    (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(b"\n" * 1_000_000)
-    assert "line 1001 and what follows is not read" in read_telemetry(tmp_path).problems[0]
+    for content, said in ((b"nonsense\n" * 1000, "and 999 more lines"), (b"\n" * 1_000_000, "line 1001 and what")):
+        (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(content)
+        reading = read_telemetry(tmp_path)
+        assert [run.name for run in reading.runs] == ["good"]
+        assert [said in problem for problem in reading.problems] == [True]
 
 
 def test_large_files_and_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +258,11 @@ def test_large_files_and_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.
     content = path.read_bytes()
     with path.open("ab") as file:
         file.truncate(telemetry.MOST_BYTES + 1)
-    assert read_telemetry(tmp_path).problems == [f"{path} has more than 1024 MiB, so it is not read; remove it."]
+    assert ["1024 MiB" in problem for problem in read_telemetry(tmp_path).problems] == [True]
     monkeypatch.setattr(telemetry, "MOST_LINE_BYTES", 1 << 20)
     path.write_bytes(content + b" " * (2 << 20))
     reading = read_telemetry(tmp_path)
-    assert reading.problems == [f"{path}: line 7 has more than 1 MiB: it and what follows is not read."]
+    assert ["line 7 has more than 1 MiB" in problem for problem in reading.problems] == [True]
     assert len(reading.runs[0].steps[0]) == 6
 
 

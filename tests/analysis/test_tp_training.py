@@ -1,18 +1,17 @@
+"""Which stack is fastest. How it is told: made/stack_answers, made/stacks and tp_training among the golden files."""
+
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from overlap_sweep.analysis.points import Point, read_points
+from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.step_communication import StepCommunication, communication_of
 from overlap_sweep.analysis.tp_training import (
-    Grid,
     Shares,
     TpTrainingAnalysis,
     analyse_tp_training,
@@ -20,18 +19,15 @@ from overlap_sweep.analysis.tp_training import (
     setting_of,
     shares_of,
 )
-from overlap_sweep.analysis.tp_training_answers import in_words, warnings
-from overlap_sweep.analysis.tp_training_frame import (
-    ANSWER_COLUMNS,
-    COLUMNS,
-    answer_rows,
-    tp_training_rows,
-)
+from overlap_sweep.analysis.tp_training_answers import warnings
+from overlap_sweep.analysis.tp_training_frame import answer_rows
 from overlap_sweep.analysis.tp_training_losses import tolerance_of
-from overlap_sweep.run_directory import RESULT_FILE, TpTrainingStep
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.run_directory import TpTrainingStep
+from tests.analysis.reading import trace_row
 from tests.made_sweeps import write_sweep_of_stacks
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
+
+Stacks = Mapping[str, Mapping[str, Any]]
 
 
 def analyses_of(
@@ -47,25 +43,17 @@ def analysis_of(directory: Path) -> TpTrainingAnalysis:
     return analysis
 
 
+def of_stacks(directory: Path, stacks: Stacks) -> TpTrainingAnalysis:
+    """Of one point for each stack, and what is special about its run."""
+    for impl, run in stacks.items():
+        make_point("tp_training", directory, stack_config(impl), **run)
+    return analysis_of(directory)
+
+
 def test_the_fastest_of_each_grid_and_of_all(tmp_path: Path) -> None:
     analysis = analysis_of(write_sweep_of_stacks(tmp_path))
-    assert str(analysis.case) == "qwen3_tiny, 2 layers, sequences of 512, batch 2, bfloat16 on NVIDIA H200"
-    assert in_words(analysis) == [
-        "TP=2 DP=2: megatron is fastest, 1.10x [1.09, 1.11] as fast as async_tp, 1.65x [1.64, 1.66] as fast as autotp "
-        "zero2, the slowest; it takes 10.000 ms a step, 204,800 tokens/s",
-        "TP=4 DP=1: megatron and async_tp are equally fast (1.00x [0.99, 1.02] between them); fsdp_dtensor takes 1.29x "
-        "[1.27, 1.30] as long; megatron takes 7.000 ms a step, 146,286 tokens/s",
-        "most tokens/s per GPU: TP=2 DP=2 megatron, 51,200, 10.1% of its peak",
-        "DP=1: the losses agree (largest difference 0.0004 at step 6)",
-        "DP=2: the losses agree (largest difference 0.0004 at step 6)",
-    ]
-    assert [row.setting for row in analysis.rows][:5] == [
-        "megatron",
-        "async_tp",
-        "fsdp_dtensor",
-        "autotp",
-        "autotp zero2",
-    ]
+    settings = ["megatron", "async_tp", "fsdp_dtensor", "autotp", "autotp zero2"]
+    assert [row.setting for row in analysis.rows][:5] == settings
     best = analysis.rows[0]
     assert (best.tokens_per_s, best.tokens_per_s_per_gpu) == (pytest.approx(204_800), pytest.approx(51_200))
     # 4e12 operations in 10 ms on 4 GPUs.
@@ -73,58 +61,53 @@ def test_the_fastest_of_each_grid_and_of_all(tmp_path: Path) -> None:
     assert best.mfu == pytest.approx(100.0 / 989.4)
     assert best.memory_allocated_gb == pytest.approx(10.6)
     assert warnings(analysis) == []
+    first, second = answer_rows([analysis])
+    assert (first["next"], first["tied"], first["best_of_all"]) == ("async_tp", None, True)
+    assert (first["over_next"], first["over_slowest"]) == (pytest.approx(1.1), pytest.approx(1.65))
+    assert (second["next"], second["tied"], second["best_of_all"]) == ("fsdp_dtensor", "async_tp", False)
 
 
-def test_warm_up_takes_no_part_in_times_but_in_losses(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={0: 7.2}))
-    for impl in ("megatron", "fsdp_dtensor"):
-        make_point("tp_training", tmp_path, stack_config(impl))
-    analysis = analysis_of(tmp_path)
-    assert {row.time_us for row in analysis.rows} == {10_000.0}
-    assert analysis.rows[0].step.repeats == 5
-    assert [row.impl for row in analysis.rows if row.deviates] == ["autotp"]
+OTHERS: Stacks = {"megatron": {}, "async_tp": {"step_us": 12_000.0}}
+NO_NUMBERS = {"losses": falling(off={6: None})}
 
 
-def test_who_deviates_never_wins(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp"), step_us=5_000.0, losses=falling(off={4: 6.4}))
-    make_point("tp_training", tmp_path, stack_config("fsdp_dtensor"), step_us=10_000.0)
-    make_point("tp_training", tmp_path, stack_config("megatron"), step_us=8_000.0)
-    analysis = analysis_of(tmp_path)
-    assert in_words(analysis) == [
-        "TP=2 DP=1: megatron is fastest, 1.25x [1.24, 1.26] as fast as fsdp_dtensor; it takes 8.000 ms a step, "
-        "128,000 tokens/s; not compared, as it computes something else: autotp",
-        "TP=2 DP=1 autotp computes something else: its loss deviates from step 4 on, there by 0.03",
-    ]
-    assert analysis.best
-    assert analysis.best.impl == "megatron"
+@pytest.mark.parametrize(
+    ("autotp", "others", "deviating", "best"),
+    [
+        # Warm-up takes no part in times, but in losses.
+        ({"losses": falling(off={0: 7.2})}, OTHERS, {"autotp"}, "megatron"),
+        ({"losses": falling(off={4: 6.4})}, OTHERS, {"autotp"}, "megatron"),
+        ({"norms": [1.5, 1.5, 1.5, 1.4, 1.5, 1.5, 1.5]}, OTHERS, {"autotp"}, "megatron"),
+        # A loss that is no number deviates, unless all are; of two that differ nobody is right.
+        (NO_NUMBERS, OTHERS, {"autotp"}, "megatron"),
+        (NO_NUMBERS, {"megatron": NO_NUMBERS}, set(), None),
+        ({"losses": falling(off={2: 6.0})}, {"megatron": {}}, {"autotp", "megatron"}, None),
+    ],
+    ids=["warm-up", "loss", "gradients", "no number", "no numbers", "two"],
+)
+def test_who_deviates_never_wins(
+    tmp_path: Path, autotp: Mapping[str, Any], others: Stacks, deviating: set[str], best: str | None
+) -> None:
+    stacks = {"autotp": {"step_us": 5_000.0, **autotp}, **others}
+    analysis = of_stacks(tmp_path, stacks)
+    assert {row.impl for row in analysis.rows if row.deviates} == deviating
+    assert {row.impl for row in analysis.rows if row.diverges} == {
+        impl for impl, run in stacks.items() if run.get("losses") == NO_NUMBERS["losses"]
+    }
+    assert (analysis.best.impl if analysis.best else None) == best
 
 
-def test_gradients_deviate_too(tmp_path: Path) -> None:
-    norms = [1.5, 1.5, 1.5, 1.4, 1.5, 1.5, 1.5]
-    make_point("tp_training", tmp_path, stack_config("autotp"), step_us=5_000.0, norms=norms)
-    make_point("tp_training", tmp_path, stack_config("megatron"))
-    make_point("tp_training", tmp_path, stack_config("async_tp"))
-    (line,) = [line for line in in_words(analysis_of(tmp_path)) if "gradient norm" in line]
-    assert line == "TP=2 DP=1 autotp computes something else: its gradient norm deviates from step 3 on, there by 0.07"
-
-
-def test_of_two_that_differ_nobody_is_right(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={2: 6.0}))
-    make_point("tp_training", tmp_path, stack_config("megatron"))
-    assert in_words(analysis_of(tmp_path)) == [
-        "TP=2 DP=1: no answer, as none computes what the others do",
-        "losses or gradients differ from step 2 on, and it cannot be told who is right: TP=2 DP=1 autotp, TP=2 DP=1 "
-        "megatron",
-    ]
+def test_warm_up_takes_no_part_in_times(tmp_path: Path) -> None:
+    analysis = of_stacks(tmp_path, {"autotp": {}, "megatron": {}})
+    assert [(row.time_us, row.step.repeats) for row in analysis.rows] == [(10_000.0, 5)] * 2
 
 
 def test_many_settings_of_one_implementation_do_not_outvote_the_others(tmp_path: Path) -> None:
     for stage in (0, 1, 2):
         point = stack_config("autotp", **{"tp_training.zero_stage": stage})
         make_point("tp_training", tmp_path, point, losses=falling(times=1.1))
-    for impl in ("fsdp_dtensor", "megatron"):
-        make_point("tp_training", tmp_path, stack_config(impl))
-    assert {row.impl for row in analysis_of(tmp_path).rows if row.deviates} == {"autotp"}
+    analysis = of_stacks(tmp_path, {"fsdp_dtensor": {}, "megatron": {}})
+    assert {row.impl for row in analysis.rows if row.deviates} == {"autotp"}
 
 
 @pytest.mark.parametrize(("dtype", "times", "agrees"), [("float32", 1.0005, False), ("bfloat16", 1.0005, True)])
@@ -136,32 +119,15 @@ def test_what_rounding_explains_is_no_deviation(tmp_path: Path, dtype: str, time
     assert tolerance_of("fp32") == (1e-4, 1e-3)
 
 
-def test_a_loss_that_is_no_number_deviates_unless_all_are(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={6: None}))
-    make_point("tp_training", tmp_path, stack_config("megatron"))
-    make_point("tp_training", tmp_path, stack_config("async_tp"))
-    analysis = analysis_of(tmp_path)
-    assert {row.impl: (row.deviates, row.diverges) for row in analysis.rows}["autotp"] == (True, True)
-    assert analysis.best
-    assert analysis.best.impl != "autotp"
-    for impl in ("autotp", "megatron"):
-        make_point("tp_training", tmp_path / "all", stack_config(impl), losses=falling(off={6: None}))
-    assert in_words(analysis_of(tmp_path / "all"))[0] == "TP=2 DP=1: no answer, as none has a loss that is a number"
-
-
-def test_other_data_are_not_compared(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp", 2, 1))
-    make_point("tp_training", tmp_path, stack_config("autotp", 1, 2), losses=falling(times=2.0))
-    analysis = analysis_of(tmp_path)
-    assert [row.losses for row in analysis.rows] == [None, None]
-    assert analysis.losses == []
-    assert {row["losses_agree"] for row in answer_rows([analysis])} == {None}
-
-
-def test_tensor_parallel_sizes_of_the_same_data_are_compared(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("megatron", 2, 1))
-    make_point("tp_training", tmp_path, stack_config("megatron", 4, 1), losses=falling(times=1.1))
-    assert all(row.deviates for row in analysis_of(tmp_path).rows)
+def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path / "other", stack_config("autotp", 2, 1))
+    make_point("tp_training", tmp_path / "other", stack_config("autotp", 1, 2), losses=falling(times=2.0))
+    other = analysis_of(tmp_path / "other")
+    assert ([row.losses for row in other.rows], other.losses) == ([None, None], [])
+    assert {row["losses_agree"] for row in answer_rows([other])} == {None}
+    make_point("tp_training", tmp_path / "same", stack_config("megatron", 2, 1))
+    make_point("tp_training", tmp_path / "same", stack_config("megatron", 4, 1), losses=falling(times=1.1))
+    assert all(row.deviates for row in analysis_of(tmp_path / "same").rows)
 
 
 def test_repetitions_are_one_row(tmp_path: Path) -> None:
@@ -169,10 +135,8 @@ def test_repetitions_are_one_row(tmp_path: Path) -> None:
         make_point("tp_training", tmp_path, stack_config(repetition=repetition), step_us=step_us)
     make_point("tp_training", tmp_path, stack_config(runtime={"device": "cuda", "max_connections": 1}), step_us=8_000.0)
     analysis = analysis_of(tmp_path)
-    assert sorted((row.setting, len(row.points), row.step.repeats) for row in analysis.rows) == [
-        ("fsdp_dtensor", 2, 10),
-        ("fsdp_dtensor #2", 1, 5),
-    ]
+    rows = sorted((row.setting, len(row.points), row.step.repeats) for row in analysis.rows)
+    assert rows == [("fsdp_dtensor", 2, 10), ("fsdp_dtensor #2", 1, 5)]
     assert len(analysis.of_points) == 3
 
 
@@ -216,41 +180,23 @@ def test_what_trains_otherwise_is_another_case(tmp_path: Path, other: dict[str, 
     assert len(analyses_of(tmp_path)) == 2
 
 
-def test_options_beside_their_defaults_are_told_with_the_case(tmp_path: Path) -> None:
-    point = stack_config(**{"tp_training.learning_rate": 0.001, "tp_training.gradient_accumulation_steps": 4})
-    make_point("tp_training", tmp_path, point)
-    told = "batch 2, 4 micro batches, bfloat16, learning_rate=0.001 on NVIDIA H200"
-    assert str(analysis_of(tmp_path).case).endswith(told)
-
-
 def test_one_timed_step_beats_nothing(tmp_path: Path) -> None:
     short = {"tp_training.num_training_steps": 3}
     make_point("tp_training", tmp_path, stack_config("autotp", **short), step_us=10_000.0)
     make_point("tp_training", tmp_path, stack_config("megatron", **short), step_us=9_000.0)
     analysis = analysis_of(tmp_path)
-    said = "TP=2 DP=1: megatron and autotp differ by less than the noise (1.11x between them); megatron takes"
-    assert in_words(analysis)[0].startswith(said)
+    assert [row.setting for row in analysis.answers[0].ties] == ["megatron", "autotp"]
     assert math.isnan(analysis.rows[0].step.noise_us)
-    assert warnings(analysis) == ["Fewer than 5 timed steps, so the noise is hardly known: all settings."]
+    assert len(warnings(analysis)) == 1
 
 
 def test_a_ratio_is_positive_however_large_the_noise(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp"), step_us=10_000.0, spread_us=4_900.0)
-    make_point("tp_training", tmp_path, stack_config("megatron"), step_us=20_000.0, spread_us=9_900.0)
-    analysis = analysis_of(tmp_path)
-    autotp, megatron = analysis.rows
+    stacks = {"autotp": {"spread_us": 4_900.0}, "megatron": {"step_us": 20_000.0, "spread_us": 9_900.0}}
+    autotp, megatron = of_stacks(tmp_path, stacks).rows
     interval = ratio_interval(megatron, autotp)
     # Of both notches, 1.57 x 9.8 / sqrt(5) of 10 ms and 1.57 x 19.8 / sqrt(5) of 20 ms.
     noise = math.hypot(1.57 * 0.98, 1.57 * 0.99) / math.sqrt(5)
     assert (interval.low, interval.high) == pytest.approx((2 / (1 + noise), 2 * (1 + noise)))
-    assert "[1.01, 3.96]" in in_words(analysis)[0]
-
-
-def test_what_has_nothing_beside_it_is_told_as_that(tmp_path: Path) -> None:
-    make_point("tp_training", tmp_path, stack_config("autotp"))
-    assert in_words(analysis_of(tmp_path)) == [
-        "TP=2 DP=1: autotp takes 10.000 ms a step, 102,400 tokens/s, nothing to compare it with"
-    ]
 
 
 def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
@@ -260,10 +206,8 @@ def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
         directory = make_point("tp_training", tmp_path, stack_config(impl))
         seen[directory] = StepCommunication(total_us, 100.0, waiting_us)
     (analysis,) = analyses_of(tmp_path, seen)
-    assert warnings(analysis) == [
-        "In the profiled steps one rank waits for another, longer than it takes to communicate; comm and exposed are "
-        "without that: TP=2 DP=1 autotp (0.600 ms)."
-    ]
+    (said,) = warnings(analysis)
+    assert said.endswith(": TP=2 DP=1 autotp (0.600 ms).")
 
 
 @pytest.mark.parametrize(
@@ -302,138 +246,19 @@ def test_utilisation_is_of_the_peak_that_is_known(
     ],
 )
 def test_shares_add_up(parts_us: tuple[float, float, float], shares: Shares) -> None:
-    forward_us, backward_us, optimizer_us = parts_us
-    step = TpTrainingStep(
-        **{"step": 0, "warmup": False, "loss": 1.0, "grad_norm": 1.0, "step_us": 100.0},
-        **{"forward_us": forward_us, "backward_us": backward_us, "optimizer_us": optimizer_us},
-    )
+    parts = dict(zip(("forward_us", "backward_us", "optimizer_us"), parts_us, strict=True))
+    step = TpTrainingStep(step=0, warmup=False, loss=1.0, grad_norm=1.0, step_us=100.0, **parts)
     assert shares_of([step, step]) == pytest.approx(shares)
-
-
-def trace_row(iteration: int, rank: int, span_us: float, comm_us: float, exposed_us: float) -> TraceRow:
-    counts = dict.fromkeys(("num_gemm_events", "num_comm_events", "num_wait_events", "num_compute_events"), 1)
-    times = dict.fromkeys(("gemm_busy_us", "wait_us", "overlap_us", "idle_us"), 0.0)
-    return TraceRow(
-        **{"file": f"rank{rank}", "rank": rank, "iteration": iteration, "phase": "all", "overlap_ratio": None},
-        **{"span_us": span_us, "comm_busy_us": comm_us, "exposed_comm_us": exposed_us},
-        **times,
-        **counts,
-    )
 
 
 def test_communication_is_that_of_the_rank_that_waits_least() -> None:
     rows = [
-        *(trace_row(0, 0, 100.0, 90.0, 90.0), trace_row(0, 1, 200.0, 40.0, 10.0)),
-        *(trace_row(1, 0, 300.0, 60.0, 30.0), trace_row(1, 1, 200.0, 10.0, 0.0)),
+        trace_row(0, 0, "all", 100.0, comm_busy_us=90.0, exposed_comm_us=90.0),
+        trace_row(1, 0, "all", 200.0, comm_busy_us=40.0, exposed_comm_us=10.0),
+        trace_row(0, 1, "all", 300.0, comm_busy_us=60.0, exposed_comm_us=30.0),
+        trace_row(1, 1, "all", 200.0, comm_busy_us=10.0, exposed_comm_us=0.0),
     ]
     found = communication_of(rows)
     assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
     assert (found.hidden_us, found.hidden_fraction) == (20.0, 0.8)
     assert communication_of([]) is None
-
-
-def test_rows_have_every_column(tmp_path: Path) -> None:
-    directory = write_sweep_of_stacks(tmp_path)
-    points = read_points(directory).points
-    ok = next(point for point in points if point.status == "ok")
-    analyses = analyse_tp_training(points, {ok.directory: StepCommunication(4000.0, 1000.0)})
-    rows = tp_training_rows(points, analyses, directory)
-    assert len(rows) == 11
-    assert all(list(row) == list(COLUMNS) for row in rows)
-    assert [row["comm_us"] for row in rows if row["comm_us"]] == [4000.0]
-    assert sorted(row["impl"] for row in rows if row["chosen"]) == ["megatron", "megatron"]
-    failed = next(row for row in rows if row["status"] == "failed")
-    assert (failed["setting"], failed["tp_size"], failed["dp_size"], failed["step_us"]) == ("fsdp_dtensor", 1, 4, None)
-    first, second = answer_rows(analyses)
-    assert list(first) == list(ANSWER_COLUMNS)
-    assert (first["next"], first["tied"], first["best_of_all"]) == ("async_tp", None, True)
-    assert first["over_next"] == pytest.approx(1.1)
-    assert first["over_slowest"] == pytest.approx(1.65)
-    assert (second["next"], second["tied"], second["best_of_all"]) == ("fsdp_dtensor", "async_tp", False)
-
-
-def missing(directory: Path, config: dict[str, Any]) -> Point:
-    (directory / "missing" / ".hydra").mkdir(parents=True)
-    (directory / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(config))
-    (point,) = read_points(directory).points
-    return point
-
-
-@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), (None, None)])
-def test_a_missing_point_is_as_hydra_composed_it(tmp_path: Path, dtype: str | None, precision: str | None) -> None:
-    composed = stack_config(backend="auto", precision=None) | {"impl": None, "dp_size": None}
-    composed["tp_training"] |= {"dtype": dtype, "seq_length": None, "num_training_steps": None, "warmup_steps": None}
-    composed["workload"]["tokens"] = None
-    del composed["language_model"]
-    point = missing(tmp_path, composed)
-    assert (point.status, point.is_tp_training) == ("missing", True)
-    assert point.case == ("qwen3_tiny", "fsdp_dtensor", "cuda", precision, None)
-    assert Grid(point.config["tp_size"], point.config["dp_size"]) == Grid(2, 1)
-    (row,) = tp_training_rows([point], [], tmp_path)
-    assert (row["setting"], row["dtype"], row["status"]) == ("fsdp_dtensor", dtype, "missing")
-
-
-Change = Callable[[dict[str, Any]], Any]
-
-
-def _step(number: int, **changes: Any) -> Change:
-    return lambda r: r["tp_training"]["steps"][number].update(changes)
-
-
-BAD: dict[str, tuple[Change, str]] = {
-    "nothing measured": (lambda r: r.update(tp_training=None), "ok without a timed step"),
-    "no step": (lambda r: r["tp_training"].update(steps=[]), "ok without a timed step"),
-    "warm-up only": (lambda r: [s.update(warmup=True) for s in r["tp_training"]["steps"]], "ok without a timed step"),
-    "zero": (_step(3, step_us=0.0), "a step 3 without whole times"),
-    "negative": (_step(3, forward_us=-1.0), "a step 3 without whole times"),
-    "huge": (_step(3, backward_us=1e300), "a step 3 without whole times"),
-    "norm": (_step(3, grad_norm=-1.0), "a step 3 whose loss or gradient norm is none"),
-    "memory": (_step(3, memory_peak_gb=1e300), "a step 3 with a memory that is none"),
-    "twice": (_step(3, step=2), "steps that don't follow each other"),
-    "backwards": (lambda r: r["tp_training"]["steps"].reverse(), "steps that don't follow each other"),
-    "late": (_step(6, step=10**12), "steps that don't follow each other"),
-    "samples": (lambda r: r["tp_training"].update(samples_per_step=7), "7 samples in a step of 2"),
-    "tokens": (lambda r: r["tp_training"].update(tokens_per_step=7), "7 tokens in a step of 1024"),
-    "parameters": (lambda r: r["tp_training"].update(parameters=0), "0 parameters"),
-    "flops": (lambda r: r["tp_training"].update(flops_per_step=-1.0), "-1 operations"),
-    "host": (lambda r: r["tp_training"].update(host_ahead_us=1e300), "a host that is 1e+300 us ahead"),
-    "details": (lambda r: r["tp_training"].update(details={"a": [0] * 200_000}), "holds more than"),
-    "impl": (lambda r: r["point"].update(impl="\x1b[2J"), "which is none of autotp"),
-    "no impl": (lambda r: r["point"].update(impl=None), "no result of a point"),
-    "dp_size": (lambda r: r["point"].update(dp_size=0), "describes no point"),
-    "tp_size": (lambda r: r["point"].update(tp_size=10**12), "describes no point"),
-    "dtype": (lambda r: r["point"]["tp_training"].update(dtype="float64"), "which is none of bfloat16"),
-    "batch": (lambda r: r["point"]["tp_training"].update(batch_size=None), "describes no point"),
-    "sequence": (lambda r: r["point"]["tp_training"].update(seq_length=None), "no result of a point"),
-    "rate": (lambda r: r["point"]["tp_training"].update(learning_rate="a"), "describes no point"),
-    "no learning rate": (lambda r: r["point"]["tp_training"].pop("learning_rate"), "learning_rate"),
-    "no vocabulary": (lambda r: r["point"]["tp_training"].pop("vocab_parallel"), "vocab_parallel"),
-    "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "describes no point"),
-    "attention": (lambda r: r["point"]["tp_training"].update(attn_impl="x" * 200), "too long or not printable"),
-    "file": (lambda r: r["point"]["tp_training"].update(tp_comm_overlap_cfg="\u202egnp"), "too long or not printable"),
-    "layers": (lambda r: r["point"]["language_model"].update(num_hidden_layers=0), "no result of a point"),
-    "no model": (lambda r: r["point"].pop("language_model"), "no result of a point"),
-    "no section": (lambda r: r["point"].pop("tp_training"), "describes no point"),
-}
-
-
-@pytest.mark.parametrize(("change", "said"), BAD.values(), ids=BAD)
-def test_a_result_that_cannot_be_is_one_sentence(tmp_path: Path, change: Change, said: str) -> None:
-    path = make_point("tp_training", tmp_path) / RESULT_FILE
-    result = json.loads(path.read_text())
-    change(result)
-    path.write_text(json.dumps(result))
-    reading = read_points(tmp_path)
-    (problem,) = reading.problems
-    assert said in problem
-    assert str(path) in problem
-    assert len(problem.splitlines()) == 1
-    assert not reading.points
-
-
-def test_options_of_a_later_version_are_no_problem(tmp_path: Path) -> None:
-    path = make_point("tp_training", tmp_path) / RESULT_FILE
-    result = json.loads(path.read_text())
-    result["point"]["tp_training"]["something_new"] = {"a": 1}
-    path.write_text(json.dumps(result))
-    assert analysis_of(tmp_path).rows

@@ -7,39 +7,20 @@ import pytest
 
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.traces import METRICS, read_traces, summarise
-from overlap_sweep.trace.overlap import TraceRow, analyse_trace
-from tests.analysis.reading import choices
+from overlap_sweep.trace.overlap import analyse_trace
+from tests.analysis.reading import choices, trace_row
 from tests.make_point import make_point, operator_config, pass_times
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
-
-
-def row(rank: int, iteration: int, phase: str, span_us: float, ratio: float | None = 0.5, gemms: int = 4) -> TraceRow:
-    return TraceRow(
-        file=f"trace_rank{rank}.json.gz",
-        rank=rank,
-        iteration=iteration,
-        phase=phase,
-        span_us=span_us,
-        gemm_busy_us=span_us / 2,
-        comm_busy_us=span_us / 4,
-        wait_us=1.0,
-        overlap_us=span_us / 8,
-        exposed_comm_us=span_us / 8,
-        idle_us=2.0,
-        overlap_ratio=ratio,
-        num_gemm_events=gemms,
-        num_comm_events=2,
-        num_wait_events=0,
-        num_compute_events=1,
-    )
 
 
 def test_slowest_rank_of_each_iteration_then_median_over_iterations() -> None:
     rows = []
     for iteration, spans in enumerate([(100.0, 900.0), (120.0, 80.0), (90.0, 160.0)]):
         for rank, span_us in enumerate(spans):
-            rows += [row(rank, iteration, phase, span_us, gemms=4 + rank) for phase in ("fwd", "bwd", "all")]
+            rows += [
+                trace_row(rank, iteration, phase, span_us, num_gemm_events=4 + rank) for phase in ("fwd", "bwd", "all")
+            ]
     metrics = summarise(rows)
     # Slowest: 900 (rank 1), 120 (rank 0), 160 (rank 1).
     assert metrics["operator_e2e_time_us"] == 160.0
@@ -50,7 +31,7 @@ def test_slowest_rank_of_each_iteration_then_median_over_iterations() -> None:
 
 
 def test_what_no_iteration_has_is_left_out() -> None:
-    metrics = summarise([row(0, 0, "all", 100.0, ratio=None), row(0, 0, "fwd", 100.0, ratio=None)])
+    metrics = summarise([trace_row(0, 0, phase, 100.0, overlap_ratio=None) for phase in ("all", "fwd")])
     assert "forward_overlap_ratio" not in metrics
     assert "backward_e2e_time_us" not in metrics
     assert summarise([]) == {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from overlap_sweep.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.store.sqlite import SqliteStore
+from tests.golden import made_analysis, made_report
 from tests.golden.archives import unpack
 from tests.golden.made_up import MADE_UP
 
@@ -24,7 +25,7 @@ class Case:
     build: Callable[[Path], object]
     commands: tuple[str, ...] = (REPORT,)
     files: tuple[str, ...] | None = None
-    """What of the written files is held; None is all of it."""
+    """What of the written files is held, as patterns; None is all of it."""
 
 
 def recorded(name: str, *commands: str) -> Case:
@@ -32,9 +33,9 @@ def recorded(name: str, *commands: str) -> Case:
     return Case(name, lambda folder: unpack(name, folder / "sweep"), (REPORT, *commands))
 
 
-def made(name: str, build: Callable[[Path], object], *commands: str) -> Case:
+def made(name: str, build: Callable[[Path], object], *commands: str, files: tuple[str, ...] = ("summary.txt",)) -> Case:
     """The report of a made-up sweep, for the words of what is rare; its tables and charts are those of others."""
-    return Case(f"made/{name}", lambda folder: build(folder / "sweep"), (REPORT, *commands), files=("summary.txt",))
+    return Case(f"made/{name}", lambda folder: build(folder / "sweep"), (REPORT, *commands), files)
 
 
 def _two_sweeps(folder: Path) -> None:
@@ -103,7 +104,7 @@ CASES = (
             "trace h200x4_llama3_70b_layer_te_default.json.gz --by kernel --top 8 --phase bwd",
             "trace h200x4_llama3_70b_layer_ring_rs.json.gz --by stream --format csv",
             "trace . --by rank",
-            f"compare {LAYERS} --by class",
+            f"compare {LAYERS} --by class --output out",
             f"compare {LAYERS} --format json",
         ),
     ),
@@ -116,4 +117,11 @@ CASES = (
         ),
     ),
     *(made(name, build) for name, build in MADE_UP.items()),
+    *(made(name, build, *made_analysis.COMMANDS.get(name, ())) for name, build in made_analysis.MADE_UP.items()),
+    *(
+        made(name, build, *made_report.COMMANDS.get(name, ()), files=made_report.FILES_OF.get(name, made_report.FILES))
+        for name, build in made_report.MADE_UP.items()
+    ),
+    Case("made/compared", made_report.write_compared, made_report.COMPARISONS),
+    Case("made/ranks", made_report.write_ranks, made_report.OF_RANKS),
 )

@@ -5,19 +5,23 @@ python -m tests.golden.outputs [CASE...]    writes the golden files anew
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
 import tempfile
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from unittest import mock
 
+from overlap_sweep.report.comparison.charts import Chart
 from tests.analyze import analyze
 from tests.golden.cases import CASES, Case
-from tests.golden.page_text import page_text
+from tests.golden.page_text import DATA, chart_text, page_text
 
 EXPECTED = Path(__file__).parent / "expected"
 BINARY = {".parquet", ".png"}
@@ -34,16 +38,21 @@ def outputs(case: Case, folder: Path) -> dict[str, str]:
 
     The folder must be empty.
     """
-    with chdir(folder), mock.patch.dict(os.environ, ENVIRONMENT), _drawing_no_images():
+    with chdir(folder), mock.patch.dict(os.environ, ENVIRONMENT), drawing_no_images():
         case.build(folder)
         transcript = "".join(_run(command) for command in case.commands)
     found = {"commands.txt": transcript}
     for path in sorted((folder / "out").rglob("*")):
         if path.suffix == ".html":
             found |= page_text(path.read_text())
+        elif path.suffix == ".png" and path.stat().st_size:
+            found["charts.txt"] = found.get("charts.txt", "") + chart_text(path.stem, json.loads(path.read_text()))
         elif path.is_file() and path.suffix not in BINARY:
             found[_name(path.relative_to(folder / "out"))] = path.read_text()
-    kept = {name for name in found if case.files is None or name in case.files}
+    if case.files is None:
+        # It is in charts.txt.
+        found.pop(DATA, None)
+    kept = {name for name in found if case.files is None or any(fnmatch(name, held) for held in case.files)}
     return {name: _settled(found[name]) for name in found if name in {"commands.txt", *kept}}
 
 
@@ -58,9 +67,21 @@ def _run(command: str) -> str:
     return f"$ python analyze.py {command}\n{printed}exit status {ran.returncode}\n\n"
 
 
-def _drawing_no_images() -> mock._patch[mock.Mock]:
-    """PNGs are drawn from the chart specifications, which are compared themselves; it takes most of a report's time."""
-    return mock.patch("overlap_sweep.report.page.pngs._rendered", return_value=b"")
+@contextmanager
+def drawing_no_images() -> Iterator[None]:
+    """PNGs are drawn from chart specifications, which are compared themselves; it takes most of a report's time.
+
+    The page has those of its charts in it; a comparison's PNGs hold theirs instead.
+    """
+    with (
+        mock.patch("overlap_sweep.report.page.pngs._rendered", return_value=b""),
+        mock.patch("overlap_sweep.report.comparison.files.as_png", _specification),
+    ):
+        yield
+
+
+def _specification(chart: Chart) -> bytes:
+    return json.dumps(chart.spec).encode()
 
 
 def _settled(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -26,6 +27,7 @@ _BLOCKS = {
 }
 _CELLS = {"td", "th"}
 _CODE = "application/json"
+DATA = "chart_data.txt"
 WIDTH = 140
 """Of a line of a chart's specification, where it can be folded."""
 
@@ -81,11 +83,18 @@ class _Page(HTMLParser):
 
 
 def page_text(html: str) -> dict[str, str]:
-    """Returns `page.txt`, the text with a line for each row of a table, and `charts.txt`, what its charts draw."""
+    """Returns `page.txt`, the text with a line for each row of a table, `charts.txt`, what its charts draw, and
+    `chart_data.txt`, of what."""
     page = _Page()
     page.feed(html)
-    charts = (line for name, spec in page.charts.items() for line in _chart_lines(name, spec))
-    return {"page.txt": "\n".join(page.lines) + "\n", "charts.txt": "\n".join(charts) + "\n"}
+    charts = "".join(chart_text(name, spec) for name, spec in page.charts.items())
+    data = "".join(f"{line}\n" for name, spec in page.charts.items() for line in _data_lines(name, spec))
+    return {"page.txt": "\n".join(page.lines) + "\n", "charts.txt": charts, DATA: data}
+
+
+def chart_text(name: str, spec: dict[str, Any]) -> str:
+    """Returns a Vega-Lite specification as lines."""
+    return "".join(f"{line}\n" for line in _chart_lines(name, spec))
 
 
 def _chart_lines(name: str, spec: dict[str, Any]) -> Iterator[str]:
@@ -98,6 +107,15 @@ def _chart_lines(name: str, spec: dict[str, Any]) -> Iterator[str]:
     yield from _folded(json.loads(drawn))
     for short, rows in datasets.items():
         yield f"-- {short}"
+        yield from (json.dumps(row, ensure_ascii=False) for row in rows)
+
+
+def _data_lines(name: str, spec: dict[str, Any]) -> Iterator[str]:
+    """Rows alone, for charts that differ from others in these."""
+    scales = sorted(set(re.findall('"type": "(linear|log|symlog)"', json.dumps(spec))))
+    yield f"== {name}, scales: {', '.join(scales)}"
+    for rows in spec.get("datasets", {}).values():
+        yield "--"
         yield from (json.dumps(row, ensure_ascii=False) for row in rows)
 
 

@@ -14,8 +14,9 @@ import yaml
 from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import RESULT_FILE
-from tests.made_sweeps import write_sweep
-from tests.make_point import RING, implementation, make_point, operator_config
+from tests.made_sweeps import rounds
+from tests.make_point import MEASURED as WORKLOADS
+from tests.make_point import RING, implementation, make_point, missing_point, operator_config, rewrite
 from tests.report.hostile_sweeps import PAYLOAD, only_problem
 
 
@@ -28,7 +29,7 @@ def _yaml_bomb() -> str:
 BAD_YAML = {
     "bomb": _yaml_bomb(),
     "itself": "&a\nmodel: *a\nphases: *a\n",
-    "deep": "[" * 20_000,
+    "deep": "[" * 5_000,
     "no time": "model: 2001-13-45",
     "no number": 'model: !!int ""',
     "digits": "model: " + "9" * 5000,
@@ -40,8 +41,8 @@ BAD_YAML = {
 
 @pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)
 def test_a_bad_yaml_is_one_sentence(tmp_path: Path, text: str) -> None:
-    write_sweep(tmp_path)
-    (tmp_path / "missing" / ".hydra").mkdir(parents=True)
+    make_point("operator", tmp_path, **BULK)
+    missing_point(tmp_path, {})
     (tmp_path / "missing" / ".hydra" / "config.yaml").write_text(text)
     (tmp_path / "multirun.yaml").write_text(text)
     assert "missing" in only_problem(tmp_path)
@@ -52,11 +53,9 @@ def test_a_bad_yaml_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("template", ["fc1_fprop: {{num_sm: {}}}", "fc1_fprop: {{method: {}}}"])
 def test_a_bomb_is_not_written_out(tmp_path: Path, template: str) -> None:
-    slots = yaml.safe_load(_yaml_bomb())
+    assert yaml.safe_load(_yaml_bomb())["a29"]
     path = tmp_path / "cfg.yaml"
-    anchored = "fc1_dgrad: &z {num_sm: 1}\n" + _yaml_bomb()
-    path.write_text(anchored + template.format("*a29"))
-    assert slots["a29"]
+    path.write_text("fc1_dgrad: &z {num_sm: 1}\n" + _yaml_bomb() + template.format("*a29"))
     with pytest.raises(UserError) as error:
         overlap_cfg.read(path)
     assert len(str(error.value)) < 1000
@@ -64,11 +63,16 @@ def test_a_bomb_is_not_written_out(tmp_path: Path, template: str) -> None:
 
 Change = Callable[[dict[str, Any]], Any]
 
-BAD_RESULTS: dict[str, Change] = {
+BAD_ANYWHERE: dict[str, Change] = {
     "huge integer": lambda r: r["environment"].update(cpu_count=10**30),
-    "huge tp_size": lambda r: r["point"].update(tp_size=10**12),
     "deep": lambda r: r["environment"].update(deep=json.loads("[" * 100 + "]" * 100)),
     "many": lambda r: r["conditions"].update(start={"all": [0] * 200_000}),
+    "no GPU": lambda r: r["environment"].update(gpu=["a"]),
+    "no packages": lambda r: r["environment"].update(packages=[1]),
+    "no conditions": lambda r: r["conditions"].update(start={"gpus": [{"temperature_c": "hot"}]}),
+    "huge tp_size": lambda r: r["point"].update(tp_size=10**12),
+}
+BAD_OPERATORS: dict[str, Change] = {
     "infinite": lambda r: r["times"]["fwd"]["point"].update(median_us=1e300),
     "negative": lambda r: r["times"]["fwd"]["none"].update(median_us=-1.0),
     "no slot": lambda r: r["settings"].update({PAYLOAD: {"method": "bulk"}}),
@@ -77,22 +81,7 @@ BAD_RESULTS: dict[str, Change] = {
     "no knob": lambda r: r["settings"].update({"fc1_dgrad": {"method": "bulk", PAYLOAD: 1}}),
     "no number": lambda r: r["settings"].update({"fc1_dgrad": {"method": "bulk", "num_sm": "4)]; import os"}}),
     "no phase": lambda r: r["point"].update(phases={PAYLOAD: {"method": "bulk"}}),
-    "no GPU": lambda r: r["environment"].update(gpu=["a"]),
-    "no packages": lambda r: r["environment"].update(packages=[1]),
-    "no conditions": lambda r: r["conditions"].update(start={"gpus": [{"temperature_c": "hot"}]}),
 }
-
-
-@pytest.mark.parametrize("change", BAD_RESULTS.values(), ids=BAD_RESULTS)
-def test_a_bad_result_is_one_sentence(tmp_path: Path, change: Change) -> None:
-    write_sweep(tmp_path)
-    path = (
-        make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), name="bad") / RESULT_FILE
-    )
-    result = json.loads(path.read_text())
-    change(result)
-    path.write_text(json.dumps(result))
-    assert str(path) in only_problem(tmp_path)
 
 
 def change_implementation(**changes: Any) -> Change:
@@ -142,34 +131,37 @@ BAD_KERNELS: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("change", BAD_KERNELS.values(), ids=BAD_KERNELS)
-def test_a_bad_kernel_is_one_sentence(tmp_path: Path, change: Change) -> None:
-    write_sweep(tmp_path)
-    path = (
-        make_point(
-            "kernel", tmp_path, implementations={"ring_exchange": implementation(150.0, setting=RING)}, name="bad"
-        )
-        / RESULT_FILE
-    )
-    result = json.loads(path.read_text())
-    change(result)
-    path.write_text(json.dumps(result))
-    assert str(path) in only_problem(tmp_path)
+KERNEL = {"implementations": {"ring_exchange": implementation(150.0, setting=RING)}}
+BULK = {"point": operator_config(2, "fc1", "all", "bulk", num_sm=4)}
+MEASURED: dict[str, dict[str, Any]] = {"operator": BULK, "kernel": KERNEL, "layer": {"variants": {"none": rounds(1.0)}}}
+BAD = [(workload, name, change) for workload in WORKLOADS for name, change in BAD_ANYWHERE.items()]
+BAD += [("operator", name, change) for name, change in BAD_OPERATORS.items()]
+BAD += [("kernel", name, change) for name, change in BAD_KERNELS.items()]
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"schema": NaN}', '{"schema": 1e999}', "\0", ""])
+@pytest.mark.parametrize(("workload", "name", "change"), BAD, ids=[f"{workload} {name}" for workload, name, _ in BAD])
+def test_a_bad_result_is_one_sentence(tmp_path: Path, workload: str, name: str, change: Change) -> None:
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=8))
+    path = make_point(workload, tmp_path, **MEASURED.get(workload, {}), name="bad")
+    rewrite(path, change)
+    assert str(path / RESULT_FILE) in only_problem(tmp_path)
+
+
+NO_JSON = ("[" * 100_000, '{"environment":' + '{"a":' * 100_000, '{"schema": NaN}', '{"schema": 1e999}', "\0", "")
+
+
+@pytest.mark.parametrize("text", NO_JSON, ids=lambda text: text[:12])
 @pytest.mark.parametrize("name", ["bad/result.json", "tuner.json", "search.json"])
 def test_no_json_is_one_sentence(tmp_path: Path, text: str, name: str) -> None:
-    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4))
+    make_point("operator", tmp_path, **BULK)
     (tmp_path / "bad").mkdir()
-    content = text if text != '{"a":' * 100_000 else '{"environment":' + text
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(text)
     assert name.partition("/")[0] in only_problem(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["result.json", "tuner.json"])
 def test_what_is_no_ordinary_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    write_sweep(tmp_path)
+    make_point("operator", tmp_path, **BULK)
     (tmp_path / "bad").mkdir()
     os.mkfifo(tmp_path / "bad" / name)
     assert "is no ordinary file" in only_problem(tmp_path)

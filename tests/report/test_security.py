@@ -13,13 +13,12 @@ import re
 import shutil
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow
 import pytest
 import yaml
-from playwright.sync_api import Browser
 from pyarrow import parquet
 
 from overlap_sweep import overlap_cfg
@@ -31,11 +30,11 @@ from overlap_sweep.report.console import console_for, print_lines
 from overlap_sweep.report.csv_text import csv_cell
 from overlap_sweep.run_directory import RESULT_FILE, trace_file
 from overlap_sweep.tuner.api import Report
-from tests.analyze import analyze, files_below, on_terminal
+from tests.analyze import Ran, analyze, files_below
 from tests.made_sweeps import write_sweep, write_tuned_sweep
-from tests.make_point import make_point, operator_config
+from tests.make_point import make_point, missing_point, operator_config
+from tests.report.conftest import Made
 from tests.report.hostile_sweeps import (
-    FOLDER,
     MARKS,
     PAYLOAD,
     TERMINAL,
@@ -44,21 +43,27 @@ from tests.report.hostile_sweeps import (
     write_hostile_sweep,
 )
 from tests.report.page.reports import analysis_of, parsed
-from tests.report.page.test_browser import ALL_DRAWN, chromium
+from tests.report.terminals import shown
 
-__all__ = ["chromium"]
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
+BULK = operator_config(2, "fc1", "all", "bulk", num_sm=4)
 PACKAGE = Path(__file__).parent.parent.parent / "overlap_sweep"
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Analysed; not to be changed."""
-    directory = write_hostile_sweep(tmp_path_factory.mktemp("hostile"))
-    process = analyze(directory)
-    assert_sentences(process.stderr)
+    """A sweep, not to be changed; reports about it are in `reports` beside it."""
+    place = tmp_path_factory.mktemp("hostile")
+    directory = write_hostile_sweep(place / "sweep")
+    before = files_below(directory)
+    process = analyze(directory, "--output", place / "reports")
+    assert_refused_among_errors(process)
     assert_harmless(process.stdout)
-    assert process.returncode == 1
+    # Results are read and reports written, and nothing else.
+    assert files_below(directory) == before
+    assert {path.name for path in place.iterdir()} == {"sweep", "reports"}
     return directory
 
 
@@ -67,40 +72,22 @@ def assert_harmless(text: str) -> None:
     assert not {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t"}
 
 
-def assert_sentences(stderr: str) -> None:
-    assert "Traceback" not in stderr
-    assert_harmless(stderr)
-
-
-def assert_refused(process: Any, *words: str) -> None:
-    """One error sentence that has these words, and status 1."""
+def assert_refused_among_errors(process: Ran) -> None:
     assert process.returncode == 1
-    assert_sentences(process.stderr)
-    errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == len(process.stderr.splitlines()) == 1, process.stderr[:2000]
-    for word in words:
-        assert word in errors[0]
+    assert_harmless(process.stderr)
 
 
-def assert_refused_among(process: Any, *words: str) -> None:
-    """As `assert_refused`, among warnings."""
-    assert process.returncode == 1
-    assert_sentences(process.stderr)
-    (error,) = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
-    assert all(word in error for word in words)
-
-
-def outside_of(directory: Path) -> Path:
-    outside = directory.with_name(f"{directory.name}_outside")
-    outside.mkdir()
-    return outside
+def assert_refused(process: Ran, *words: str) -> None:
+    """One error that has these words, perhaps among warnings, and status 1."""
+    assert_harmless(process.stderr)
+    process.assert_error(*words)
 
 
 # The page
 
 
 def test_no_element_and_no_attribute_is_injected(hostile: Path) -> None:
-    found = parsed((hostile / "report.html").read_text())
+    found = parsed((hostile.parent / "reports" / "report.html").read_text())
     tags = {tag for tag, _ in found.tags}
     assert not tags & {"svg", "img", "iframe", "object", "embed", "base", "form"}
     assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
@@ -115,6 +102,7 @@ def test_no_element_and_no_attribute_is_injected(hostile: Path) -> None:
             assert "<" not in script
 
 
+@pytest.mark.end_to_end
 def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None:
     said: list[str] = []
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
@@ -124,8 +112,8 @@ def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto((hostile / "report.html").as_uri())
-    page.wait_for_function(ALL_DRAWN, timeout=60_000)
+    page.goto((hostile.parent / "reports" / "report.html").as_uri())
+    page.wait_for_function("document.documentElement.dataset.drawn === 'all'", timeout=60_000)
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     tooltips = 0
     marks = page.locator("figure.chart svg .mark-rect path, figure.chart svg .mark-symbol path")
@@ -152,33 +140,30 @@ def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("query", "{}", "--columns", "all"),
-        ("query", "{}", "--layers", "--format", "csv"),
-        ("query", "{}", "--kernels", "--format", "csv"),
-        ("query", "{}", "--format", "json"),
-        ("query", "{}", "speedup > 0", "--fail-if", "model != 'x'"),
-        ("compare", "a={}", "b={}"),
-        ("trace", "{}", "--by", "kernel"),
-        ("trace", "{}", "--by", "kernel", "--format", "csv"),
-        ("trace", "{}", "--by", "stream", "--format", "json"),
+        "query {} --columns all",
+        *(f"query {{}} --{kind} --format csv" for kind in ("layers", "kernels", "training", "copies", "tp-training")),
+        "query {} --format json",
+        "query {} speedup>0 --fail-if model!='x'",
+        "compare a={} b={}",
+        "trace {} --by kernel",
+        "trace {} --by kernel --format csv",
+        "trace {} --by stream --format json",
     ],
 )
-def test_no_command_obeys_what_it_reads(hostile: Path, arguments: tuple[str, ...]) -> None:
-    process = analyze(*(argument.format(hostile) for argument in arguments))
-    assert_sentences(process.stderr)
+def test_no_command_obeys_what_it_reads(hostile: Path, arguments: str) -> None:
+    process = analyze(*(word.replace("{}", str(hostile)) for word in arguments.split()))
+    assert_harmless(process.stderr)
     assert_harmless(process.stdout)
     assert "attacked" in process.stdout + process.stderr
     if "json" in arguments:
         assert any(PAYLOAD in str(value) for row in json.loads(process.stdout) for value in row.values())
 
 
-def test_a_terminal_gets_no_control_characters_but_our_own(hostile: Path) -> None:
-    shown = on_terminal(200, "query", hostile, "--columns", "model,error")
-    assert "attacked" in shown
-    assert "\x1b]" not in shown
-    assert "\x1b[2J" not in shown
-    assert "\x9b" not in shown
-    assert "\u202e" not in shown
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_terminal_gets_no_control_characters_but_our_own(hostile: Path, columns: int) -> None:
+    text = shown(columns, "query", hostile, "--columns", "model,error", status=1)
+    assert "attacked" in text
+    assert_harmless(text)
 
 
 def test_texts_are_no_markup() -> None:
@@ -192,15 +177,16 @@ def test_texts_are_no_markup() -> None:
 
 
 def test_files_to_train_with_hold_what_was_measured_and_no_more(hostile: Path) -> None:
-    path = hostile / "optimal_tp_comm_overlap_cfg_tp4.yaml"
+    reports = hostile.parent / "reports"
+    path = reports / "optimal_tp_comm_overlap_cfg_tp4.yaml"
     text = path.read_text()
     assert "attacked" in text
     assert_harmless(text)
     (case,) = analysis_of(hostile).cases
     assert yaml.safe_load(text) == case.config(4).slots == overlap_cfg.read(path).slots
     assert overlap_cfg.read(path).switches == case.config(4).switches
-    assert json.loads((hostile / "ub_cfgs_tp4.json").read_text()) == case.config(4).slots
-    module = ast.parse((hostile / "megatron_bridge_preset_tp4.py").read_text())
+    assert json.loads((reports / "ub_cfgs_tp4.json").read_text()) == case.config(4).slots
+    module = ast.parse((reports / "megatron_bridge_preset_tp4.py").read_text())
     assert [type(node) for node in module.body] == [ast.ImportFrom, ast.Assign]
     called = {ast.unparse(node.func) for node in ast.walk(module) if isinstance(node, ast.Call)}
     assert all(name.endswith("OverlapCfg") for name in called)
@@ -216,7 +202,7 @@ def test_files_to_train_with_hold_what_was_measured_and_no_more(hostile: Path) -
         '"""\n__import__("os").abort()\n"""',
     ],
 )
-def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str) -> None:
+def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str, no_page: None) -> None:
     slots = {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
     written = overlap_cfg.OverlapConfig(slots)
     (tmp_path / "a.yaml").write_text(exports.megatron_yaml(written, [name, f"  {name}"]))
@@ -224,7 +210,7 @@ def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str) -> None:
     module = ast.parse(exports.megatron_bridge_preset(written, [name], "preset"))
     assert [type(node) for node in module.body] == [ast.ImportFrom, ast.Assign]
     sweep = tmp_path / "sweep"
-    make_point("operator", sweep, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=name))
+    make_point("operator", sweep, {**BULK, "model": {"name": name}})
     assert analyze(sweep).returncode == 0
     of_sweep = overlap_cfg.read(sweep / "optimal_tp_comm_overlap_cfg_tp2.yaml")
     (case,) = analysis_of(sweep).cases
@@ -234,27 +220,26 @@ def test_names_are_neither_switches_nor_code(tmp_path: Path, name: str) -> None:
 
 def test_cells_are_no_formulas(hostile: Path) -> None:
     for name in ("points.csv", "layers.csv", "kernels.csv"):
-        text = (hostile / name).read_text()
+        text = (hostile.parent / "reports" / name).read_text()
         assert_harmless(text)
         cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
         assert any(cell.startswith("'=cmd") for cell in cells)
         assert not [cell for cell in cells if cell.startswith(("=", "+", "@"))]
     assert [csv_cell(value) for value in ("-x", "a=b", -1.5, None)] == ["'-x", "a=b", -1.5, None]
-    assert (pd.read_parquet(hostile / "points.parquet")["model"] == PAYLOAD).all()
+    assert (pd.read_parquet(hostile.parent / "reports" / "points.parquet")["model"] == PAYLOAD).all()
 
 
 # Places
 
 
 @pytest.mark.parametrize("name", ["../secret.json", "/etc/passwd", "..", "", "linked.json.gz", "pipe.json.gz"])
-def test_a_trace_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
+def test_a_trace_elsewhere_is_not_read(tmp_path: Path, name: str, no_page: None) -> None:
     sweep = tmp_path / "sweep"
-    outside = outside_of(sweep)
+    outside = tmp_path / "outside"
+    outside.mkdir()
     (tmp_path / "secret.json").write_bytes(hostile_trace())
     (outside / "trace.json.gz").write_bytes(hostile_trace())
-    point = make_point(
-        "operator", sweep, operator_config(2, "fc1", "all", "bulk", num_sm=4), traces=[name, trace_file(0)]
-    )
+    point = make_point("operator", sweep, BULK, traces=[name, trace_file(0)])
     (point / trace_file(0)).write_bytes(hostile_trace())
     (point / "linked.json.gz").symlink_to(outside / "trace.json.gz")
     os.mkfifo(point / "pipe.json.gz")
@@ -266,23 +251,19 @@ def test_a_trace_elsewhere_is_not_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["the directory", "result.json", ".hydra", "tuner.json", "search.json"])
-def test_what_leads_elsewhere_is_refused_alone(tmp_path: Path, what: str) -> None:
+def test_what_leads_elsewhere_is_refused_alone(tmp_path: Path, what: str, no_page: None) -> None:
     sweep = write_tuned_sweep(tmp_path / "sweep")
-    outside = outside_of(sweep)
-    other = make_point("operator", outside, operator_config(2, "fc2", model="secret_model"))
+    other = make_point("operator", tmp_path / "outside", operator_config(2, "fc2", model="secret_model"))
+    missing = missing_point(tmp_path / "outside", operator_config(2, "fc2", model="secret_model"))
+    linked = sweep / "linked"
     if what == "the directory":
-        (sweep / "linked").symlink_to(other)
-    elif what == ".hydra":
-        (outside / "hydra").mkdir()
-        (outside / "hydra" / "config.yaml").write_text(yaml.safe_dump(operator_config(2, "fc2", model="secret_model")))
-        (sweep / "linked").mkdir()
-        (sweep / "linked" / ".hydra").symlink_to(outside / "hydra")
-    elif what == "result.json":
-        (sweep / "linked").mkdir()
-        (sweep / "linked" / RESULT_FILE).symlink_to(other / RESULT_FILE)
+        linked.symlink_to(other)
+    elif what in (".hydra", RESULT_FILE):
+        linked.mkdir()
+        (linked / what).symlink_to((missing if what == ".hydra" else other) / what)
     else:
-        (sweep / what).rename(outside / what)
-        (sweep / what).symlink_to(outside / what)
+        (sweep / what).rename(tmp_path / "outside" / what)
+        (sweep / what).symlink_to(tmp_path / "outside" / what)
     process = analyze(sweep)
     assert_refused(process, "is a link that leads out of")
     assert "TP=4" in process.stdout
@@ -290,19 +271,19 @@ def test_what_leads_elsewhere_is_refused_alone(tmp_path: Path, what: str) -> Non
     assert not [path for path in written if b"secret_model" in path.read_bytes()]
 
 
-def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "sweep")
-    (tmp_path / "link").symlink_to(tmp_path / "sweep")
-    assert analyze(tmp_path / "link").returncode == 0
+def test_the_directory_itself_may_be_a_link(tmp_path: Path, made: Made) -> None:
+    (tmp_path / "link").symlink_to(made("operators"))
+    assert analyze(tmp_path / "link", "--output", tmp_path / "reports").returncode == 0
     assert analyze("query", tmp_path / "link").returncode == 0
 
 
 @pytest.mark.parametrize("place", ["plots", "case"])
 def test_nothing_is_written_elsewhere(tmp_path: Path, place: str) -> None:
     sweep = tmp_path / "sweep"
-    outside = outside_of(sweep)
+    outside = tmp_path / "outside"
+    outside.mkdir()
     for model in ("../../a", "b"):
-        make_point("operator", sweep, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model))
+        make_point("operator", sweep, {**BULK, "model": {"name": model}})
     if place == "plots":
         shutil.rmtree(next(sweep.glob("*/")))
     folder = Case("b", "transformer_engine", "NVIDIA H200", "bf16", 8192).name
@@ -332,7 +313,7 @@ def test_a_directory_whose_name_cannot_be_shown(tmp_path: Path) -> None:
     shutil.copytree(next(tmp_path.glob("*fc1*")), tmp_path / os.fsdecode(b"\xff\xfe"))
     process = analyze(tmp_path)
     assert process.returncode == 1
-    assert_sentences(process.stderr)
+    assert_harmless(process.stderr)
     assert process.stderr.count("has a name that cannot be shown") == 2
     assert "fc2" in process.stdout
 
@@ -357,7 +338,7 @@ def test_parquet_brings_no_pickle(tmp_path: Path) -> None:
     field = pyarrow.field("point", pyarrow.binary(), metadata=metadata)
     parquet.write_table(pyarrow.table([pyarrow.array([b"x"])], pyarrow.schema([field])), tmp_path / "points.parquet")
     process = analyze("query", tmp_path)
-    assert_sentences(process.stderr)
+    assert_harmless(process.stderr)
     assert not attacked.exists()
 
 
@@ -377,55 +358,11 @@ def test_nothing_here_loads_what_runs() -> None:
                     assert "shell" not in {keyword.arg for keyword in node.keywords}, path
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "__import__('os').abort()",
-        "time_us.__class__.__mro__[1].__subclasses__() == 1",
-        "time_us.to_pickle('x') == 1",
-        "time_us.apply('abort') > 1",
-        "@pd.io.common.os.system('x') == 1",
-        "time_us.pipe(print) == 1",
-        "(lambda: 1)() == time_us",
-        "[x for x in [time_us]] == 1",
-        "(y := time_us) > 1",
-        "f'{time_us.__class__}' == 'x'",
-        "time_us == `__import__('os').abort()`",
-        "time_us.str.contains.__globals__ == 1",
-        "model.str.contains('x', flags=1)",
-        "model.str.replace('a', 'b') == 'x'",
-        "model.str.contains(__name__)",
-        "time_us ** 99999999 > 1",
-        "time_us[0] > 1",
-        "time_us > 1; import os",
-        "time_us > 1\nimport os",
-        "time_us > 1 if model else 2",
-        "sin(time_us) > 1",
-        "model == 'x\u2028import os'.__class__",
-    ],
-)
-def test_an_expression_only_compares(expression: str) -> None:
-    frame = pd.DataFrame({"time_us": [1.0, 2.0], "model": ["a", "b"]})
-    with pytest.raises(UserError):
-        condition(frame, expression)
-
-
 def test_columns_named_like_code_are_only_columns() -> None:
     frame = pd.DataFrame({"time_us": [1.0], "__import__('os').abort()": [2.0]})
     assert condition(frame, "`__import__('os').abort()` > 1").mask.tolist() == [True]
     text = pd.DataFrame({"model": ["@x`a`\u2028"]})
     assert condition(text, "model == '@x`a`\\u2028'").mask.tolist() == [True]
-
-
-def test_results_are_read_and_reports_written_and_nothing_else(tmp_path: Path) -> None:
-    directory = write_hostile_sweep(tmp_path / "sweep")
-    before = files_below(directory)
-    analyze("query", directory)
-    assert files_below(directory) == before
-    analyze(directory, "--output", tmp_path / "reports")
-    assert files_below(directory) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"sweep", "reports"}
-    assert (directory / FOLDER).is_dir()
 
 
 @pytest.mark.parametrize("stream", ["²", "9" * 5000, "-1", PAYLOAD])
@@ -436,7 +373,7 @@ def test_a_timeline_takes_any_stream(tmp_path: Path, stream: str) -> None:
             event["tid"] = stream
     (tmp_path / "trace_rank0.json").write_text(json.dumps(trace))
     process = analyze("timeline", tmp_path / "trace_rank0.json", "--output", tmp_path / "timeline.json")
-    assert_sentences(process.stderr)
+    assert_harmless(process.stderr)
     assert process.returncode == 0
     assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
 
@@ -448,10 +385,10 @@ def test_traces_that_lead_elsewhere_are_no_traces(tmp_path: Path) -> None:
     (directory / "trace_rank0.json.gz").symlink_to(tmp_path / "secret.json.gz")
     (directory / "trace_rank1.json.gz").write_bytes(hostile_trace())
     process = analyze("trace", directory)
-    assert_refused_among(process, "is a link that leads out of")
+    assert_refused(process, "is a link that leads out of")
     assert "trace_rank1" in process.stdout
     assert "trace_rank0" not in process.stdout
-    assert_refused_among(analyze("compare", directory, tmp_path / "secret.json.gz"), "is a link that leads out of")
+    assert_refused(analyze("compare", directory, tmp_path / "secret.json.gz"), "is a link that leads out of")
     (directory / "trace_rank1.json.gz").unlink()
     process = analyze("timeline", directory, "--output", tmp_path / "timeline.json")
     assert process.returncode == 1

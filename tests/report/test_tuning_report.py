@@ -1,6 +1,9 @@
+"""tuning_report.json and results_*.json: names that other tools read, and numbers that one can compute by hand."""
+
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,140 +12,51 @@ import pytest
 import yaml
 
 from overlap_sweep.analysis.frame import COLUMNS
-from overlap_sweep.analysis.sweep import analyse
-from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.analysis.points import read_points
+from overlap_sweep.analysis.step_communication import StepCommunication, read_communication
+from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.report.files import write_reports
-from tests.made_sweeps import write_sweep
-from tests.make_point import default_timing, layer_config, make_point, operator_config, pass_times, variant
+from overlap_sweep.report.tp_training_files import results, write_results
+from overlap_sweep.run_directory import trace_file
+from tests.golden.made_report import TRACES
+from tests.make_point import (
+    ENVIRONMENT,
+    default_timing,
+    falling,
+    make_point,
+    operator_config,
+    pass_times,
+    rewrite,
+    stack_config,
+)
+from tests.report.page.reports import analysis_of
 
-TRACES = Path(__file__).parent.parent / "data" / "traces"
-
+pytestmark = pytest.mark.usefixtures("no_page")
+BULK = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+OF_PASSES = ("gemm_time_us", "comm_time_us", "overlap_time_us", "overlap_ratio", "e2e_time_us")
 DOCUMENTED_FIELDS = {
-    "config_id": str,
-    "operator": str,
-    "phase": str,
-    "tp_size": int,
-    "overlap_method": str,
-    "forward_gemm_time_us": float,
-    "forward_comm_time_us": float,
-    "forward_overlap_time_us": float,
-    "forward_overlap_ratio": float,
-    "forward_e2e_time_us": float,
-    "backward_gemm_time_us": float,
-    "backward_comm_time_us": float,
-    "backward_overlap_time_us": float,
-    "backward_overlap_ratio": float,
-    "backward_e2e_time_us": float,
-    "operator_e2e_time_us": float,
-    "total_overlap_ratio": float,
-    "num_gemm_events": int,
-    "num_comm_events": int,
+    **dict.fromkeys(("config_id", "operator", "phase", "overlap_method"), str),
+    **dict.fromkeys((f"{direction}_{name}" for direction in ("forward", "backward") for name in OF_PASSES), float),
+    **dict.fromkeys(("operator_e2e_time_us", "total_overlap_ratio"), float),
+    **dict.fromkeys(("tp_size", "num_gemm_events", "num_comm_events"), int),
 }
 """Of each configuration, and of what type: what other tools read of this report."""
 
-DOCUMENTED_SCALING = {"optimal_tp_size", "scaling_efficient", "scaling_ratios", "e2e_times", "reason"}
-
 
 def report_of(directory: Path) -> dict[str, Any]:
-    write_reports(analyse(directory, AnalysisConfig()), directory, "python analyze.py here")
-    return json.loads((directory / "tuning_report.json").read_text())
+    write_reports(analysis_of(directory), directory, "python analyze.py here")
+    return dict(json.loads((directory / "tuning_report.json").read_text()))
 
 
 def test_every_configuration_has_the_documented_fields(tmp_path: Path) -> None:
-    traced = make_point(
-        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), traces=["trace_rank0.json.gz"]
-    )
+    traced = make_point("operator", tmp_path / "traced", BULK, traces=["trace_rank0.json.gz"])
     shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", traced / "trace_rank0.json.gz")
-    first = report_of(tmp_path)["configurations"][0]
+    first = report_of(tmp_path / "traced")["configurations"][0]
     assert {name: type(first[name]) for name in DOCUMENTED_FIELDS} == DOCUMENTED_FIELDS
     assert first.keys() == {*COLUMNS, "overlap_method"}
-    assert (first["config_id"], first["overlap_method"]) == ("tp2_fc1_dgrad_bulk_sm4", "bulk")
-
-
-def test_what_was_not_traced_is_null(tmp_path: Path) -> None:
-    make_point(
-        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=pass_times(50.0, floor_us=100.0)
-    )
-    first = report_of(tmp_path)["configurations"][0]
-    assert first["total_overlap_ratio"] is None
-    assert first["hidden_fraction"] is None
-
-
-def test_counts_best_recommendations_and_switches(tmp_path: Path) -> None:
-    report = report_of(write_sweep(tmp_path))
-    assert report["counts"] == {
-        "points": 9, "ok": 6, "failed": 1, "timeout": 0, "skipped": 2, "missing": 0, "unreadable": 0, "launch_bound": 0,
-    }  # fmt: skip
-    assert report["objective"] == "time"
-    assert report["cases"][0]["environment"]["gpu"] == "NVIDIA H200"
-    best = {(entry["tp_size"], entry["slot"]): entry for entry in report["best"]}
-    assert {key: entry["config_id"] for key, entry in best.items()} == {
-        (2, "fc1_fprop"): "tp2_fc1_fprop_none",
-        (2, "fc1_dgrad"): "tp2_fc1_dgrad_bulk_sm4",
-        (2, "fc1_wgrad"): "tp2_fc1_wgrad_bulk_sm4",
-        (2, "fc2_fprop"): "tp2_fc2_fprop_pipeline_sm8_split4",
-        (4, "fc1_dgrad"): "tp4_fc1_dgrad_none",
-        (4, "fc1_wgrad"): "tp4_fc1_wgrad_none",
-    }
-    dgrad = best[2, "fc1_dgrad"]
-    assert (dgrad["time_us"], dgrad["none_us"], dgrad["speedup"]) == (320.0, 400.0, 1.25)
-    assert dgrad["hidden_fraction"] == pytest.approx(0.8)
-    sentences = [entry["recommendation"] for entry in report["recommendations"]]
-    assert sentences[:2] == [
-        "TP=2 fc1 fwd: don't overlap; the best overlap, ring_agg0, is 10.0% slower",
-        "TP=2 fc1 bwd: dgrad bulk_sm4 + wgrad bulk_sm4, 1.25x no overlap",
-    ]
-    assert [(entry["tp_size"], entry["name"], entry["value"]) for entry in report["switches"]] == [
-        (2, "tp_comm_overlap_disable_fc1", True),
-        (4, "tp_comm_bulk_dgrad", False),
-        (4, "tp_comm_bulk_wgrad", False),
-    ]
-
-
-def test_tp_scaling_has_the_documented_shape(tmp_path: Path) -> None:
-    scaling = report_of(write_sweep(tmp_path))["tp_scaling"]
-    # fc1: 200 + 320 at TP 2, 200 + 400 at TP 4, 1000 unsharded.
-    assert scaling["tolerance"] == 0.2
-    assert scaling["optimal_tp_size"] == 2
-    assert scaling["results"]["fc1"].keys() == DOCUMENTED_SCALING
-    assert scaling["results"]["fc1"]["e2e_times"] == {"1": 1000.0, "2": 520.0, "4": 600.0}
-    assert scaling["results"]["fc1"]["scaling_ratios"] == pytest.approx({"1": 1.0, "2": 1.04, "4": 2.4})
-    assert scaling["results"]["fc1"]["scaling_efficient"] == {"1": True, "2": True, "4": False}
-    assert scaling["results"]["fc2"]["e2e_times"] == {"1": 1000.0, "2": 550.0}
-
-
-def test_drift_of_the_baseline(tmp_path: Path) -> None:
-    for minute, none_us in enumerate((100.0, 100.0, 110.0, 110.0)):
-        times = pass_times(90.0, none_us=none_us)
-        point = operator_config(2, "fc1", "all", "bulk", num_sm=4)
-        make_point("operator", tmp_path, point, fwd=times, bwd=times, started=f"2026-11-20T21:0{minute}:00+00:00")
-    drifts = report_of(tmp_path)["drift"]
-    assert [(drift["pass"], drift["baseline"]) for drift in drifts] == [
-        ("bwd", "none"), ("bwd", "floor"), ("fwd", "none"), ("fwd", "floor"),
-    ]  # fmt: skip
-    first = drifts[0]
-    assert first["change"] == pytest.approx(0.1)
-    assert {name: first[name] for name in ("operator", "pass", "tp_size", "measurements")} == {
-        "operator": "fc1", "pass": "bwd", "tp_size": 2, "measurements": 4,
-    }  # fmt: skip
-    assert (first["median_us"], first["lowest_us"], first["highest_us"]) == (105.0, 100.0, 110.0)
-    summary = (tmp_path / "summary.txt").read_text()
-    assert "Baselines drifted: none by up to +10% (fc1 fwd, TP=2); settings are compared by what" in summary
-    assert "fc1 bwd floor" in summary
-
-
-def test_cases_are_apart(tmp_path: Path) -> None:
-    for tokens in (4096, 8192):
-        make_point(
-            "operator",
-            tmp_path,
-            operator_config(2, "fc1", "all", "bulk", num_sm=4, tokens=tokens),
-            bwd=pass_times(90.0),
-        )
-    report = report_of(tmp_path)
-    assert [case["tokens"] for case in report["cases"]] == [4096, 8192]
-    assert report["tp_scaling"] is None
-    assert {entry["case"] for entry in report["best"]} == {case["name"] for case in report["cases"]}
+    make_point("operator", tmp_path / "untraced", BULK, bwd=pass_times(50.0, floor_us=100.0))
+    first = report_of(tmp_path / "untraced")["configurations"][0]
+    assert (first["total_overlap_ratio"], first["hidden_fraction"]) == (None, None)
 
 
 def test_a_choice_that_the_switches_overrule_is_told_from_what_runs(tmp_path: Path) -> None:
@@ -153,71 +67,100 @@ def test_a_choice_that_the_switches_overrule_is_told_from_what_runs(tmp_path: Pa
     report = report_of(tmp_path)
     best = {entry["slot"]: entry for entry in report["best"]}
     assert best["proj_dgrad"]["config_id"] == "tp2_proj_dgrad_none"
-    assert best["fc2_dgrad"]["config_id"] == "tp2_fc2_dgrad_ring_agg0"
     assert (best["fc2_dgrad"]["time_us"], best["fc2_dgrad"]["setting_in_yaml"]) == (70.0, None)
     assert [(entry["name"], entry["value"]) for entry in report["switches"]] == [("tp_comm_overlap_ag", False)]
     assert len(report["cases"][0]["overruled"]["2"]) == 1
-    summary = (tmp_path / "summary.txt").read_text()
-    assert "fc2_dgrad    ring_agg0 *" in summary
-    assert "* TP=2 fc2 bwd: none instead of ring_agg0 (+10.0 us)" in summary
-    given = (tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()
-    assert yaml.safe_load(given) == {}
-    assert "fc2_dgrad: ring_agg0 is best, but the switches don't allow it beside the others" in given
+    assert yaml.safe_load((tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) == {}
 
 
-def test_the_default_stands_beside_none_and_floor(tmp_path: Path) -> None:
+def test_cases_are_apart_and_the_default_stands_beside_none(tmp_path: Path) -> None:
     times = pass_times(320.0, 400.0, 300.0, default=default_timing(352.0, none_us=400.0))
-    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), bwd=times)
+    for tokens in (4096, 8192):
+        make_point("operator", tmp_path, {**BULK, "workload": {**BULK["workload"], "tokens": tokens}}, bwd=times)
     report = report_of(tmp_path)
-    best = report["best"][0]
-    assert (best["default_us"], best["default_noise_us"]) == (352.0, 0.0)
-    assert best["speedup_over_default"] == pytest.approx(1.1)
-    sentence = "TP=2 fc1 bwd: dgrad bulk_sm4 + wgrad bulk_sm4, 1.25x no overlap, 1.10x the default"
-    assert report["recommendations"][0]["recommendation"] == sentence
-    assert report["recommendations"][0]["speedup_over_default"] == pytest.approx(1.1)
+    assert ([case["tokens"] for case in report["cases"]], report["tp_scaling"]) == ([4096, 8192], None)
+    assert {entry["case"] for entry in report["best"]} == {case["name"] for case in report["cases"]}
+    assert {(entry["default_us"], entry["speedup_over_default"]) for entry in report["best"]} == {(352.0, 1.1)}
 
 
-def test_without_a_default_it_is_null(tmp_path: Path) -> None:
-    report = report_of(write_sweep(tmp_path))
-    assert {entry["default_us"] for entry in report["best"]} == {None}
-    assert {entry["speedup_over_default"] for entry in report["recommendations"]} == {None}
-    assert "default" not in (tmp_path / "summary.txt").read_text()
+# results_{impl}_tp{n}_dp{m}.json, whose names a recorded sweep holds
 
 
-def test_what_a_point_warned_of_is_said_once(tmp_path: Path) -> None:
-    for num_sm in (1, 2):
-        make_point(
-            "operator",
-            tmp_path,
-            operator_config(2, "fc1", "all", "bulk", num_sm=num_sm),
-            warnings=["GPU 3 was throttled."],
-        )
-    report_of(tmp_path)
-    assert (tmp_path / "summary.txt").read_text().count("GPU 3 was throttled.") == 1
+def stacks_of(directory: Path) -> TpTrainingAnalysis:
+    (analysis,) = analyse_tp_training(read_points(directory).points, {})
+    return analysis
 
 
-def test_layers_with_their_variants(tmp_path: Path) -> None:
-    variants = {
-        "none": variant([100.0] * 6),
-        "file:a.yaml": variant(
-            [90.0] * 6, settings={"fc1_fprop": {"method": "ring_exchange"}}, switches={"tp_comm_overlap": True}
-        ),
+def test_numbers_of_a_stack_are_of_the_steps_after_the_warm_up(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path, stack_config("megatron", 2, 2), step_us=10_000.0, spread_us=100.0)
+    content = results(stacks_of(tmp_path).of_points[0])
+    assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6]
+    first, summary = content["steps"][0], content["summary"]
+    # 2048 tokens of both data-parallel ranks in 9.8 ms.
+    per_s = {"tokens_per_sec": 2048 / 0.0098, "samples_per_sec": 4 / 0.0098}
+    times_s = {"step_time_s": 0.0098, "forward_time_s": 0.3 * 0.0098}
+    assert {name: first[name] for name in (*per_s, *times_s)} == pytest.approx(per_s | times_s)
+    assert (first["loss"], first["grad_norm"], summary["num_steps"]) == (6.8, 1.5, 5)
+    mean_tokens_per_s = sum(2048 / time_s for time_s in (0.0098, 0.0102, 0.0100, 0.0101, 0.0099)) / 5
+    expected = {
+        **{"avg_step_time_ms": 10.0, "std_step_time_ms": math.sqrt(0.1 / 4), "avg_tokens_per_sec": mean_tokens_per_s},
+        **{"avg_loss": 6.6, "final_loss": 6.4, "tflops_per_gpu": 100.0, "mfu_pct": 100 * 100 / 989.4},
+        "tokens_per_sec_per_gpu": 2048 / 0.01 / 4,
     }
-    make_point(
-        "layer", tmp_path, layer_config(training=True), variants=variants, name="a", warnings=["GPU 3 was throttled."]
-    )
-    make_point("layer", tmp_path, variants={}, name="b", status="failed", error="boom")
-    report = report_of(tmp_path)
-    assert report["counts"]["points"] == 2
-    assert (report["cases"], report["configurations"]) == ([], [])
-    measured, failed = report["layers"]
-    assert (measured["kind"], measured["training"], measured["tp_size"]) == ("transformer_layer", True, 4)
-    assert measured["verdict"] == "file:a.yaml is 10.0% faster than none (10.0 to 10.0%)"
-    assert measured["warnings"] == ["GPU 3 was throttled."]
-    assert measured["environment"]["gpu"] == "NVIDIA H200"
-    none, best = measured["variants"]
-    assert none["hidden_fraction"] is None
-    assert (best["variant"], best["ratio"], best["differs"]) == ("file:a.yaml", pytest.approx(0.9), True)
-    assert best["settings"] == {"fc1_fprop": {"method": "ring_exchange"}}
-    assert best["switches"] == {"tp_comm_overlap": True}
-    assert (failed["status"], failed["error"], failed["verdict"], failed["variants"]) == ("failed", "boom", None, [])
+    assert {name: summary[name] for name in expected} == pytest.approx(expected)
+    shares = {"forward_pct": 30.0, "backward_pct": 50.0, "optimizer_pct": 10.0, "other_pct": 10.0}
+    assert summary["timing_breakdown"] == pytest.approx(shares)
+    assert (summary["communication"], summary["losses_agree"], summary["deviates"]) == (None, None, None)
+
+
+def test_who_deviates_is_told_where(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={3: None}))
+    for impl in ("megatron", "fsdp_dtensor"):
+        make_point("tp_training", tmp_path, stack_config(impl))
+    summaries = {row.impl: results(row)["summary"] for row in stacks_of(tmp_path).of_points}
+    assert (summaries["megatron"]["losses_agree"], summaries["autotp"]["losses_agree"]) == (True, False)
+    assert summaries["autotp"]["deviates"] == {"what": "loss", "step": 3, "relative": None}
+    # Of the timed steps that have one.
+    assert summaries["autotp"]["avg_loss"] == pytest.approx((6.8 + 6.6 + 6.5 + 6.4) / 4)
+
+
+def test_communication_is_that_of_the_traces(tmp_path: Path) -> None:
+    directory = make_point("tp_training", tmp_path, traces=[trace_file(0), trace_file(1)])
+    shutil.copy(TRACES / "cpu_gloo_tp2_rank0.json.gz", directory / trace_file(0))
+    points = read_points(tmp_path).points
+    found = read_communication(points)
+    assert (found.problems, found.warnings) == ([], [])
+    assert 0 <= found.of_point[directory].exposed_us < found.of_point[directory].total_us
+    (analysis,) = analyse_tp_training(points, {directory: StepCommunication(4000.0, 1000.0, 500.0)})
+    assert results(analysis.of_points[0])["summary"]["communication"] == {
+        **{"total_ms": 4.0, "hidden_ms": 3.0, "exposed_ms": 1.0, "hidden_pct": 75.0, "waiting_ms": 0.5},
+    }
+    # A bad trace is a problem and no more.
+    (directory / trace_file(0)).write_text("no trace")
+    found = read_communication(points)
+    assert (len(found.problems), trace_file(0) in found.problems[0], found.of_point) == (1, True, {})
+
+
+def test_each_run_directory_has_its_own_results_where_the_reports_go(tmp_path: Path) -> None:
+    for number in (0, 1):
+        point = stack_config(repetition=number)
+        make_point("tp_training", tmp_path / "sweep", point, step_us=10_000.0 + number, name=f"stack_{number}")
+    (tmp_path / "out").mkdir()
+    write_reports(analysis_of(tmp_path / "sweep"), tmp_path / "out", "python analyze.py there")
+    written = sorted((tmp_path / "out").glob("*/results_fsdp_dtensor_tp2_dp1.json"))
+    assert [path.parent.name for path in written] == ["stack_0", "stack_1"]
+    medians = {json.loads(path.read_text())["summary"]["median_step_time_ms"] for path in written}
+    assert medians == {10.0, 10.001}
+    assert [path.name for path in (tmp_path / "sweep" / "stack_0").iterdir()] == ["result.json"]
+    beside = write_results([stacks_of(tmp_path / "sweep")])
+    assert {path.parent for path in beside} == {path.parent for path in (tmp_path / "sweep").rglob("result.json")}
+
+
+def test_on_a_cpu_there_is_no_memory_and_no_peak(tmp_path: Path) -> None:
+    on_cpu = {"host_ahead_us": None, "environment": {**ENVIRONMENT, "gpu": None}}
+    directory = make_point("tp_training", tmp_path, stack_config(device="cpu"), **on_cpu)
+    no_memory = {"memory_allocated_gb": None, "memory_peak_gb": None}
+    rewrite(directory, lambda result: [step.update(no_memory) for step in result["tp_training"]["steps"]])
+    summary = results(stacks_of(tmp_path).of_points[0])["summary"]
+    names = ("peak_memory_gb", "mfu_pct", "peak_tflops_per_gpu", "host_ahead_ms")
+    assert {summary[name] for name in names} == {None}

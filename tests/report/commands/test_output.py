@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import typer
-from rich.console import Console
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.expressions import condition
@@ -18,10 +15,7 @@ from overlap_sweep.report.commands.output import (
     cell,
     fail_if,
     print_rows,
-    print_table_of,
-    refuse_on_terminal,
 )
-from overlap_sweep.report.console import UNBOUNDED
 
 TYPES = {"slot": "string", "pass": "string", "num_sm": "Int64", "tp_size": "Int64", "launch_bound": "boolean"}
 
@@ -189,6 +183,20 @@ HOSTILE = [
     "not " * 5000 + "launch_bound",
     "9" * 5000 + " > num_sm",
     "num_sm\0 > 1",
+    "time_us.__class__.__mro__[1].__subclasses__() == 1",
+    "time_us.to_pickle('x') == 1",
+    "time_us.apply('abort') > 1",
+    "@pd.io.common.os.system('x') == 1",
+    "time_us == `__import__('os').abort()`",
+    "slot.str.contains.__globals__ == 1",
+    "slot.str.contains('x', flags=1)",
+    "slot.str.replace('a', 'b') == 'x'",
+    "slot.str.contains(__name__)",
+    "time_us ** 99999999 > 1",
+    "time_us > 1; import os",
+    "time_us > 1\nimport os",
+    "time_us > 1 if slot else 2",
+    "slot == 'x\u2028import os'.__class__",
 ]
 
 
@@ -205,31 +213,6 @@ def test_a_wrong_expression_is_one_sentence(expression: str, tmp_path: Path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_csv(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_rows(frame(), TableFormat.csv)
-    content = capsysbinary.readouterr().out
-    assert b"\r" not in content
-    pd.testing.assert_frame_equal(pd.read_csv(io.BytesIO(content), dtype=frame().dtypes.to_dict()), frame())
-
-
-def test_json(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_rows(frame(), TableFormat.json)
-    first, _, last = json.loads(capsysbinary.readouterr().out)
-    assert list(first) == list(frame().columns)
-    assert first == {
-        "slot": "fc1_dgrad",
-        "pass": "bwd",
-        "num_sm": 4,
-        "tp_size": 2,
-        "launch_bound": False,
-        "time_us": 1234.56,
-        "hidden_fraction": 0.25,
-        "default_us": None,
-    }
-    assert isinstance(first["num_sm"], int)
-    assert {name for name, value in last.items() if value is None} == {*frame().columns} - {"pass", "tp_size"}
-
-
 def test_json_has_no_numbers_that_json_has_not(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     print_rows(
         pd.DataFrame({"relative_error": [math.inf, math.nan, 0.5], "names": [["a"], [], None]}), TableFormat.json
@@ -239,54 +222,6 @@ def test_json_has_no_numbers_that_json_has_not(capsysbinary: pytest.CaptureFixtu
         {"relative_error": None, "names": []},
         {"relative_error": 0.5, "names": None},
     ]
-
-
-def test_parquet(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_rows(frame(), TableFormat.parquet)
-    read = pd.read_parquet(io.BytesIO(capsysbinary.readouterr().out))
-    pd.testing.assert_frame_equal(read, frame())
-
-
-@pytest.mark.parametrize("format", [TableFormat.csv, TableFormat.json, TableFormat.parquet])
-def test_no_rows_are_still_a_table(capsysbinary: pytest.CaptureFixture[bytes], format: TableFormat) -> None:
-    print_rows(frame().head(0), format)
-    content = io.BytesIO(capsysbinary.readouterr().out)
-    read = {"csv": pd.read_csv, "json": pd.read_json, "parquet": pd.read_parquet}[format](content)
-    assert len(read) == 0
-    assert format == "json" or list(read.columns) == list(frame().columns)
-
-
-def test_parquet_on_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with pytest.raises(UserError, match="redirect it to a file"):
-        refuse_on_terminal(TableFormat.parquet)
-    assert refuse_on_terminal(TableFormat.csv) is TableFormat.csv
-
-
-def test_table(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_rows(frame(), TableFormat.table, title="Three rows")
-    lines = capsysbinary.readouterr().out.decode().splitlines()
-    assert lines[1] == "Three rows"
-    rows = [line.split() for line in lines]
-    assert ["fc1_dgrad", "bwd", "4", "2", "false", "1,234.6", "0.250", "-"] in rows
-    assert ["-", "bwd", "-", "8", "-", "-", "-", "-"] in rows
-    assert any("launch_bound   time us   hidden_fraction   default us" in line for line in lines)
-
-
-def test_a_table_of_its_own(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_rows(frame(), TableFormat.table, print_table=lambda console: console.print("mine"))
-    assert capsysbinary.readouterr().out == b"mine\n"
-
-
-@pytest.mark.parametrize("width", [30, 80, UNBOUNDED])
-def test_a_table_of_any_width_shows_everything(width: int) -> None:
-    stream = io.StringIO()
-    print_table_of(frame(), Console(file=stream, width=width, highlight=False, markup=False))
-    shown = stream.getvalue()
-    assert max(map(len, shown.splitlines())) <= width
-    assert "…" not in shown
-    for expected in ("fc1_dgrad", "1,234.6", "0.250", "hidden_fraction", "true"):
-        assert expected in shown
 
 
 @pytest.mark.parametrize(
@@ -305,22 +240,6 @@ def test_a_table_of_any_width_shows_everything(width: int) -> None:
 )
 def test_cell(column: str, value: object, shown: str) -> None:
     assert cell(column, value) == shown
-
-
-def test_fail_if_tells_how_many_rows_and_which_is_the_first(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as failed:
-        fail_if(["hidden_fraction < 0.6", "num_sm > 100", "tp_size == 4"], frame(), "slots")
-    assert failed.value.exit_code == 3
-    assert capsys.readouterr().err.splitlines() == [
-        "fail-if: hidden_fraction < 0.6 holds for 2 of 3 slots, first fc1_dgrad at TP=2 (hidden_fraction 0.250)",
-        "fail-if: tp_size == 4 holds for 1 of 3 slots, first fc2_fprop at TP=4 (tp_size 4)",
-    ]
-
-
-def test_fail_if_nothing_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    fail_if(["hidden_fraction < 0.1", "hidden_fraction > 0.6"], frame(), "rows")
-    fail_if(None, frame(), "rows")
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("expression", ["default_us < 1", "default_us < 1 or tp_size == 2", "not default_us > 1"])

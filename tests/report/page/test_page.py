@@ -1,162 +1,123 @@
+"""The page as a whole: whatever it is about, and what it is made of."""
+
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
 
+import altair as alt
 import pytest
 
 from overlap_sweep.report.page import environment
-from overlap_sweep.report.page.answers import answers, scaling_sentence
 from overlap_sweep.report.page.figures import script_safe
 from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
-from tests.made_sweeps import BEST_SLOTS, rounds, write_operators, write_sweep, write_tuned_sweep
-from tests.make_point import layer_config, make_point, operator_config, pass_times
-from tests.report.page.reports import analysis_of, files_of, page_of, parsed
-from tests.report.page.sweep_of_300 import write_sweep_of_300
+from overlap_sweep.report.page.points_table import points_table
+from tests.analyze import analyze
+from tests.golden.made_report import write_every_workload, write_traced
+from tests.made_sweeps import (
+    write_operators,
+    write_sweep,
+    write_sweep_of_copies,
+    write_sweep_of_kernels,
+    write_sweep_of_training,
+)
+from tests.make_point import make_point, missing_point, operator_config, pass_times
+from tests.report.commands.test_compare import DEFAULT, NONE
+from tests.report.conftest import Made
+from tests.report.page.reports import Parsed, analysis_of, files_of, page_of, parsed
 
-NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'`\u2028"
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of every workload, with timelines."""
+    directory = tmp_path_factory.mktemp("everything")
+    write_every_workload(directory)
+    write_traced(directory / "traced")
+    path = directory / "report.html"
+    path.write_text(page_of(directory))
+    return path
 
 
-def test_needs_nothing_from_anywhere(tmp_path: Path) -> None:
-    page = parsed(page_of(write_sweep(tmp_path)))
+@pytest.fixture(scope="module")
+def page(everything: Path) -> Parsed:
+    return parsed(everything.read_text())
+
+
+def test_needs_nothing_from_anywhere(page: Parsed) -> None:
     assert all(not re.match(r"(?i)[a-z]+:|//", address) or address == "data:," for address in page.addresses)
     in_styles = re.findall(r"url\(\s*['\"]?([^)]{0,10})", "".join(page.styles))
     assert all(address.startswith("data:") for address in in_styles)
     assert "@import" not in "".join(page.styles)
 
 
-def test_of_300_points_is_small(tmp_path: Path) -> None:
-    page = page_of(write_sweep_of_300(tmp_path))
-    assert len(page.encode()) < 5e6
-    assert len(parsed(page).scripts) > 30
+def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -> None:
+    ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {"kernels", "training", "copies", "stacks", "points-table", "kernels-table", "steps-table"} <= set(ids)
+    assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} - set(ids) == set()
+    labels = {attributes["id"]: attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"}
+    assert len(labels) > 15
+    assert all(labels.values())
 
 
-def test_the_answer_comes_first(tmp_path: Path) -> None:
-    page = parsed(page_of(write_tuned_sweep(tmp_path)))
-    text = " ".join(" ".join(page.text).split())
-    said = [
-        "TP=4",
-        "9.5% faster than no overlap",
-        "optimal_tp_comm_overlap_cfg_tp4.yaml",
-        "use tuned.",
-        "The whole layer: 55.11",
-        "How sure",
-        "7 rounds side by side",
-        "How much communication is hidden",
+def test_every_kind_of_chart_is_what_vega_lite_takes(page: Parsed, made: Made, tmp_path: Path) -> None:
+    of_page = [script for script in page.scripts if '"$schema"' in script]
+    names = [attributes["id"] or "" for tag, attributes in page.tags if tag == "figure"]
+    found = {
+        re.sub("case[0-9]_|_tp[248].*|_n[0-9].*", "", name): spec for name, spec in zip(names, of_page, strict=True)
+    }
+    for kind, pair in {"points": ("old", "new"), "runs": ("cuda", "rocm"), "traces": (NONE, DEFAULT)}.items():
+        analyze("compare", *(made("compared") / one for one in pair), "--output", tmp_path / kind)
+        found |= {f"{kind} {path.name}": path.read_text() for path in (tmp_path / kind).glob("*.png")}
+    assert len(found) > 18
+    for text in found.values():
+        spec = json.loads(text)
+        (alt.TopLevelVConcatSpec if "vconcat" in spec else alt.TopLevelLayerSpec).validate(spec)
+
+
+def test_of_operators_all_is_the_same_beside_others(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep")
+    alone = analysis_of(tmp_path)
+    for write in (write_sweep_of_kernels, write_sweep_of_training, write_sweep_of_copies):
+        write(tmp_path / write.__name__)
+    beside = analysis_of(tmp_path)
+    assert beside.rows == alone.rows
+    assert [(case.case, case.plans, case.drift) for case in beside.cases] == [
+        (case.case, case.plans, case.drift) for case in alone.cases
     ]
-    places = [text.index(one) for one in said]
-    assert places == sorted(places)
-    assert "optimal_tp_comm_overlap_cfg_tp4.yaml" in page.addresses
-
-
-def text_of(directory: Path) -> str:
-    return " ".join(" ".join(parsed(page_of(directory)).text).split())
-
-
-def test_both_comparisons_have_their_interval(tmp_path: Path) -> None:
-    (answer,) = answers(analysis_of(write_tuned_sweep(tmp_path)).cases[0], "")
-    proven = answer.sure[0]
-    assert "95% intervals" in proven
-    assert "the time tuned over that of no overlap is 0.905 (" in proven
-    assert "over that of the default, the fastest of the others, is 0.953 (" in proven
-
-
-def test_a_file_that_is_not_the_best_one_by_one_says_why(tmp_path: Path) -> None:
-    write_tuned_sweep(tmp_path / "same")
-    assert "not the best of each operator measured alone" not in text_of(tmp_path / "same")
-    taken = {"settings": {**BEST_SLOTS, "fc2_fprop": {"method": "pipeline", "num_sm": 16}}}
-    write_tuned_sweep(tmp_path / "other", changed={"tuned": taken})
-    assert "it differs in fc2_fprop, since" in text_of(tmp_path / "other")
-
-
-def test_the_tp_size_is_one_plain_sentence(tmp_path: Path) -> None:
-    said = scaling_sentence(analysis_of(write_sweep(tmp_path / "sweep")).cases[0])
-    assert said == (
-        "Use TP=2: of the TP sizes that were measured it is the largest that scales efficiently (sum over fc1; TP=1 "
-        "takes 1,000.0 us, TP=2 takes 520.0, which is 1.04 times the ideal)."
-    )
-    make_point("operator", tmp_path / "one", operator_config(2, "fc1", "all", "bulk", num_sm=4))
-    assert scaling_sentence(analysis_of(tmp_path / "one").cases[0]) == (
-        "TP size undecided: TP=1 was not measured, so there is nothing to scale from."
-    )
-
-
-def test_environments_are_written_as_people_write_them() -> None:
-    rows = dict(
-        environment.rows_of({"cudnn": 91900, "topology": ["GPU0\tX", "GPU1\tNV18"], "gpu": "H200", "nccl": None})
-    )
-    assert rows == {"cuDNN": "9.19.0", "topology": "GPU0\tX\nGPU1\tNV18", "GPU": "H200"}
-    assert dict(environment.rows_of({"cudnn": 8907})) == {"cuDNN": "8.9.7"}
-
-
-def test_a_sweep_of_operators(tmp_path: Path) -> None:
-    text = " ".join(" ".join(parsed(page_of(write_sweep(tmp_path))).text).split())
-    assert "1.19x no overlap" in text
-    assert "fc1, fc2 fwd: 670.0 us instead of 800.0; GEMMs alone take 500.0 us, so 43% of the communication" in text
-    assert "Don't overlap" in text
-    assert "[rank3] out of memory" in text
-    assert "NVIDIA H200" in text
-    assert "python launch.py -m tp_size=2,4,8" in text
-    assert "python analyze.py there" in text
-
-
-def test_whatever_is_said_stays_text(tmp_path: Path) -> None:
-    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error=NASTY)
-    model = "org/</script><b>x"
-    times = {"fwd": pass_times(90.0, 100.0), "bwd": pass_times(180.0, 200.0, 150.0)}
-    make_point(
-        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model), warnings=[NASTY], **times
-    )
-    page = parsed(page_of(tmp_path))
-    assert sum(NASTY.strip() in text or "alert(1)</script><img src=x" in text for text in page.text) >= 2
-    assert not [tag for tag, _ in page.tags if tag in ("img", "b")]
-    assert not [script for script in page.scripts if script.startswith("alert")]
-
-
-def test_no_point_is_ok(tmp_path: Path) -> None:
-    make_point(
-        "operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4), status="failed", error="out of memory"
-    )
-    files = files_of(tmp_path)
-    text = " ".join(parsed(files["report.html"].decode()).text)
-    assert "No answer" in text
-    assert "out of memory" in text
-    assert files.keys() == {"report.html"}
-
-
-def test_only_layers(tmp_path: Path) -> None:
-    variants = {"none": rounds(1.0), "default": rounds(0.97), "floor": rounds(0.8)}
-    make_point("layer", tmp_path, layer_config(), variants=variants)
-    make_point("layer", tmp_path, layer_config(), variants={}, name="broken", status="failed", error="out of memory")
-    files = files_of(tmp_path)
-    text = " ".join(parsed(files["report.html"].decode()).text)
-    assert "default is 3.0% faster than none" in text
-    assert "out of memory" in text
-    assert files.keys() == {"report.html", "plots/layer_1.png"}
 
 
 def test_several_cases_have_a_section_and_a_folder_each(tmp_path: Path) -> None:
     write_sweep(tmp_path / "one")
     write_operators(tmp_path / "other")
     files = files_of(tmp_path)
-    page = parsed(files["report.html"].decode())
-    assert [attrs["id"] for _, attrs in page.tags if attrs.get("class") == "case"] == ["case-1", "case-2"]
-    ids = [attrs["id"] for _, attrs in page.tags if attrs.get("id")]
-    assert len(ids) == len(set(ids))
-    folders = {name.partition("/")[0] for name in files} - {"report.html"}
-    assert folders == {
-        "llama3_8b_megatron_NVIDIA-H200_bf16_tokens8192",
-        "llama3_8b_transformer_engine_NVIDIA-H200_bf16_tokens8192",
+    found = parsed(files["report.html"].decode())
+    assert [attrs["id"] for _, attrs in found.tags if attrs.get("class") == "case"] == ["case-1", "case-2"]
+    assert {name.partition("/")[0] for name in files} - {"report.html"} == {
+        f"llama3_8b_{backend}_NVIDIA-H200_bf16_tokens8192" for backend in ("megatron", "transformer_engine")
     }
 
 
-def test_charts_can_be_heard(tmp_path: Path) -> None:
-    page = parsed(page_of(write_sweep(tmp_path)))
-    labels = {attrs["id"]: attrs["aria-label"] or "" for tag, attrs in page.tags if tag == "figure"}
-    assert "fc1_dgrad + wgrad 80% by bulk_sm4, 1.25x" in labels["hidden_fraction_tp2"]
-    assert "chosen: bulk_sm4, 320.0 us, 1.25x, hides 80%" in labels["num_sm_tp2_fc1_bwd"]
-    assert all(labels.values())
+def test_points_are_rows_that_sort_as_numbers_and_cases_a_column_where_there_are_several(tmp_path: Path) -> None:
+    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+    make_point("operator", tmp_path, bulk, bwd=pass_times(12345.678, 20000.0, 10000.0))
+    # What died makes no other case.
+    missing_point(tmp_path, {**bulk, "num_sm": 8})
+    table = points_table(analysis_of(tmp_path))
+    cell = table.rows[0][table.columns.index("time us")]
+    assert (cell.text, cell.order, "case" in table.columns) == ("12,345.7", 12345.678, False)
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, tokens=4096))
+    table = points_table(analysis_of(tmp_path))
+    assert table.columns[0] == "case"
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_environments_are_written_as_people_write_them() -> None:
+    given = {"cudnn": 91900, "topology": ["GPU0\tX", "GPU1\tNV18"], "gpu": "H200", "nccl": None}
+    rows = dict(environment.rows_of(given))
+    assert rows == {"cuDNN": "9.19.0", "topology": "GPU0\tX\nGPU1\tNV18", "GPU": "H200"}
+    assert dict(environment.rows_of({"cudnn": 8907})) == {"cuDNN": "8.9.7"}
 
 
 def test_colours_are_those_of_the_palette() -> None:
@@ -170,6 +131,7 @@ def test_colours_are_those_of_the_palette() -> None:
 
 
 def test_json_within_a_script_ends_it_nowhere() -> None:
-    text = script_safe(json.dumps({"said": NASTY + "<!--"}))
+    nasty = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'`\u2028<!--"
+    text = script_safe(json.dumps({"said": nasty}))
     assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == {"said": NASTY + "<!--"}
+    assert json.loads(text) == {"said": nasty}

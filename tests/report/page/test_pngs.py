@@ -1,10 +1,19 @@
+"""PNGs as they are drawn: everywhere else in these tests they are not."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.made_sweeps import write_sweep
+import pytest
+
+from tests.analyze import analyze
+from tests.golden.made_report import write_traced
+from tests.made_sweeps import rounds, write_sweep
+from tests.make_point import make_point
+from tests.report.conftest import Made
 from tests.report.page.reports import files_of
-from tests.report.page.sweep_of_300 import write_tuned_of_300
+
+pytestmark = pytest.mark.usefixtures("images")
 
 
 def dimensions(png: bytes) -> tuple[int, int]:
@@ -13,24 +22,27 @@ def dimensions(png: bytes) -> tuple[int, int]:
     return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
 
 
-def test_of_every_plot(tmp_path: Path) -> None:
-    pngs = {name: content for name, content in files_of(write_sweep(tmp_path)).items() if name.endswith(".png")}
-    assert pngs.keys() == {
-        "plots/hidden_fraction_tp2.png",
-        "plots/hidden_fraction_tp4.png",
-        "plots/num_sm_tp2.png",
-        "plots/num_sm_tp4.png",
-        "plots/tp_scaling.png",
-    }
+def test_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chart, charts two by two, and timelines below each other."""
+    write_sweep(tmp_path / "sweep")
+    make_point("layer", tmp_path / "sweep" / "layer", variants={"none": rounds(1.0), "default": rounds(0.97)})
+    pngs = {name: png for name, png in files_of(tmp_path / "sweep").items() if name != "report.html"}
+    one_by_tp_size = {f"plots/{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)}
+    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layer_1.png"}
     for content in pngs.values():
         width, height = dimensions(content)
-        assert width >= 500
-        assert height >= 120
-        assert len(content) > 5000
+        assert (width >= 500, height >= 120, len(content) > 5000) == (True, True, True)
+    monkeypatch.setattr("overlap_sweep.report.page.page.png", lambda _: b"")
+    write_traced(tmp_path / "traced")
+    timelines = [content for name, content in files_of(tmp_path / "traced").items() if "/timeline_" in name]
+    assert len(timelines) == 5
+    assert dimensions(timelines[0])[0] > 1300
 
 
-def test_of_layers_and_timelines(tmp_path: Path) -> None:
-    files = files_of(write_tuned_of_300(tmp_path))
-    wanted = {"layer_tp4", "timeline_tp4_layer", *(f"timeline_tp{n}_{o}" for n in (4, 8) for o in ("qkv", "fc2"))}
-    assert {f"plots/{name}.png" for name in wanted} <= files.keys()
-    assert all(dimensions(files[f"plots/{name}.png"])[0] > 1300 for name in wanted)
+def test_of_a_comparison(made: Made, tmp_path: Path) -> None:
+    for one, two, least in (("old", "new", 500), ("cuda", "rocm", 1200)):
+        output = tmp_path / one
+        analyze("compare", made("compared") / one, made("compared") / two, "--output", output)
+        sizes = [dimensions(path.read_bytes()) for path in output.glob("*.png")]
+        assert len(sizes) == 3
+        assert all(width > least and height > 200 for width, height in sizes)

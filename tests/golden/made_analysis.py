@@ -1,0 +1,286 @@
+"""Made-up sweeps for what analysis says of answers, ties, doubts and points that measured nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.analysis.knob_search import Gain, KnobRecord, KnobSearch
+from overlap_sweep.report.knob_search import write_knobs
+from tests.analysis.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
+from tests.made_sweeps import LABELS, PRESET, TUNED, WINS, trial, write_proof, write_tuner
+from tests.make_point import (
+    ENVIRONMENT,
+    PIPELINE,
+    RING,
+    baselines,
+    copy_config,
+    falling,
+    implementation,
+    kernel_config,
+    layer_config,
+    make_point,
+    missing_point,
+    operator_config,
+    resolved,
+    stack_config,
+    timing,
+    timing_of,
+    variant,
+)
+
+
+def write_kernels(directory: Path) -> None:
+    """A kernel for each way to answer, told apart by n: which backend wins along m, ties, doubts and no answers."""
+
+    def measure(n: int, backend: str = "torch", m: int = 1024, *, first: Any = None, **times: Any) -> None:
+        measured = {name: time if not isinstance(time, float) else implementation(time) for name, time in times.items()}
+        make_point("kernel", directory, kernel_config(m, backend, n=n), implementations={**(first or {}), **measured})
+
+    fastest = {1024: "symm_mem", 2048: "symm_mem", 4096: "torch", 8192: "transformer_engine", 16384: None}
+    for m, wins in fastest.items():
+        for backend in ("torch", "symm_mem", "transformer_engine"):
+            measure(1024, backend, m, ring=150.0 if backend == wins else 250.0)
+    # Within the noise of the fastest; within half a percent of it and of no overlap.
+    for backend, time_us in (("torch", 104.0), ("symm_mem", 100.0), ("flux", 103.0)):
+        measure(2048, backend, first=baselines(spread_us=3.0), a=implementation(time_us, 3.0))
+    measure(2048, "flux", 2048, first=baselines(spread_us=3.0), a=implementation(195.0, 3.0))
+    measure(2048, "flux", 4096, a=250.0)
+    for m, times in ((8192, (150.4, 150.0)), (16384, (199.5, 199.2))):
+        for backend, time_us in zip(("torch", "flux"), times, strict=True):
+            measure(2048, backend, m, a=time_us)
+    # What cannot be used, beats the bound, or computed wrong numbers when it was measured again.
+    fast = implementation(95.0, launch_bound=True)
+    measure(3072, bulk=implementation(90.0, independent=True), fast=fast, wrong=96.0, ring=150.0)
+    why = "wrong numbers: relative error 0.5, tolerance 0.01"
+    again = {"left_out": {"wrong": why}, "relative_error": {"wrong": 0.5}, "warnings": ["beware"]}
+    ring = {"ring": implementation(150.0)}
+    make_point("kernel", directory, kernel_config(n=3072, repetition=1), implementations=ring, **again)
+    measure(4096, bulk=implementation(110.0, independent=True))
+    measure(5120, first=baselines(launch_bound=True), ring=50.0)
+    measure(6144, first=baselines(300.0, 100.0, 180.0), ring=implementation(150.0, 1.0))
+    for m in (1024, 2048):
+        measure(7168, "flux", m, slow=110.0, **{f"ring{i}": 80.0 + i for i in range(9)})
+    measure(7168, m=2048, ring=90.0)
+
+
+def write_training(directory: Path) -> None:
+    """A model for each doubt, told apart by its ranks."""
+
+    def step(ranks: int, changes: dict[str, Any] | None = None, **measured: Any) -> None:
+        point = resolved("fsdp", **{"distributed.dp_size": ranks, **(changes or {})})
+        make_point("fsdp", directory, point, **measured)
+
+    def ahead(number: int) -> dict[str, Any]:
+        return {"fsdp.forward_prefetch": number}
+
+    # The host limits one setting, all of them, or a baseline.
+    step(2, step_us=1000.0, host_us={"point": 960.0})
+    step(2, ahead(1), step_us=1000.0, host_us={"point": 900.0})
+    for number in range(3):
+        step(3, ahead(number), step_us=1000.0, host_us={"point": 990.0})
+    for number, (none_us, floor_us) in enumerate(((1990.0, 300.0), (300.0, 990.0))):
+        step(4, ahead(number), host_us={"point": 300.0, "none": none_us, "floor": floor_us})
+    # The best computes something else.
+    step(5, step_us=1000.0)
+    step(5, ahead(1), step_us=950.0)
+    step(5, {"training.mixed_precision": "fp16"}, step_us=400.0, floor_us=300.0)
+    # Losses: another one, one that is no number, and others that are next to nothing.
+    for number in (0, 1, 2):
+        step(6, ahead(number), losses=[0.7, 0.6, 0.5] if number < 2 else [0.7, 0.6, 0.9])
+    step(6, {"training.batch_size": 8}, losses=[9.0])
+    step(7)
+    step(7, ahead(1), step_us=1100.0, losses=[0.7, None, None])
+    for number, last in enumerate((3.55e-7, 3.1e-7, 3.6e-7)):
+        step(8, ahead(number), losses=[0.7, 0.1, last])
+    step(9, {"compile.enabled": True}, compiled="no: no C++ compiler\nfound")
+    # Baselines that drift, on GPUs that were slowed down; hidden fractions that are all noise; a tie inside the noise.
+    slow = {"sm_clock_mhz": 1980.0, "temperature_c": 60.0, "throttle_reasons": 0x40}
+    for number, floor_us in enumerate((1000.0, 1000.0, 1100.0)):
+        told = {"conditions": {"after": {"gpus": [slow]}}, "warnings": ["beware"]}
+        step(10, ahead(number), floor_us=floor_us, started=f"2026-11-21T2{number}:00:00+00:00", **told)
+    point = timing_of([980.0, 1000.0, 1010.0, 1030.0, 1060.0])
+    none = timing_of([1045.0, 965.0, 1005.0, 985.0, 1025.0])
+    step(11, step={"point": point, "none": none, "floor": timing(1000.0, 20.0)})
+    step(12, step_us=1000.0, spread_us=60.0)
+    step(12, {**ahead(1), "fsdp.reshard_after_forward": False}, step_us=960.0, spread_us=60.0)
+    step(13, step_us=1000.0)
+    step(13, ahead(1), step_us=996.0)
+
+
+def write_searches(directory: Path) -> None:
+    """What a search of knobs settled beside what the table alone would say: proven, nothing faster, not proven."""
+    typed = ["workload=fsdp", "model=ranking", "training.batch_size=64", "profile=none"]
+    known = {
+        "label": "ranking fsdp2 step on 4 ranks",
+        "overrides": typed,
+        "knobs": {"fsdp.forward_prefetch": ["0", "1"]},
+    }
+    answers: dict[str, dict[str, Any]] = {
+        "proven": {"best": {"fsdp.forward_prefetch": "1"}, "gain": Gain(0.2, 0.03), "proven": True},
+        "nothing": {"best": {}, "gain": None, "proven": False},
+        "unproven": {"best": {"fsdp.forward_prefetch": "1"}, "gain": Gain(0.2, 0.03), "proven": False},
+    }
+    for layers, (name, answer) in enumerate(answers.items(), start=2):
+        overrides = [*typed, f"ranking.num_layers={layers}"]
+        found = {**known, **answer, "overrides": overrides, "time_us": 1200.0, "baseline_us": 1500.0, "tried": []}
+        for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
+            point = resolved("fsdp", **{"fsdp.forward_prefetch": ahead, "ranking.num_layers": layers})
+            make_point("fsdp", directory / name, point, step_us=step_us)
+        write_knobs(directory / name, KnobRecord(searches=[KnobSearch(**found)]))
+
+
+def write_stacks(directory: Path) -> None:
+    """A case for each answer about stacks, told apart by the length of its sequences."""
+
+    def run(
+        length: int, impl: str, step_us: float = 10_000.0, options: dict[str, Any] | None = None, **made: Any
+    ) -> None:
+        changes = {f"tp_training.{name}": value for name, value in (options or {}).items()}
+        point = stack_config(impl, **{"tp_training.seq_length": length, **changes})
+        make_point("tp_training", directory, point, step_us=step_us, **made)
+
+    # Who computes something else: by its loss, by its gradients, by a loss that is no number, or nobody can tell.
+    run(128, "autotp", 5_000.0, losses=falling(off={4: 6.4}))
+    run(256, "autotp", 5_000.0, norms=[1.5, 1.5, 1.5, 1.4, 1.5, 1.5, 1.5])
+    run(384, "autotp", 5_000.0, losses=falling(off={6: None}))
+    for length in (128, 256, 384):
+        run(length, "fsdp_dtensor")
+        run(length, "megatron", 8_000.0)
+    run(512, "autotp", losses=falling(off={2: 6.0}))
+    run(512, "megatron")
+    for impl in ("autotp", "megatron"):
+        run(640, impl, losses=falling(off={6: None}))
+    # Times that say little, and one alone whose options are not the usual ones.
+    for impl, step_us in (("autotp", 10_000.0), ("megatron", 9_000.0)):
+        run(768, impl, step_us, {"num_training_steps": 3})
+    run(896, "autotp", 10_000.0, spread_us=4_900.0)
+    run(896, "megatron", 20_000.0, spread_us=9_900.0)
+    run(1024, "autotp", options={"learning_rate": 0.001, "gradient_accumulation_steps": 4}, warnings=["beware"])
+
+
+def write_versions(directory: Path) -> None:
+    """Two versions of two stacks, of which one computes something else in the newer."""
+    for version, losses in (("old", falling()), ("new", falling(off={4: 6.3}))):
+        make_point("tp_training", directory / version, stack_config("autotp"))
+        make_point("tp_training", directory / version, stack_config("megatron"), losses=losses)
+
+
+def write_copies(directory: Path) -> None:
+    """An answer for each direction: hidden, nothing hidden, not to be told, slower, no answer."""
+    for direction, overlapped_us, spread_us in (
+        *(("host_to_device", 1100.0, 1.0), ("device_to_host", 1395.0, 1.0)),
+        *(("device_to_device", 1300.0, 100.0), ("peer", 1500.0, 1.0)),
+    ):
+        make_point("copy_engine", directory, copy_config(direction), overlapped_us=overlapped_us, spread_us=spread_us)
+    bound = {"gemm": False, "copy": True, "sequential": False, "overlapped": False}
+    environment = {**ENVIRONMENT, "gpu": "NVIDIA B200"}
+    make_point("copy_engine", directory, launch_bound=bound, environment=environment)
+
+
+def write_proofs(directory: Path) -> None:
+    """A model for each verdict about a tuned configuration."""
+
+    def operators(model: str) -> Path:
+        make_point("operator", directory / model, operator_config(4, backend="megatron", model=model))
+        return directory / model
+
+    others = {"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}
+    left_out = {label: ratio for label, ratio in WINS.items() if not label.startswith("preset")}
+    wrong = {"warnings": [f"{TUNED} computes wrong numbers and was not measured: output differs."]}
+    failed = {"ratios": {}, "status": "failed", "error": "[rank3] out of memory\n..."}
+    verdicts: dict[str, dict[str, Any]] = {
+        "wins": {},
+        "tie": {"ratios": {**WINS, "tuned": 0.945}, "noise": 0.0095},
+        "preset": {"ratios": {**WINS, "preset preset_tp4": 0.89}},
+        "none": {"ratios": others},
+        "nothing_pays": {"ratios": {"none": 1.0, "default": 1.03, "floor": 0.9}},
+        "default": {"ratios": {"none": 1.0, "default": 0.98, "floor": 0.9}},
+        "left_out": {"ratios": left_out, "warnings": [f"{PRESET} was not measured: too many SMs.", "beware"]},
+        "failed": failed,
+        "launch_bound": {"changed": {"tuned": {"launch_bound": True}}},
+        "alone": {"ratios": {"tuned": 1.0, "floor": 0.9}},
+        "wrong": {"ratios": {"none": 1.0, "floor": 0.9}, **wrong},
+        "wrong_default": {"ratios": {"none": 1.0, "default": 0.95, "floor": 0.9}, **wrong},
+    }
+    for model, proof in verdicts.items():
+        write_proof(operators(model), point=layer_config(model=model), **proof)
+        labels = {**LABELS, "tuned": "none"} if model in ("nothing_pays", "default") else LABELS
+        write_tuner(directory / model, proofs=[trial("proof", labels)])
+    reasons = {
+        "no_layer": {},
+        "dropped": {"dropped TP=4 qkv": "late", "dropped TP=4 fc1": "late", "dropped TP=4 fc2": "x"},
+    }
+    for model, dropped in reasons.items():
+        write_tuner(operators(model), dropped=dropped)
+    write_tuner(operators("given_up"), proofs=[trial("nowhere", LABELS)])
+    write_proof(directory / "stray", point=layer_config(model="stray"))
+    write_tuner(directory / "stray", proofs=[trial("proof", LABELS)])
+
+
+def write_telemetry(directory: Path) -> None:
+    """Two places of runs to compare, many of which cannot be compared, or only in part."""
+    two = resolved("fsdp", **{"distributed.dp_size": 2})
+    slow = {"compute_ms": 120.0, "device": SLOW_DEVICE}
+    for place, factor in (("a", 1.0), ("b", 0.8)):
+        for name in ("fsdp_0", "fsdp_1", "fsdp_2", "fsdp_3", "fsdp_4"):
+            bound = place == "a" or name == "fsdp_0"
+            point = {"step_us": 1500.0 * factor, "spread_us": 5.0, "launch_bound": bound}
+            dips = {(17, 1): slow} if name == "fsdp_1" else {}
+            write_run(make_point("fsdp", directory / place, two, name=name, **point), factor=factor, dips=dips)
+        write_run(make_point("fsdp", directory / place, resolved("fsdp"), name="half"))
+    failed = make_point("fsdp", directory / "a", two, name="bad", status="failed", error="CUDA out of memory")
+    write_run(failed)
+    make_point("fsdp", directory / "a", two, name="bare")
+    make_point("operator", directory / "a", operator_config(2, "fc1", "all", "bulk", num_sm=4))
+    write_logs(directory / "a" / "short", [record(0)])
+    write_logs(directory / "a" / "two", [record(0), record(1)])
+    write_run(directory / "b" / "only_here")
+    lost = write_run(directory / "b" / "lost", ranks=3)
+    (lost / "rank_1_metrics.jsonl").unlink()
+    with (directory / "b" / "only_here" / "rank_0_metrics.jsonl").open("a") as file:
+        file.write("nonsense\n" * 3)
+
+
+def write_statuses(directory: Path) -> None:
+    """A folder for each workload with points that are ok, failed, skipped, timed out and missing."""
+    kernels = {"ring_exchange": implementation(125.0, 1.0, RING), "bulk": implementation(110.0, independent=True)}
+    asked = kernel_config(implementations={"ring_exchange": RING, "pipeline": {**PIPELINE, "schedule": "x"}})
+    measured: dict[str, dict[str, Any]] = {
+        "operator": {"relative_error": {"output": 1e-6, "weight_grad": 1e-5}, "traces": ["trace_rank0.json.gz"]},
+        "layer": {"variants": {"none": variant([100.0] * 6), "default": variant([90.0] * 6)}},
+        "kernel": {"point": asked, "implementations": kernels, "left_out": {"pipeline": "refused: too large"}},
+        **{"fsdp": {}, "copy_engine": {}, "tp_training": {}},
+    }
+    points = {"operator": operator_config(method="pipeline", phase="fprop", num_sm=2, num_splits=4), "kernel": asked}
+    for workload, ok in measured.items():
+        make_point(workload, directory / workload, name="ok", **ok)
+        point = points.get(workload, resolved(workload))
+        for status in ("failed", "skipped", "timeout"):
+            make_point(workload, directory / workload, point, name=status, status=status, error=f"it {status}\n...")
+        missing_point(directory / workload, {**point, "precision": None})
+
+
+MADE_UP: dict[str, Callable[[Path], object]] = {
+    "kernel_answers": write_kernels,
+    "training_doubts": write_training,
+    "searches": write_searches,
+    "stack_answers": write_stacks,
+    "stack_versions": write_versions,
+    "copy_answers": write_copies,
+    "proof_verdicts": write_proofs,
+    "telemetry_troubles": write_telemetry,
+    "statuses": write_statuses,
+}
+"""By name what writes the run directories into a folder that is not there yet."""
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "stack_versions": ("compare old=sweep/old new=sweep/new",),
+    "telemetry_troubles": ("compare a=sweep/a b=sweep/b",),
+    "statuses": (
+        *(f"query sweep/{name} --format csv" for name in ("operator", "kernel", "fsdp", "copy_engine", "tp_training")),
+        "query sweep/layer --layers --format csv",
+    ),
+}
+"""Run after the report."""

@@ -1,0 +1,108 @@
+"""Made-up sweeps that are only read, and images that are not drawn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from overlap_sweep.report.comparison import files
+from overlap_sweep.report.page import pngs
+from overlap_sweep.store.sqlite import SqliteStore
+from tests import made_sweeps
+from tests.golden.made_report import TRACES, write_compared, write_ranks
+from tests.golden.outputs import drawing_no_images
+from tests.store.measured import environment, result
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+Made = Callable[[str], Path]
+
+DRAWING = {
+    "overlap_sweep.report.page.pngs._rendered": pngs._rendered,
+    "overlap_sweep.report.comparison.files.as_png": files.as_png,
+}
+
+
+def _write_store(directory: Path) -> None:
+    """Three settings before and after another torch: the same, slower, faster; and one that was launch-bound."""
+    directory.mkdir()
+    new = environment(packages={"torch": "2.13.0"}, driver="580.2")
+    with SqliteStore(directory / "measurements.sqlite") as kept:
+        for num_sm, before_us, after_us in ((1, 100.0, 100.1), (2, 100.0, 120.0), (4, 100.0, 70.0)):
+            for minute in (1, 2):
+                kept.add(result(num_sm, before_us, minute), directory / "old")
+            kept.add(result(num_sm, after_us, 5, new), directory / "new")
+        kept.add(result(8, minute=6, on=new, launch_bound=True), directory / "new")
+
+
+def _write_traces(directory: Path) -> None:
+    shutil.copytree(TRACES, directory)
+
+
+BUILDERS: dict[str, Callable[[Path], object]] = {
+    "operators": made_sweeps.write_sweep,
+    "tuned": made_sweeps.write_tuned_sweep,
+    "layers": made_sweeps.write_layers,
+    "kernels": made_sweeps.write_sweep_of_kernels,
+    "training": made_sweeps.write_sweep_of_training,
+    "copies": made_sweeps.write_sweep_of_copies,
+    "stacks": made_sweeps.write_sweep_of_stacks,
+    "compared": write_compared,
+    "ranks": write_ranks,
+    "traces": _write_traces,
+    "store": _write_store,
+}
+
+
+@pytest.fixture(scope="package")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Returns a directory by name, written when it is first asked for. Not to be changed."""
+    root = tmp_path_factory.mktemp("made")
+
+    def directory(name: str) -> Path:
+        if not (root / name).exists():
+            BUILDERS[name](root / name)
+        return root / name
+
+    return directory
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_images() -> Iterator[None]:
+    """PNGs take most of a report's time, and hardly a test looks at one."""
+    with drawing_no_images():
+        yield
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNGs are drawn, after all."""
+    for name, draw in DRAWING.items():
+        monkeypatch.setattr(name, draw)
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are written without report.html and plots."""
+    monkeypatch.setattr("overlap_sweep.report.files.page_files", lambda *_: iter(()))
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    """One browser for all pages."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    found = shutil.which("chromium")
+    if not found:
+        if os.environ.get("CI") == "true":
+            pytest.fail("chromium is not installed; run `apt-get install chromium`")
+        pytest.skip("chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
