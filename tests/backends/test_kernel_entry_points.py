@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.backends import KERNELS_GROUP
+from overlap_sweep.backends import KERNELS_GROUP, load_kernels
+from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import BASELINES
 from overlap_sweep.run_directory import Result
 from tests.sweeps import ROOT, Launch
-
-pytestmark = pytest.mark.end_to_end
 
 SMALL = ("workload=kernel", "m=64", "n=96", "k=64", "tp_size=2", "iters=3", "runtime.device=cpu", "profile=none")
 OTHERS = {
@@ -87,6 +86,7 @@ def launched(
     return launch.run(*arguments), launch.results()
 
 
+@pytest.mark.end_to_end
 def test_the_documents_example_is_measured_as_it_stands(packages: Path, tmp_path: Path) -> None:
     install, command = fenced("").splitlines()
     assert install.startswith("pip install")
@@ -107,6 +107,7 @@ def test_the_documents_example_is_measured_as_it_stands(packages: Path, tmp_path
         assert result.left_out == {}
 
 
+@pytest.mark.end_to_end
 def test_a_name_of_the_users_is_asked_of_the_package(packages: Path, tmp_path: Path) -> None:
     names = "implementations=[pipeline_split8,pipeline_split64]"
     process, results = launched(packages, tmp_path, *SMALL, "backend=mine", "kernel=gemm_rs", names)
@@ -116,55 +117,40 @@ def test_a_name_of_the_users_is_asked_of_the_package(packages: Path, tmp_path: P
     assert result.left_out == {"pipeline_split64": "32 rows of a rank cannot be cut into 64 equal pieces"}
 
 
-def test_a_kernel_that_the_package_refuses_is_skipped(packages: Path, tmp_path: Path) -> None:
-    process, results = launched(packages, tmp_path, *SMALL, "backend=mine", "kernel=gemm_ar")
-    (result,) = results.values()
-    assert (result.status, result.error) == ("skipped", "backend=mine has no gemm_ar in fp32")
-    assert "Traceback" not in process.stdout + process.stderr
-
-
-@pytest.fixture(scope="module")
-def swept(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """By backend, of one sweep over packages whose functions run but do not do what they should."""
-    names = "backend=shy,wrong,half_wrong"
-    process, results = launched(packages, tmp_path_factory.mktemp("swept"), "-m", *SMALL, names, "kernel=ag_gemm")
+@pytest.mark.end_to_end
+def test_what_a_package_refuses_or_computes_wrong_is_skipped_failed_or_left_out(packages: Path, tmp_path: Path) -> None:
+    asked = ("backend=mine,shy,wrong,half_wrong", "kernel=ag_gemm,gemm_ar")
+    process, results = launched(packages, tmp_path, "-m", *SMALL, *asked)
     assert process.returncode == 1
     assert "Traceback" not in process.stdout + process.stderr
-    return {result.point["backend"]: result for result in results.values()}
-
-
-def test_a_point_whose_every_implementation_is_refused_is_skipped(swept: dict[str, Result]) -> None:
-    result = swept["shy"]
-    assert (result.status, result.error) == ("skipped", "pipeline_split2: not today; pipeline_split4: not today")
-
-
-def test_wrong_numbers_fail_the_point(swept: dict[str, Result]) -> None:
-    result = swept["wrong"]
-    assert result.status == "failed"
-    assert result.error is not None
-    assert "pipeline_split2: wrong numbers: relative error 0.0" in result.error
-    assert result.implementations == {}
-
-
-def test_what_is_wrong_is_left_out_beside_what_is_right(swept: dict[str, Result]) -> None:
-    result = swept["half_wrong"]
-    assert result.status == "ok"
-    assert set(result.implementations) == {*BASELINES, "pipeline_split2"}
-    assert result.left_out["pipeline_split4"].startswith("wrong numbers: relative error 0.0")
+    found = {(result.point["backend"], result.point["kernel"]): result for result in results.values()}
+    unknown = found["mine", "gemm_ar"]
+    assert (unknown.status, unknown.error) == ("skipped", "backend=mine has no gemm_ar in fp32")
+    shy = found["shy", "ag_gemm"]
+    assert (shy.status, shy.error) == ("skipped", "pipeline_split2: not today; pipeline_split4: not today")
+    wrong = found["wrong", "ag_gemm"]
+    assert (wrong.status, wrong.implementations) == ("failed", {})
+    assert "pipeline_split2: wrong numbers: relative error 0.0" in str(wrong.error)
+    half_wrong = found["half_wrong", "ag_gemm"]
+    assert half_wrong.status == "ok"
+    assert set(half_wrong.implementations) == {*BASELINES, "pipeline_split2"}
+    assert half_wrong.left_out["pipeline_split4"].startswith("wrong numbers: relative error 0.0")
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("broken", "backend=broken cannot be loaded from broken (ModuleNotFoundError: No module named 'a_library_that"),
-        ("misspelt", "backend=misspelt cannot be loaded from misspelt (SyntaxError: "),
-        ("raising", "backend=raising cannot be loaded from raising (RuntimeError: no licence); mend or uninstall it."),
-        ("unfinished", "backend=unfinished: unfinished has no build, close; docs/kernels.md says what it needs."),
+        ("broken", "broken cannot be loaded from broken (ModuleNotFoundError: No module named 'a_library_that"),
+        ("misspelt", "misspelt cannot be loaded from misspelt (SyntaxError: "),
+        ("raising", "raising cannot be loaded from raising (RuntimeError: no licence); mend or uninstall it."),
+        ("unfinished", "unfinished: unfinished has no build, close; docs/kernels.md says what it needs."),
     ],
 )
-def test_a_package_that_cannot_be_used_is_one_line(packages: Path, tmp_path: Path, name: str, said: str) -> None:
-    process, results = launched(packages, tmp_path, *SMALL, f"backend={name}", "kernel=ag_gemm")
-    assert process.returncode == 1
-    assert process.stderr.startswith(f"error: {said}")
-    assert process.stderr.count("\n") == 1
-    assert results == {}
+def test_a_package_that_cannot_be_used_is_one_line(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(packages))
+    with pytest.raises(UserError) as error:
+        load_kernels(name)
+    assert str(error.value).startswith(f"backend={said}")
+    assert "\n" not in str(error.value)

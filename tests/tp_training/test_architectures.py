@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import AutoConfig
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.ranks import Ranks
@@ -15,8 +17,9 @@ from overlap_sweep.tp_training import hugging_face
 from overlap_sweep.tp_training.architectures import architecture, known
 from overlap_sweep.tp_training.batches import TokenBatches
 from overlap_sweep.tp_training.initial_weights import initial_weights
-from tests.tp_training.points import tp_point
+from tests.tp_training.stacks import config_point
 from tests.tp_training.whole_model import whole_model
+from tests.training.points import tp_point
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -88,3 +91,13 @@ def test_the_loss_is_hugging_faces() -> None:
     theirs = model(whole_text, labels=whole_text).loss
     mine = functional.cross_entropy(model(batch.tokens).logits.flatten(0, 1), batch.labels.flatten())
     assert mine.item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+def test_nothing_of_a_config_is_lost_but_dropout(tmp_path: Path) -> None:
+    point = config_point(tmp_path)
+    theirs = AutoConfig.from_pretrained(tmp_path).to_dict()
+    trained = AutoConfig.for_model(**point["language_model"]).to_dict()
+    assert theirs["mlp_bias"]
+    differing = {name for name in theirs if trained[name] != theirs[name]}
+    assert differing == {"attention_dropout", "architectures", "dtype", "pad_token_id", "_name_or_path"}
+    assert trained["attention_dropout"] == 0.0

@@ -13,7 +13,7 @@ from overlap_sweep.ranks import Ranks
 from overlap_sweep.tp_training import architectures
 from overlap_sweep.tp_training.batches import TokenBatches
 from overlap_sweep.tp_training.initial_weights import initial_weights, padded_vocab_size
-from tests.tp_training.points import tp_point
+from tests.training.points import tp_point
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 QUERY, EMBEDDING = "model.layers.0.self_attn.q_proj.weight", "model.embed_tokens.weight"

@@ -16,7 +16,7 @@ from overlap_sweep.ranks import Ranks
 from overlap_sweep.run_directory import TpTrainingRun
 from overlap_sweep.trace.overlap import analyse_trace
 from tests.processes import run_ranks
-from tests.tp_training.points import tp_point
+from tests.training.points import tp_point
 
 
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     """fsdp_dtensor, two micro batches a step, profiled."""
     directory = tmp_path_factory.mktemp("point")
     point = tp_point("profile=all", "tp_training.gradient_accumulation_steps=2", "tp_training.warmup_steps=2")
-    found: dict[str, Any] = run_ranks(2, _run, point, directory)[0]
+    found: dict[str, Any] = run_ranks(2, _run, point, directory, keep="cpu")[0]
     return found, directory
 
 
@@ -84,27 +84,22 @@ def _left(ranks: Ranks, point: dict[str, Any], directory: Path) -> bool:
 
 def test_nothing_of_a_model_is_left_for_the_next_point(tmp_path: Path) -> None:
     point = tp_point("tp_training.num_training_steps=2")
-    assert run_ranks(2, _left, point, tmp_path) == [False, False]
+    assert run_ranks(2, _left, point, tmp_path, keep="cpu") == [False, False]
 
 
 @pytest.mark.end_to_end
-def test_a_run_is_repeated_to_the_last_digit(measured: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    point = tp_point("tp_training.gradient_accumulation_steps=2")
-    again: TpTrainingRun = run_ranks(2, _run, point, tmp_path)[0]["tp_training"]
-    assert [step.loss for step in again.steps] == [step.loss for step in measured[0]["tp_training"].steps]
+def test_a_run_is_repeated_to_the_last_digit_and_by_another_seed_to_none(
+    measured: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    def losses(found: dict[str, Any]) -> list[float]:
+        return [step.loss for step in found["tp_training"].steps]
 
-
-@pytest.mark.end_to_end
-def test_another_seed_trains_something_else(measured: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    point = tp_point("tp_training.gradient_accumulation_steps=2", "tp_training.seed=43")
-    other: TpTrainingRun = run_ranks(2, _run, point, tmp_path)[0]["tp_training"]
-    losses = [(step.loss or 0) - (mine.loss or 0) for step, mine in zip(other.steps, _steps(measured), strict=True)]
-    assert all(abs(difference) > 1e-4 for difference in losses)
-
-
-def _steps(measured: tuple[dict[str, Any], Path]) -> list[Any]:
-    run: TpTrainingRun = measured[0]["tp_training"]
-    return run.steps
+    again, other = (
+        run_ranks(2, _run, tp_point("tp_training.gradient_accumulation_steps=2", *more), tmp_path, keep="cpu")[0]
+        for more in ((), ("tp_training.seed=43",))
+    )
+    assert losses(again) == losses(measured[0])
+    assert all(abs(a - b) > 1e-4 for a, b in zip(losses(other), losses(again), strict=True))
 
 
 def test_a_full_device_is_told_with_what_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

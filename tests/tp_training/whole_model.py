@@ -3,7 +3,9 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +39,38 @@ def whole_model(point: Mapping[str, Any]) -> nn.Module:
     return model
 
 
+def differences(found: Sequence[Trained], point: Mapping[str, Any]) -> tuple[float, float]:
+    """The largest of the losses and of the norms from the whole model's, relative, over ranks and steps."""
+    expected = train_whole(point)
+    # Something is learned.
+    assert len({round(loss, 3) for loss in expected[0].losses}) == point["tp_training"]["num_training_steps"]
+    pairs = [(of_rank, expected[rank // point["tp_size"]]) for rank, of_rank in enumerate(found)]
+    return (
+        max(abs(a / b - 1) for mine, theirs in pairs for a, b in zip(mine.losses, theirs.losses, strict=True)),
+        max(abs(a / b - 1) for mine, theirs in pairs for a, b in zip(mine.norms, theirs.norms, strict=True)),
+    )
+
+
 def train_whole(point: Mapping[str, Any]) -> list[Trained]:
     """Of each data-parallel rank's batches, by one process: what the point's implementation must come to."""
+    training = dict.fromkeys(_ALL_THE_SAME) | {"attn_impl": point["tp_training"]["attn_impl"] or "sdpa"}
+    same = {**point, "tp_training": {**point["tp_training"], **training}}
+    named = ("language_model", "tp_training", "dp_size", "workload")
+    return _train_whole(json.dumps({name: same[name] for name in named}, sort_keys=True))
+
+
+_ALL_THE_SAME = (
+    *("zero_stage", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap", "tp_comm_overlap_cfg"),
+    *("dtype", "autocast", "activation_checkpointing"),
+)
+"""Options that do not change what is computed, as far as float32 has it."""
+
+
+@cache
+def _train_whole(asked: str) -> list[Trained]:
+    point = json.loads(asked)
+    # Of so small tensors more threads make it slower.
+    torch.set_num_threads(1)
     training, ranks = point["tp_training"], Ranks(0, 1, torch.device("cpu"))
     micro_batches, dp_size = training["gradient_accumulation_steps"], point["dp_size"]
     model = whole_model(point)

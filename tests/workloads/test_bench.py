@@ -15,6 +15,7 @@ from tests.points import operator_point
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
+RING = {"method": "ring_exchange"}
 NOTHING = Variant(lambda _: None, lambda _repeat, _output: {})
 
 
@@ -28,37 +29,29 @@ def among_best() -> Callable[..., bool]:
     return among_best
 
 
-def test_what_is_slower_than_no_overlap_is_not_among_the_best(among_best: Callable[..., bool]) -> None:
-    assert not among_best(1.0, 1.02)
-    assert among_best(1.0, 1.005)
-
-
 def test_what_is_fastest_so_far_or_within_the_margin_is_among_the_best(among_best: Callable[..., bool]) -> None:
-    bwd = (0.9, 0.905, 0.92, 0.8, 0.807, 0.81, 0.9)
-    assert [among_best(1.0, relative) for relative in bwd] == [True, True, False, True, True, False, False]
+    # What is slower than no overlap is not.
+    bwd = (1.02, 1.005, 0.9, 0.905, 0.92, 0.8, 0.807, 0.81, 0.9)
+    expected = [False, True, True, True, False, True, True, False, False]
+    assert [among_best(1.0, relative) for relative in bwd] == expected
 
 
-def test_only_the_passes_that_the_point_is_about_count(among_best: Callable[..., bool]) -> None:
-    # bulk overlaps backward alone, and a pipeline of fc2 forward alone.
-    assert not among_best(0.5, 1.5)
-    assert among_best(1.5, 0.5)
-    assert among_best(0.9, 1.5, operator="fc2", method="pipeline")
-    assert not among_best(1.5, 0.1, operator="fc2", method="pipeline")
-
-
-def test_one_pass_is_enough(among_best: Callable[..., bool]) -> None:
-    ring = {"method": "ring_exchange"}
-    assert among_best(0.8, 0.8, **ring)
-    assert among_best(0.7, 1.5, **ring)
-    assert among_best(1.5, 0.7, **ring)
-    assert not among_best(0.8, 0.8, **ring)
-
-
-def test_both_passes_remember_their_best_also_when_only_one_is_better(among_best: Callable[..., bool]) -> None:
-    ring = {"method": "ring_exchange"}
-    assert among_best(0.9, 0.5, **ring)
-    assert among_best(0.5, 0.6, **ring)
-    assert not among_best(0.6, 0.6, **ring)
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        # bulk overlaps backward alone, and a pipeline of fc2 forward alone.
+        ({}, [(0.5, 1.5, False), (1.5, 0.5, True)]),
+        ({"operator": "fc2", "method": "pipeline"}, [(0.9, 1.5, True), (1.5, 0.1, False)]),
+        # One pass is enough.
+        (RING, [(0.8, 0.8, True), (0.7, 1.5, True), (1.5, 0.7, True), (0.8, 0.8, False)]),
+        # Both remember their best also when only one is better.
+        (RING, [(0.9, 0.5, True), (0.5, 0.6, True), (0.6, 0.6, False)]),
+    ],
+)
+def test_only_the_passes_that_the_point_is_about_count(
+    among_best: Callable[..., bool], changes: dict[str, Any], asked: list[tuple[float, float, bool]]
+) -> None:
+    assert [among_best(fwd, bwd, **changes) for fwd, bwd, _ in asked] == [expected for *_, expected in asked]
 
 
 COLUMN = LinearShape("column", 8, 6, 16, 2)
@@ -119,31 +112,24 @@ def bench(**changes: Any) -> Bench:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "shared"),
     [
-        {"method": "ring_exchange"},
-        {"method": "none", "phase": "fprop"},
-        {"num_sm": 8, "aggregate": True, "num_splits": 2, "cga_size": 1, "use_ce": False},
-        {"profile": "all"},
-        {"workload": {"tolerance": 0.5, "profiled": 9}},
+        ({"method": "ring_exchange"}, True),
+        ({"method": "none", "phase": "fprop"}, True),
+        ({"num_sm": 8, "aggregate": True, "num_splits": 2, "cga_size": 1, "use_ce": False}, True),
+        ({"profile": "all"}, True),
+        ({"workload": {"tolerance": 0.5, "profiled": 9}}, True),
+        ({"operator": "fc2"}, False),
+        ({"model": {"hidden_size": 128}}, False),
+        ({"precision": "bf16"}, False),
+        ({"workload": {"tokens": 64}}, False),
+        ({"workload": {"seed": 1}}, False),
     ],
 )
-def test_points_that_differ_in_how_they_overlap_and_are_profiled_share_a_bench(changes: dict[str, Any]) -> None:
-    assert bench(**changes) is bench()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"operator": "fc2"},
-        {"model": {"hidden_size": 128}},
-        {"precision": "bf16"},
-        {"workload": {"tokens": 64}},
-        {"workload": {"seed": 1}},
-    ],
-)
-def test_other_shapes_numbers_and_precisions_have_benches_of_their_own(changes: dict[str, Any]) -> None:
-    assert bench(**changes) is not bench()
+def test_points_that_differ_in_how_they_overlap_and_are_profiled_share_a_bench(
+    changes: dict[str, Any], shared: bool
+) -> None:
+    assert (bench(**changes) is bench()) == shared
 
 
 def test_four_operators_stay_at_hand() -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
 from overlap_sweep import training_config
 from overlap_sweep.config import OF_WORKLOAD, SweepConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group import NO_MULTICAST, GroupConfig, shared_by, worker_environment
-from overlap_sweep.runtime.point import resolve
 from overlap_sweep.space import point_name
 from overlap_sweep.workloads import fsdp
 from tests.sweeps import ROOT
-from tests.training.points import fsdp_point
+from tests.training.points import composed, fsdp_point
 
 
 def test_conf_lists_every_knob_with_its_default() -> None:
@@ -76,11 +73,12 @@ def test_mistakes_are_told_in_a_line(override: str, reason: str) -> None:
         fsdp_point(override)
 
 
+DDP = ["distributed.strategy=ddp"]
+
+
 def test_knobs_of_training_are_no_part_of_other_workloads() -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        job = compose("config", ["workload=operator", "runtime.device=cpu", "fsdp.replicas=2"])
     with pytest.raises(UserError, match=r"fsdp.replicas is for workload=fsdp"):
-        resolve(job)
+        composed("workload=operator", "runtime.device=cpu", "fsdp.replicas=2")
 
 
 @pytest.mark.parametrize(
@@ -89,38 +87,28 @@ def test_knobs_of_training_are_no_part_of_other_workloads() -> None:
         (["fsdp.use_orig_params=false"], "no flat parameters"),
         (["fsdp.replicas=3"], "does not divide"),
         (["fsdp.reshard_after_forward=2"], "no smaller part"),
-        (["distributed.strategy=ddp", "fsdp.forward_prefetch=true"], "changes nothing under DDP"),
-        (["distributed.strategy=ddp", "distributed.overlap_reduce_scatter=true"], "needs distributed.enable_overlap"),
+        ([*DDP, "fsdp.forward_prefetch=true"], "changes nothing under DDP"),
+        ([*DDP, "distributed.overlap_reduce_scatter=true"], "needs distributed.enable_overlap"),
         (["distributed.overlap_reduce_scatter=true", "distributed.enable_overlap=true"], "is for DDP"),
         (["streams.auxiliary=normal"], "which is off"),
         (["distributed.dp_size=8", "fsdp.replicas=2", "fsdp.reshard_after_forward=2"], "beside fsdp.replicas"),
         (["distributed.bucket_cap_mb=5"], "changes nothing under FSDP2"),
         (["distributed.enable_overlap=true", "streams.all_reduce=normal"], "without fsdp.replicas"),
-        (
-            ["distributed.strategy=ddp", "distributed.enable_overlap=true", "streams.auxiliary=normal"],
-            "only all-reduces",
-        ),
+        ([*DDP, "distributed.enable_overlap=true", "streams.auxiliary=normal"], "only all-reduces"),
         (["compile.mode=default"], "without compile.enabled"),
         (["compile.enabled=true", "compile.mode=default", "+compile.options.trace.enabled=true"], "not both"),
         (["model.num_kv_heads=3"], "key-value heads"),
+        (["profiling.tensorboard=true"], "writes nothing without profiling.enabled"),
+        (["fsdp.forward_prefetch=3", "fsdp.backward_prefetch=null", "fsdp.reshard_after_forward=false"], None),
+        (["distributed.dp_size=8", "fsdp.reshard_after_forward=4"], None),
+        (["distributed.dp_size=8", "fsdp.replicas=4"], None),
+        (["distributed.enable_overlap=true", "streams.auxiliary=normal"], None),
+        ([*DDP, "distributed.enable_overlap=true", "distributed.overlap_reduce_scatter=true"], None),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], reason: str) -> None:
-    assert reason in (fsdp.refusal(fsdp_point(*overrides)) or "")
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["fsdp.forward_prefetch=3", "fsdp.backward_prefetch=null", "fsdp.reshard_after_forward=false"],
-        ["distributed.dp_size=8", "fsdp.reshard_after_forward=4"],
-        ["distributed.dp_size=8", "fsdp.replicas=4"],
-        ["distributed.enable_overlap=true", "streams.auxiliary=normal"],
-        ["distributed.strategy=ddp", "distributed.enable_overlap=true", "distributed.overlap_reduce_scatter=true"],
-    ],
-)
-def test_what_makes_sense_is_not_refused(overrides: list[str]) -> None:
-    assert fsdp.refusal(fsdp_point(*overrides)) is None
+def test_what_makes_no_sense_is_refused(overrides: list[str], reason: str | None) -> None:
+    refused = fsdp.refusal(fsdp_point(*overrides))
+    assert refused is None if reason is None else reason in str(refused)
 
 
 def test_the_environment_of_nccl_makes_another_group() -> None:
@@ -133,18 +121,16 @@ def test_the_environment_of_nccl_makes_another_group() -> None:
     assert shared_by(plain) == shared_by(fsdp_point("fsdp.forward_prefetch=true"))
 
 
-def name_of(*overrides: str) -> str:
-    point: dict[str, Any] = {
-        "model": {"name": "ranking"},
-        "workload": {"name": "fsdp"},
-        "tp_size": 2,
-        "method": "bulk",
-        "distributed": {"dp_size": 4, "strategy": "fsdp2"},
-    }
-    return point_name(point, ["workload=fsdp", "distributed.dp_size=4", *overrides])
-
-
-def test_names() -> None:
-    assert name_of() == "ranking_dp4_fsdp2"
-    assert name_of("fsdp.forward_prefetch=2") == "ranking_dp4_fsdp2_fsdp.forward_prefetch=2"
-    assert name_of("training.output_dir=/a/b") == "ranking_dp4_fsdp2"
+@pytest.mark.parametrize(
+    ("overrides", "more"),
+    [
+        ([], ""),
+        (["fsdp.forward_prefetch=2"], "_fsdp.forward_prefetch=2"),
+        (["training.output_dir=/a/b"], ""),
+    ],
+)
+def test_names_say_size_strategy_and_what_was_asked(overrides: list[str], more: str) -> None:
+    # The configuration has these of every workload.
+    point = {**fsdp_point("distributed.dp_size=4", "model.name=ranking"), "method": "bulk"}
+    asked = ["workload=fsdp", "distributed.dp_size=4", *overrides]
+    assert point_name(point, asked) == f"ranking_dp4_fsdp2{more}"

@@ -21,26 +21,18 @@ def names(backend: str = "transformer_engine", **layer: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("layer", "overlapped"),
     [
-        ({}, "default"),
+        ({}, None),
         ({"ub_overlap_rs_dgrad": True}, "rs_dgrad"),
         ({"tp_comm_overlap_cfg": "/a/b.yaml"}, "file:/a/b.yaml"),
     ],
 )
-def test_unasked_the_users_one_configuration_runs_beside_none(layer: dict[str, Any], overlapped: str) -> None:
-    assert names(**layer) == ["none", overlapped, "floor"]
+def test_unasked_the_users_one_configuration_or_the_default_runs_beside_none(
+    layer: dict[str, Any], overlapped: str | None
+) -> None:
+    assert names(**layer) == ["none", overlapped or "default", "floor"]
     assert names(**layer, comm_overlap=False) == ["none", "floor"]
-
-
-@pytest.mark.parametrize(
-    ("layer", "overlapped"),
-    [
-        ({}, []),
-        ({"ub_overlap_rs_dgrad": True}, ["rs_dgrad"]),
-        ({"tp_comm_overlap_cfg": "/a/b.yaml"}, ["file:/a/b.yaml"]),
-    ],
-)
-def test_unasked_a_backend_without_a_default_runs_none(layer: dict[str, Any], overlapped: list[str]) -> None:
-    assert names("torch", **layer) == ["none", *overlapped, "floor"]
+    # A backend without a default runs none.
+    assert names("torch", **layer) == ["none", *([overlapped] if overlapped else []), "floor"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +44,9 @@ def test_unasked_a_backend_without_a_default_runs_none(layer: dict[str, Any], ov
         (["bulk", "bulk", "file:x"], ["bulk", "file:x", "floor"], ["none", "floor"]),
         (["none"], ["none", "floor"], ["none", "floor"]),
         (list(PRESETS), [*PRESETS, "floor"], ["none", "floor"]),
+        # The floor is never alone.
+        ([], ["none", "floor"], ["none", "floor"]),
+        (["floor"], ["none", "floor"], ["none", "floor"]),
     ],
 )
 def test_a_list_of_ones_own_is_kept_in_its_order_with_the_floor_last(
@@ -79,12 +74,6 @@ def test_two_files_of_one_name_in_the_run_directory_are_refused(tmp_path: Path) 
     point = layer_point(layer={"variants": [f"file:{tmp_path}/a/b.yaml", f"file:{tmp_path}/a-b.yaml"]})
     with pytest.raises(UserError, match="would have one name; rename one"):
         layer_variants.configurations(point)
-
-
-@pytest.mark.parametrize("variants", [[], ["floor"]])
-@pytest.mark.parametrize("comm_overlap", [True, False])
-def test_the_floor_is_never_alone(variants: list[str], comm_overlap: bool) -> None:
-    assert names(variants=variants, comm_overlap=comm_overlap) == ["none", "floor"]
 
 
 def configuration(name: str, **changes: Any) -> OverlapConfig:
@@ -120,17 +109,12 @@ def test_every_preset_is_one_that_the_library_takes(preset: str, knobs: dict[str
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_a_preset_configures_its_switches_let_run(preset: str) -> None:
+def test_what_a_preset_configures_its_switches_let_run_and_what_a_method_does_not_is_off(preset: str) -> None:
     config = configuration(preset)
     allowed = methods_allowed(config.switches)
     assert all(setting["method"] in allowed[slot] for slot, setting in config.slots.items())
-
-
-@pytest.mark.parametrize("preset", ["bulk", "ring_exchange", "pipeline", "split"])
-def test_what_a_method_does_not_configure_is_off(preset: str) -> None:
-    config = configuration(preset)
-    on = {slot for slot, methods in methods_allowed(config.switches).items() if methods}
-    assert on == set(config.slots)
+    if preset in ("bulk", "ring_exchange", "pipeline", "split"):
+        assert {slot for slot, methods in allowed.items() if methods} == set(config.slots)
 
 
 GATHERING = ["qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"]
@@ -169,23 +153,16 @@ def test_atomic_is_one_atomic_gemm_by_ring_exchange_in_both_of_a_pair() -> None:
     assert all(setting["num_sm"] == 1 for setting in slots.values())
 
 
-def test_the_points_knobs_go_to_every_slot_that_has_them() -> None:
+def test_knobs_go_to_every_slot_that_has_them_and_others_are_the_methods_defaults() -> None:
     slots = configuration("split", **KNOBS["all"]).slots
     ring = {"method": "ring_exchange", "num_sm": 1, "cga_size": 1, "set_sm_margin": False, "use_ce": False}
     assert {**ring, "aggregate": True, "atomic_gemm": False}.items() <= slots["qkv_fprop"].items()
     pipeline = {"method": "pipeline", "num_sm": 1, "num_splits": 2, "cga_size": 1, "set_sm_margin": False}
     assert slots["fc2_fprop"] == {**pipeline, "atomic_gemm": False, "fp8_buf": True}
-
-
-def test_a_knob_that_is_not_given_is_the_methods_default() -> None:
     slots = configuration("split", num_sm=3).slots
-    ring = {"method": "ring_exchange", "num_sm": 3, "cga_size": 1, "set_sm_margin": False, "use_ce": True}
-    assert slots["qkv_fprop"] == {**ring, "aggregate": False}
-    expected = {"method": "pipeline", "num_sm": 3, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}
-    assert slots["proj_fprop"] == expected
-
-
-def test_knobs_that_are_not_given_are_the_backends_own_affair() -> None:
+    assert slots["qkv_fprop"] == {**ring, "num_sm": 3, "use_ce": True, "aggregate": False}
+    assert slots["proj_fprop"] == {**pipeline, "num_sm": 3, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}
+    # Of torch they are its own affair.
     assert configuration("split", backend="torch", num_sm=3).slots == {
         **{slot: {"method": "ring_exchange", "num_sm": 3} for slot in GATHERING},
         **{slot: {"method": "pipeline", "num_sm": 3} for slot in SCATTERING},

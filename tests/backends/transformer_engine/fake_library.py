@@ -5,12 +5,18 @@ from __future__ import annotations
 import enum
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+
+from overlap_sweep.backends import transformer_engine
+
+PACKAGES = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.module")
 
 
 class Mode(enum.Enum):
@@ -31,6 +37,8 @@ class FakeBase(ModuleType):
         self.groups: list[tuple[Any, Any]] = []
         """World and tensor-parallel group of every initialize_ub."""
         self.destroyed_s: list[float] = []
+        self.resets: list[None] = []
+        """Of torch.compiler."""
         self.initialized = False
         self.fails_with: Exception | None = None
 
@@ -45,7 +53,8 @@ class FakeBase(ModuleType):
         bootstrap_backend: str | None = None,
     ) -> None:
         self.calls.append("initialize")
-        self.given.append({**locals()})
+        given = {**locals(), "ub_cfgs": ub_cfgs and {slot: dict(setting) for slot, setting in ub_cfgs.items()}}
+        self.given.append(given)
         if self.initialized:
             raise RuntimeError("UB communicators are already initialized.")
         # From here on the real one refuses to initialise again, also when it fails below.
@@ -72,12 +81,18 @@ class FakeBase(ModuleType):
         torch.compiler.reset()
 
 
-def install_fake_library() -> FakeBase:
-    """In this process, for good; where there is no GPU to wait for."""
+@contextmanager
+def fake_library() -> Iterator[FakeBase]:
+    """In this process, for the length of the block; where there is no GPU to wait for."""
     base = FakeBase()
-    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.module"):
-        sys.modules[name] = ModuleType(name)
-    sys.modules[base.__name__] = base
-    sys.modules["transformer_engine.pytorch.module"].base = base  # type: ignore[attr-defined]
-    patch.object(torch.cuda, "synchronize", lambda *_: base.calls.append("synchronize")).start()
-    return base
+    modules = {name: ModuleType(name) for name in PACKAGES}
+    modules["transformer_engine.pytorch.module"].base = base  # type: ignore[attr-defined]
+    with (
+        patch.dict(sys.modules, {**modules, base.__name__: base}),
+        patch.object(torch.cuda, "synchronize", lambda *_: base.calls.append("synchronize")),
+        patch.object(torch.compiler, "reset", lambda: base.resets.append(None)),
+    ):
+        # It is imported anew, and knows nothing of another block.
+        sys.modules.pop(f"{transformer_engine.__name__}.userbuffers", None)
+        vars(transformer_engine).pop("userbuffers", None)
+        yield base

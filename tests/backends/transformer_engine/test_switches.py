@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from overlap_sweep import space
@@ -28,6 +30,7 @@ SWITCH = {
     ("fc2_fprop", "pipeline"): "ub_overlap_rs",
     ("fc2_dgrad", "ring_exchange"): "ub_overlap_ag",
 }
+SILENT: tuple[Purpose, ...] = ("none", "floor", "tp1")
 CASES = [pytest.param(*case, id="-".join(case)) for case in SWITCH]
 
 
@@ -42,65 +45,43 @@ def test_no_slot_and_no_method_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("slot", "method"), CASES)
-def test_a_slots_switch_goes_on_for_exactly_its_own_slot(slot: str, method: str) -> None:
+def test_a_slots_switch_goes_on_for_exactly_its_own_slot_as_the_analysis_says(slot: str, method: str) -> None:
     operator, phase = slot.split("_")
     settings = space.settings(gpu_point(operator=operator, phase=phase, method=method))
     assert set(settings) == {slot}
     switches = operator_switches(operator, "point", settings)
-    assert {name for name, on in switches.items() if on} == {SWITCH[slot, method]}
-
-
-@pytest.mark.parametrize(("slot", "method"), CASES)
-def test_what_is_switched_on_is_what_the_analysis_says_of_the_switches(slot: str, method: str) -> None:
-    operator, _ = slot.split("_")
-    switches = operator_switches(operator, "point", {slot: {"method": method}})
-    named = {MEGATRON_NAMES[name]: on for name, on in switches.items()}
-    off = {**dict.fromkeys(SWITCH_DEFAULTS, False), "tp_comm_overlap": True}
-    allowed = methods_allowed({**off, **named})
+    assert on(switches) == {SWITCH[slot, method]}
+    named = {MEGATRON_NAMES[name]: is_on for name, is_on in switches.items()}
+    allowed = methods_allowed({**dict.fromkeys(SWITCH_DEFAULTS, False), "tp_comm_overlap": True, **named})
     of_operator = {name: methods for name, methods in allowed.items() if name.startswith(operator)}
     assert [name for name, methods in of_operator.items() if methods] == [slot]
     assert method in of_operator[slot]
 
 
+def on(switches: Mapping[str, bool]) -> set[str]:
+    return {name for name, is_on in switches.items() if is_on}
+
+
 @pytest.mark.parametrize("operator", space.OPERATORS)
-@pytest.mark.parametrize("method", space.METHODS)
-def test_a_method_everywhere_switches_all_its_slots_on(operator: str, method: str) -> None:
-    settings = space.settings(gpu_point(operator=operator, method=method))
-    switches = operator_switches(operator, "point", settings)
-    expected = {SWITCH[slot, method] for slot in settings}
-    assert {name for name, on in switches.items() if on} == expected
+def test_the_switches_of_an_operator(operator: str) -> None:
+    for method in space.METHODS:
+        settings = space.settings(gpu_point(operator=operator, method=method))
+        assert on(operator_switches(operator, "point", settings)) == {SWITCH[slot, method] for slot in settings}
+        # What is not to overlap has every switch off, and every purpose gives the layer the same arguments.
+        for purpose in SILENT:
+            switches = operator_switches(operator, purpose, settings)
+            assert not on(switches)
+            assert switches.keys() == operator_switches(operator, "point", settings).keys() != set()
+    default = operator_switches(operator, "default", {})
+    assert default == {name: SWITCH_DEFAULTS[MEGATRON_NAMES[name]] for name in default}
+    bulk = ["ub_bulk_dgrad", "ub_bulk_wgrad"] if operator in ("qkv", "fc1") else ["ub_overlap_rs"]
+    assert on(default) == {"ub_overlap_ag", *bulk}
+    assert default.keys() == operator_switches(operator, "point", {}).keys()
 
 
 def test_slots_of_other_operators_switch_nothing_on() -> None:
-    switches = operator_switches("qkv", "point", {"fc1_fprop": {"method": "ring_exchange"}})
-    assert not any(switches.values())
-
-
-@pytest.mark.parametrize("operator", space.OPERATORS)
-def test_the_default_is_megatron_cores(operator: str) -> None:
-    switches = operator_switches(operator, "default", {})
-    assert switches == {name: SWITCH_DEFAULTS[MEGATRON_NAMES[name]] for name in switches}
-    expected = {
-        "ub_overlap_ag",
-        *(["ub_bulk_dgrad", "ub_bulk_wgrad"] if operator in ("qkv", "fc1") else ["ub_overlap_rs"]),
-    }
-    assert {name for name, on in switches.items() if on} == expected
+    assert not on(operator_switches("qkv", "point", {"fc1_fprop": {"method": "ring_exchange"}}))
 
 
 def test_the_defaults_have_a_name_in_megatron_core_each() -> None:
     assert {name: SWITCH_DEFAULTS[theirs] for name, theirs in MEGATRON_NAMES.items()} == DEFAULTS
-
-
-@pytest.mark.parametrize("operator", space.OPERATORS)
-@pytest.mark.parametrize("purpose", ["none", "floor", "tp1"])
-def test_what_is_not_to_overlap_has_every_switch_off(operator: str, purpose: Purpose) -> None:
-    settings = space.settings(gpu_point(operator=operator, method="ring_exchange"))
-    switches = operator_switches(operator, purpose, settings)
-    assert switches
-    assert not any(switches.values())
-
-
-@pytest.mark.parametrize("operator", space.OPERATORS)
-def test_every_purpose_gives_the_layer_the_same_arguments(operator: str) -> None:
-    purposes: tuple[Purpose, ...] = ("point", "default", "none", "floor", "tp1")
-    assert len({tuple(sorted(operator_switches(operator, purpose, {}))) for purpose in purposes}) == 1

@@ -1,4 +1,5 @@
-"""The torch backend's layers against the unsharded layer, written out in float64, on fresh random numbers."""
+"""Whole layers of the backends that compute on a CPU against the unsharded layer, written out in float64, on fresh
+random numbers; and which slots overlap under which switches. symm_mem is here on its stand-in."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from overlap_sweep import space
-from overlap_sweep.backends import ParallelLayer
+from overlap_sweep import backends, space
+from overlap_sweep.backends import ParallelLayer, symm_mem
+from overlap_sweep.backends.symm_mem import layers as symm_mem_layers
 from overlap_sweep.backends.torch import communicator as communicators
 from overlap_sweep.backends.torch import layers, modules
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.ranks import Ranks
 from overlap_sweep.workloads import layer_variants
+from tests.backends import symm_mem_on_cpu
 from tests.points import layer_point
 from tests.processes import run_ranks
 
@@ -28,13 +31,24 @@ TOKENS = 24
 LLAMA = {"hidden_size": 24, "ffn_hidden_size": 40, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 GPT = {**LLAMA, "num_kv_heads": 4, "gated_mlp": False, "normalization": "LayerNorm", "bias": True}
 NONE = OverlapConfig(switches={})
+ASYNC_TP = OverlapConfig()
+RING, BULK = {"method": "ring_exchange"}, {"method": "bulk"}
+BULK_ALONE = OverlapConfig(
+    dict.fromkeys(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), BULK),
+    {**SWITCH_DEFAULTS, "tp_comm_overlap_ag": False, "tp_comm_overlap_rs": False},
+)
+FUSED = ["fused_all_gather_matmul", "fused_matmul_reduce_scatter"]
 ALL_ON = {**SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True}
 
 
 def torch_point(kind: str = "transformer_layer", **changes: Any) -> dict[str, Any]:
-    changes = {"model": LLAMA, "workload": {"tokens": TOKENS}, **changes}
-    changes["layer"] = {"kind": kind, "micro_batch_size": 2, **changes.get("layer", {})}
-    return layer_point(backend="torch", precision="fp32", runtime={"device": "cpu"}, **changes)
+    changes = {"backend": "torch", "runtime": {"device": "cpu"}, "model": LLAMA, **changes}
+    layer = {"kind": kind, "micro_batch_size": 2}
+    return layer_point(precision="fp32", workload={"tokens": TOKENS}, layer=layer, **changes)
+
+
+def symm_mem_point(kind: str = "transformer_layer", **changes: Any) -> dict[str, Any]:
+    return torch_point(kind, **{"backend": "symm_mem", "runtime": {"device": "cuda"}, **changes})
 
 
 def one_slot(slot: str, method: str) -> OverlapConfig:
@@ -63,6 +77,12 @@ CASES: dict[str, tuple[dict[str, Any], OverlapConfig]] = {
         for name, config in presets(WHOLE, "bulk", "ring_exchange", "pipeline", "rs_dgrad").items()
     },
     "gpt-ring_exchange": (torch_point(model=GPT, num_sm=2), presets(WHOLE, "ring_exchange")["ring_exchange"]),
+}
+CASES = {f"torch-{name}": case for name, case in CASES.items()} | {
+    **{f"symm_mem-{kind}-async TP": (symm_mem_point(kind), ASYNC_TP) for kind in space.LAYER_KINDS},
+    "symm_mem-gpt-async TP": (symm_mem_point(model=GPT), ASYNC_TP),
+    "symm_mem-none": (symm_mem_point(), NONE),
+    "symm_mem-bulk": (symm_mem_point(), BULK_ALONE),
 }
 
 
@@ -131,10 +151,6 @@ def perturb(layer: ParallelLayer, kind: str, seed: int, rank: int) -> None:
             parameter.data += drawn.to(parameter.device) / 4
 
 
-def errors_of_case(ranks: Ranks, name: str, seed: int) -> dict[str, float]:
-    return errors_of_layer(ranks, layers, *CASES[name], seed)
-
-
 def errors_of_layer(
     ranks: Ranks, layers: ModuleType, point: dict[str, Any], config: OverlapConfig, seed: int
 ) -> dict[str, float]:
@@ -177,71 +193,72 @@ def errors_of_layer(
     return {name: ((a.double().cpu() - b).abs().max() / b.abs().max()).item() for name, (a, b) in pairs.items()}
 
 
-def errors_of_cases(ranks: Ranks, seed: int) -> dict[str, dict[str, float]]:
-    return {name: errors_of_case(ranks, name, seed) for name in CASES}
+def errors_of_cases(ranks: Ranks, seed: int, names: list[str]) -> dict[str, tuple[dict[str, float], list[str]]]:
+    """And the operators of symmetric memory that each case called, in order."""
+    found = {}
+    for name in names:
+        point, config = CASES[name]
+        if point["backend"] == "symm_mem":
+            symm_mem_on_cpu.stand_in()
+        symm_mem_on_cpu.called.clear()
+        errors = errors_of_layer(ranks, backends.load_layers(point["backend"]), point, config, seed)
+        found[name] = errors, list(symm_mem_on_cpu.called)
+    return found
 
 
 @pytest.fixture(scope="module")
-def errors() -> list[dict[str, dict[str, float]]]:
-    return run_ranks(2, errors_of_cases, secrets.randbits(40))
+def found() -> list[dict[str, tuple[dict[str, float], list[str]]]]:
+    return run_ranks(2, errors_of_cases, secrets.randbits(40), list(CASES), keep="cpu")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_the_unsharded_layer(errors: list[dict[str, dict[str, float]]], name: str) -> None:
-    for rank, of_rank in enumerate(errors):
-        assert {"output", "input"} < set(of_rank[name])
-        for tensor, error in of_rank[name].items():
-            assert error < 1e-4, f"rank {rank}: {tensor} is off by {error}"
+def test_equals_the_unsharded_layer(found: list[dict[str, tuple[dict[str, float], list[str]]]], name: str) -> None:
+    for of_rank in found:
+        errors, called = of_rank[name]
+        assert {"output", "input"} < set(errors)
+        assert max(errors.values()) < 1e-4, errors
+        if name == "symm_mem-bulk":
+            assert set(called) == {"_low_contention_all_gather", "_low_contention_reduce_scatter"}
+        elif name in ("symm_mem-transformer_layer-async TP", "symm_mem-gpt-async TP"):
+            # Forward gathers for qkv and fc1, and scatters after proj and fc2; backward the same the other way round.
+            assert called == FUSED * 4
+        elif "async TP" not in name:
+            assert called == []
 
 
 @pytest.mark.gpu(count=2)
 def test_equals_the_unsharded_layer_on_nccl() -> None:
-    for of_rank in run_ranks(2, errors_of_cases, secrets.randbits(40), device="cuda"):
-        assert max(error for of_case in of_rank.values() for error in of_case.values()) < 1e-4
+    names = [name for name in CASES if name.startswith("torch")]
+    for of_rank in run_ranks(2, errors_of_cases, secrets.randbits(40), names, device="cuda"):
+        assert max(error for errors, _ in of_rank.values() for error in errors.values()) < 1e-4
 
 
+PIPELINE = {"method": "pipeline", "num_splits": 2}
 SLOTS = {
-    "qkv_fprop": {"method": "ring_exchange", "num_sm": 1},
-    "qkv_dgrad": {"method": "ring_exchange", "num_sm": 2},
-    "proj_fprop": {"method": "pipeline", "num_sm": 3, "num_splits": 2},
-    "proj_dgrad": {"method": "ring_exchange", "num_sm": 4},
-    "fc1_fprop": {"method": "ring_exchange", "num_sm": 5},
-    "fc1_dgrad": {"method": "ring_exchange", "num_sm": 6},
-    "fc2_fprop": {"method": "pipeline", "num_sm": 7, "num_splits": 2},
-    "fc2_dgrad": {"method": "ring_exchange", "num_sm": 8},
+    slot: {**(PIPELINE if slot in ("proj_fprop", "fc2_fprop") else RING), "num_sm": number}
+    for number, slot in enumerate((slot for slot in space.SLOTS if not slot.endswith("wgrad")), start=1)
 }
-BULK = {
-    "qkv_dgrad": {"method": "bulk", "num_sm": 1},
-    "qkv_wgrad": {"method": "bulk", "num_sm": 2},
-    "fc1_dgrad": {"method": "bulk", "num_sm": 3},
-    "fc1_wgrad": {"method": "bulk", "num_sm": 4},
+BULK_SLOTS = {
+    slot: {"method": "bulk", "num_sm": number}
+    for number, slot in enumerate(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), start=1)
 }
+BULK_ON = {"tp_comm_overlap_rs_dgrad": False}
 SWITCHED = {
     "all on": (SLOTS, {}, set(SLOTS)),
     "all off": (SLOTS, {"tp_comm_overlap": False}, set()),
     "ag off": (SLOTS, {"tp_comm_overlap_ag": False}, {"qkv_dgrad", "fc1_dgrad", "proj_fprop", "fc2_fprop"}),
     "rs off": (SLOTS, {"tp_comm_overlap_rs": False}, set(SLOTS) - {"proj_fprop", "fc2_fprop"}),
-    "fc1 off": (
-        SLOTS,
-        {"tp_comm_overlap_disable_fc1": True, "tp_comm_bulk_dgrad": False},
-        set(SLOTS) - {"fc1_fprop", "fc1_dgrad"},
-    ),
-    "qkv off": (
-        SLOTS,
-        {"tp_comm_overlap_disable_qkv": True, "tp_comm_bulk_dgrad": False},
-        set(SLOTS) - {"qkv_fprop", "qkv_dgrad"},
-    ),
-    "bulk on": (BULK, {"tp_comm_overlap_rs_dgrad": False}, set(BULK)),
-    "bulk dgrad off": (
-        BULK,
-        {"tp_comm_overlap_rs_dgrad": False, "tp_comm_bulk_dgrad": False},
-        {"qkv_wgrad", "fc1_wgrad"},
-    ),
-    "bulk wgrad off": (
-        BULK,
-        {"tp_comm_overlap_rs_dgrad": False, "tp_comm_bulk_wgrad": False},
-        {"qkv_dgrad", "fc1_dgrad"},
-    ),
+    **{
+        f"{operator} off": (
+            SLOTS,
+            {f"tp_comm_overlap_disable_{operator}": True, "tp_comm_bulk_dgrad": False},
+            set(SLOTS) - {f"{operator}_fprop", f"{operator}_dgrad"},
+        )
+        for operator in ("fc1", "qkv")
+    },
+    "bulk on": (BULK_SLOTS, BULK_ON, set(BULK_SLOTS)),
+    "bulk dgrad off": (BULK_SLOTS, {**BULK_ON, "tp_comm_bulk_dgrad": False}, {"qkv_wgrad", "fc1_wgrad"}),
+    "bulk wgrad off": (BULK_SLOTS, {**BULK_ON, "tp_comm_bulk_wgrad": False}, {"qkv_dgrad", "fc1_dgrad"}),
 }
 """Slots and changed switches, and which slots are left to overlap; each has a share of its own to be known by."""
 
@@ -266,18 +283,20 @@ def shares_used(ranks: Ranks) -> dict[str, set[int | None]]:
     def recorded(ranks: Ranks, num_sm: int | None, cga_size: int | None, replicas: int) -> Any:
         return Recorded(make(ranks, num_sm, cga_size, replicas), num_sm, used)
 
-    modules.communicator = recorded  # type: ignore[assignment]
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(modules, "communicator", recorded)
     for name, (slots, switches, _) in SWITCHED.items():
         layer = layers.build(torch_point(), "point", OverlapConfig(slots, {**ALL_ON, **switches}), ranks, 0)
         used.clear()
         x = torch.randn(layer.input_shape, requires_grad=True)
         layer.forward(layer.module, x, False).sum().backward()
         found[name] = set(used)
+    monkeypatch.undo()
     return found
 
 
 def test_only_the_slots_that_are_switched_on_overlap() -> None:
-    for found in run_ranks(2, shares_used):
+    for found in run_ranks(2, shares_used, keep="cpu"):
         for name, (slots, _, on) in SWITCHED.items():
             assert found[name] - {None} == {slots[slot]["num_sm"] for slot in on}, name
         assert found["all off"] == {None}
@@ -332,3 +351,37 @@ def test_who_computes_attention_is_named() -> None:
     name, warnings = layers.attention(torch_point(), Ranks(0, 2, CPU))
     assert name in {f"{kernel} (torch)" for kernel in ("flash", "memory-efficient", "unfused")}
     assert warnings == []
+
+
+def test_the_default_is_async_tp_on_every_slot() -> None:
+    point = symm_mem_point()
+    assert layer_variants.names(point) == ["none", "default", "floor"]
+    (config,) = layer_variants.configurations(point).values()
+    assert symm_mem_layers.slots(config, space.OPERATORS) == symm_mem.ASYNC_TP
+    assert set(symm_mem_layers.slots(config, ["fc1", "fc2"])) == {"fc1_fprop", "fc1_dgrad", "fc2_fprop", "fc2_dgrad"}
+
+
+def switched(**switches: bool) -> dict[str, bool]:
+    return {**SWITCH_DEFAULTS, **{f"tp_comm_{name}": on for name, on in switches.items()}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (OverlapConfig({}, switched(overlap=False)), {}),
+        (
+            OverlapConfig({}, switched(overlap_ag=False, bulk_dgrad=False)),
+            {"proj_fprop": "ring_exchange", "fc2_fprop": "ring_exchange"},
+        ),
+        (
+            OverlapConfig({"fc1_dgrad": BULK, "fc1_wgrad": BULK}, switched(overlap_ag=False, overlap_rs=False)),
+            {"qkv_dgrad": "ring_exchange", "fc1_dgrad": "bulk", "fc1_wgrad": "bulk"},
+        ),
+        (
+            OverlapConfig({"fc1_fprop": RING}, switched(overlap_rs=False, bulk_dgrad=False)),
+            dict.fromkeys(("fc1_fprop", "qkv_fprop", "proj_dgrad", "fc2_dgrad"), "ring_exchange"),
+        ),
+    ],
+)
+def test_switches_turn_off_what_they_turn_off_in_megatron(config: OverlapConfig, expected: dict[str, str]) -> None:
+    assert {slot: s["method"] for slot, s in symm_mem_layers.slots(config, space.OPERATORS).items()} == expected
