@@ -30,8 +30,12 @@ tp_training: .venv/.installed
 	$(BIN)/python launch.py -m +experiment=tp_training model=qwen3_tiny runtime.device=cpu tp_size=2 dp_size=1 tp_training.seq_length=64 tp_training.num_training_steps=12 hydra.sweep.dir=multirun/make_tp_training
 	$(BIN)/python analyze.py multirun/make_tp_training
 
+QUICK := not slurm and not faults and not end_to_end
+
+## Two tests at a time, then those that start process groups of their own, which others would slow down.
 test: .venv/.installed
-	$(BIN)/python -m pytest -m "not slurm and not faults and not end_to_end"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(QUICK) and not processes"
+	$(BIN)/python -m pytest -m "$(QUICK) and processes"
 
 ## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more.
 test-long: .venv/.installed

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from overlap_sweep.runtime.devices import visible_gpus
+
+START_PROCESSES = {"backends", "measure", "runtime", "tp_training", "training", "workloads", "test_main_job.py"}
+"""Folders and files whose tests start process groups of their own."""
+
+if find_spec("hypothesis"):
+    # Not on machines with GPUs alone. What an example may take says nothing on a machine that others share.
+    from hypothesis import settings
+
+    settings.register_profile("no_deadline", deadline=None)
+    settings.load_profile("no_deadline")
 
 # No test may depend on whether the machine has a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +28,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the tests cache is not left behind in the user's home, and nothing there can help them pass."""
     os.environ["OVERLAP_SWEEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in START_PROCESSES:
+            item.add_marker(pytest.mark.processes)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

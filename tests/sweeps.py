@@ -1,15 +1,19 @@
-"""Run launch.py as a user does, and watch its processes."""
+"""Run launch.py as a user does, and watch its processes; or, to see what it refuses, without starting any."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
 
@@ -51,7 +55,7 @@ class Launch:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def results(self) -> dict[str, Result]:
-        """Of the points that have one, by name."""
+        """By name those of the points that have one."""
         found = find_points(self.directory)
         return {path.name: read_result(path / RESULT_FILE) for path in found if (path / RESULT_FILE).exists()}
 
@@ -87,3 +91,52 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def launch_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `launch.py ARGUMENTS` in a fork of this process, which has imported already what takes most of a second."""
+    from hydra.core.plugins import Plugins
+
+    from overlap_sweep.runtime import point  # noqa: F401
+
+    Plugins.instance()
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        child = os.fork()
+        if not child:
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stderr.fileno(), 2)
+            os.chdir(cwd)
+            os.environ.update(environment)
+            _be_launch(arguments)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
+
+
+def _be_launch(arguments: tuple[str, ...]) -> NoReturn:
+    """Ends this process as Python would, with nothing left of what the tests before have done in it."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from overlap_sweep.runtime.devices import visible_gpus
+    from overlap_sweep.runtime.outcome import Outcomes, outcomes
+
+    status: object = 1
+    try:
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        sys.argv = ["launch.py", *arguments]
+        GlobalHydra.instance().clear()
+        visible_gpus.cache_clear()
+        vars(outcomes).update(vars(Outcomes()))
+        runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))

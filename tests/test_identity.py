@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.identity import HOW_TO_RUN, environment_identity, key_of, library_identity, point_identity
-from tests.points import layer_point, operator_point
+from tests.make_point import resolved
 
 CPU = {
     "host": "node1",
@@ -32,40 +32,37 @@ GPU = {
 }
 
 
+POINT = resolved("operator", method="bulk", num_sm=4)
+
+
 @pytest.mark.parametrize("name", HOW_TO_RUN)
-def test_how_a_point_is_run_is_no_part_of_it(name: str) -> None:
-    assert name in operator_point()["runtime"]
-    assert point_identity(operator_point(runtime={name: 7})) == point_identity(operator_point())
+def test_how_a_point_is_run_is_no_part_of_it_and_it_is_not_changed(name: str) -> None:
+    other = {**POINT, "runtime": {**POINT["runtime"], name: 7}}
+    assert point_identity(other) == point_identity(POINT)
+    assert other["runtime"][name] == 7 != POINT["runtime"][name]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_sm": 5},
-        {"repetition": 1},
-        {"precision": "bf16"},
-        {"profile": "all"},
-        {"workload": {"repeats": 4}},
-        {"workload": {"tolerance": 0.1}},
-        {"model": {"hidden_size": 512}},
-        {"runtime": {"threads_per_rank": 2}},
-        {"runtime": {"multicast": True}},
-        {"runtime": {"device": "cuda"}},
-        {"runtime": {"bootstrap_backend": "nccl"}},
+        *({"num_sm": 5}, {"repetition": 1}, {"precision": "fp32"}, {"profile": "all"}, {"model.hidden_size": 512}),
+        *({"workload.repeats": 4}, {"workload.tolerance": 0.1}, {"runtime.threads_per_rank": 2}),
+        *({"runtime.multicast": True}, {"runtime.device": "cpu"}, {"runtime.bootstrap_backend": "nccl"}),
     ],
 )
 def test_what_is_measured_is(changes: dict[str, Any]) -> None:
-    assert point_identity(operator_point(**changes)) != point_identity(operator_point())
+    assert point_identity(resolved("operator", **{"method": "bulk", "num_sm": 4, **changes})) != point_identity(POINT)
 
 
 def test_a_layer_s_variants_are_part_of_it() -> None:
-    assert point_identity(layer_point(layer={"variants": ["none"]})) != point_identity(layer_point())
+    given = resolved("layer", layer={"variants": ["none"]})
+    assert point_identity(given) != point_identity(resolved("layer"))
 
 
-def test_the_point_itself_is_not_changed() -> None:
-    point = operator_point()
-    point_identity(point)
-    assert set(HOW_TO_RUN) <= set(point["runtime"])
+def test_what_is_null_is_no_part_of_it_at_any_depth() -> None:
+    later = {**POINT, "of_tomorrow": None, "model": {**POINT["model"], "rope": None}}
+    assert point_identity(later) == point_identity(POINT)
+    assert point_identity({**POINT, "of_tomorrow": False}) != point_identity(POINT)
 
 
 def changed(environment: dict[str, Any], part: str, name: str, value: Any) -> dict[str, Any]:
@@ -82,6 +79,8 @@ def changed(environment: dict[str, Any], part: str, name: str, value: Any) -> di
         changed(GPU, "variables", "NCCL_MAX_CTAS", "8"),
         changed(GPU, "variables", "NVTE_FLASH_ATTN", "0"),
         changed(GPU, "variables", "UB_SKIPMC", None),
+        *(changed(GPU, "variables", f"{library}_X", "1") for library in ("TORCH_SYMM_MEM", "NVSHMEM", "FLUX")),
+        changed(GPU, "variables", "CUDA_DEVICE_MAX_CONNECTIONS", "1"),
         {**GPU, "gpus": ["NVIDIA H100 80GB HBM3"]},
         {**GPU, "driver": "570.2"},
         {**GPU, "links": ["NODE", "SYS"]},
@@ -116,8 +115,8 @@ def test_the_same_environment(same: dict[str, Any]) -> None:
 
 def test_on_a_cpu_the_cpu_counts() -> None:
     assert environment_identity({**CPU, "host": "node2"}) == environment_identity(CPU)
-    assert environment_identity({**CPU, "cpu_count": 2}) != environment_identity(CPU)
-    assert environment_identity({**CPU, "cpu": "another"}) != environment_identity(CPU)
+    for other in ({"cpu_count": 2}, {"cpu": "another"}):
+        assert environment_identity({**CPU, **other}) != environment_identity(CPU)
 
 
 def test_libraries_are_known_without_a_gpu() -> None:
@@ -128,6 +127,7 @@ def test_libraries_are_known_without_a_gpu() -> None:
 
 def test_an_environment_that_tells_little_is_no_error() -> None:
     assert environment_identity({}) != environment_identity(GPU)
+    assert set(library_identity({})["packages"].values()) == {None}
 
 
 words = st.text("abc", max_size=3)

@@ -56,6 +56,12 @@ def test_rows_without_overlap(a: Intervals) -> None:
         assert all(spans[one][1] <= spans[other][0] for one, other in pairwise(row))
 
 
+def test_a_row_is_the_first_that_is_free() -> None:
+    # The second waits for nothing, the third fits behind the first, which ends as it starts.
+    assert rows_without_overlap([(0, 4), (1, 2), (4, 6), (5, 7), (6, 8)]) == [[0, 2, 4], [1, 3]]
+    assert rows_without_overlap([]) == []
+
+
 def test_nanoseconds_beyond_2_to_the_53_stay_exact() -> None:
     late = 2**60
     a, b = np.array([[late, late + 3]]), np.array([[late + 2, late + 5]])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,36 +11,23 @@ from overlap_sweep import machine
 from overlap_sweep.machine import gpu_links
 
 HGX = """\
-\tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tNIC0\tNIC1\tNIC2\tNIC3\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
-GPU0\t X \tNV18\tNV18\tNV18\tNV18\tNV18\tNV18\tNV18\tPIX\tNODE\tSYS\tSYS\t0-55,112-167\t0\t\tN/A
-GPU1\tNV18\t X \tNV18\tNV18\tNV18\tNV18\tNV18\tNV18\tNODE\tPIX\tSYS\tSYS\t0-55,112-167\t0\t\tN/A
-GPU2\tNV18\tNV18\t X \tNV18\tNV18\tNV18\tNV18\tNV18\tNODE\tNODE\tSYS\tSYS\t0-55,112-167\t0\t\tN/A
-GPU3\tNV18\tNV18\tNV18\t X \tNV18\tNV18\tNV18\tNV18\tNODE\tNODE\tSYS\tSYS\t0-55,112-167\t0\t\tN/A
-GPU4\tNV18\tNV18\tNV18\tNV18\t X \tNV18\tNV18\tNV18\tSYS\tSYS\tPIX\tNODE\t56-111,168-223\t1\t\tN/A
-GPU5\tNV18\tNV18\tNV18\tNV18\tNV18\t X \tNV18\tNV18\tSYS\tSYS\tNODE\tPIX\t56-111,168-223\t1\t\tN/A
-GPU6\tNV18\tNV18\tNV18\tNV18\tNV18\tNV18\t X \tNV18\tSYS\tSYS\tNODE\tNODE\t56-111,168-223\t1\t\tN/A
-GPU7\tNV18\tNV18\tNV18\tNV18\tNV18\tNV18\tNV18\t X \tSYS\tSYS\tNODE\tNODE\t56-111,168-223\t1\t\tN/A
-NIC0\tPIX\tNODE\tNODE\tNODE\tSYS\tSYS\tSYS\tSYS\t X \tNODE\tSYS\tSYS
-NIC1\tNODE\tPIX\tNODE\tNODE\tSYS\tSYS\tSYS\tSYS\tNODE\t X \tSYS\tSYS
-NIC2\tSYS\tSYS\tSYS\tSYS\tPIX\tNODE\tNODE\tNODE\tSYS\tSYS\t X \tNODE
-NIC3\tSYS\tSYS\tSYS\tSYS\tNODE\tPIX\tNODE\tNODE\tSYS\tSYS\tNODE\t X
+\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV18\tNV18\tNV18\tPIX\tSYS\t0-55,112-167\t0\t\tN/A
+GPU1\tNV18\t X \tNV18\tNV18\tNODE\tSYS\t0-55,112-167\t0\t\tN/A
+GPU2\tNV18\tNV18\t X \tNV18\tSYS\tPIX\t56-111,168-223\t1\t\tN/A
+GPU3\tNV18\tNV18\tNV18\t X \tSYS\tNODE\t56-111,168-223\t1\t\tN/A
+NIC0\tPIX\tNODE\tSYS\tSYS\t X \tSYS
+NIC1\tSYS\tSYS\tPIX\tNODE\tSYS\t X
 
 Legend:
 
   X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
-  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
   PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
-  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
-  PIX  = Connection traversing at most a single PCIe bridge
   NV#  = Connection traversing a bonded set of # NVLinks
 
 NIC Legend:
 
   NIC0: mlx5_0
-  NIC1: mlx5_1
-  NIC2: mlx5_2
-  NIC3: mlx5_3
 """
 PCIE = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
@@ -89,11 +77,10 @@ def answering(monkeypatch: pytest.MonkeyPatch, query: str, topology: str) -> Non
 
 def test_what_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     underlined = HGX.replace("GPU0\tGPU1", "\x1b[4mGPU0\tGPU1", 1).replace("GPU NUMA ID\n", "GPU NUMA ID\x1b[0m\n", 1)
-    answering(monkeypatch, "NVIDIA H100 80GB HBM3, 570.86.15\n" * 8, underlined)
+    answering(monkeypatch, "NVIDIA H100 80GB HBM3, 570.86.15\n" * 4, underlined)
     found = machine.machine("cuda", {}, 2)
     assert (found["gpu"], found["gpus"]) == ("NVIDIA H100 80GB HBM3", ["NVIDIA H100 80GB HBM3"])
-    assert (found["driver"], found["links"]) == ("570.86.15", ["NV18"])
-    assert found["topology"] == HGX
+    assert (found["driver"], found["links"], found["topology"]) == ("570.86.15", ["NV18"], HGX)
 
 
 def test_gpus_that_differ_have_no_common_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,18 +93,10 @@ def test_gpus_that_differ_have_no_common_name(monkeypatch: pytest.MonkeyPatch) -
     "error", [FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 20), subprocess.CalledProcessError(9, "")]
 )
 def test_without_nvidia_smi_nothing_is_told(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def run(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
     found = machine.machine("cuda", {}, 2)
-    assert (found["gpu"], found["gpus"], found["driver"], found["topology"], found["links"]) == (
-        None,
-        [],
-        None,
-        None,
-        [],
-    )
+    nothing = {"gpu": None, "gpus": [], "driver": None, "topology": None, "links": []}
+    assert {name: found[name] for name in nothing} == nothing
 
 
 def test_on_a_cpu_no_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +106,6 @@ def test_on_a_cpu_no_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["cpu"]
     assert found["packages"]["torch"]
     variables = found["variables"]
-    assert {name: variables[name] for name in ("NVTE_X", "UB_Y", "NCCL_Z")} == {
-        "NVTE_X": "1",
-        "UB_Y": "2",
-        "NCCL_Z": "3",
-    }
+    assert (variables["NVTE_X"], variables["UB_Y"], variables["NCCL_Z"]) == ("1", "2", "3")
     assert "HOME" not in variables
     assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] is None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.trace import analyse_trace
-from tests.sweeps import ROOT, SMALL, Launch
+from overlap_sweep.trace import TraceRow, analyse_trace
+from tests.analyze import analyze
+from tests.sweeps import SMALL, Launch
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "-m", "tp_size=1,2", "operator=fc1,proj", "method=none,bulk,ring_exchange,pipeline", *SMALL, *sizes
     )
     assert done.returncode == 0, done.stderr
-    answer = subprocess.run([sys.executable, "analyze.py", str(date)], cwd=ROOT, capture_output=True, text=True)
+    answer = analyze(date)
     assert answer.returncode == 0, answer.stderr
     return date, answer.stdout
 
@@ -54,14 +53,37 @@ def test_one_row_per_point_and_phase(analysed: tuple[Path, str]) -> None:
     assert ok[["time_us", "none_us", "floor_us", "tp1_us", "operator_e2e_time_us"]].gt(0).all().all()
 
 
-def overlapped_share(date: Path, point: str, phase: str) -> float:
-    """Overlapped over all communication, summed over ranks and iterations: single ones depend on the scheduler."""
+def trace_rows(date: Path, point: str, phase: str) -> list[TraceRow]:
+    """Of both ranks and all profiled repeats."""
     (directory,) = date.glob(f"12-00-00/*{point}*")
     rows = [row for trace in sorted(directory.glob("trace_rank*")) for row in analyse_trace(trace)]
     assert {row.rank for row in rows} == {0, 1}
     of_phase = [row for row in rows if row.phase == phase]
     assert len(of_phase) == 10
-    return sum(row.overlap_us for row in of_phase) / sum(row.comm_busy_us for row in of_phase)
+    return of_phase
+
+
+def overlapped_share(date: Path, point: str, phase: str) -> float:
+    """Overlapped over all communication, summed over ranks and iterations: single ones depend on the scheduler."""
+    rows = trace_rows(date, point, phase)
+    return sum(row.overlap_us for row in rows) / sum(row.comm_busy_us for row in rows)
+
+
+# GEMMs and transfers: an all-gather forward, another one and a reduce-scatter backward, which bulk cuts in four.
+EVENTS = {
+    "tp2_fc1_none": {"fwd": (1, 1), "bwd": (2, 2), "all": (3, 3)},
+    "tp2_fc1_bulk": {"fwd": (1, 1), "bwd": (2, 8), "all": (3, 9)},
+}
+
+
+@pytest.mark.parametrize("phase", ["fwd", "bwd", "all"])
+@pytest.mark.parametrize("point", EVENTS)
+def test_the_traces_hold_every_gemm_and_transfer(analysed: tuple[Path, str], point: str, phase: str) -> None:
+    for row in trace_rows(analysed[0], point, phase):
+        assert (row.num_gemm_events, row.num_comm_events) == EVENTS[point][phase]
+        assert 0 <= row.overlap_us <= min(row.gemm_busy_us, row.comm_busy_us)
+        assert row.overlap_us + row.exposed_comm_us <= row.comm_busy_us + 1e-6
+        assert row.comm_busy_us < row.span_us
 
 
 @pytest.mark.parametrize(
@@ -97,7 +119,4 @@ def test_a_sweep_and_a_single_point_can_be_analysed_too(analysed: tuple[Path, st
     sweep = analysed[0] / "12-00-00"
     point = next(path.parent for path in sweep.glob("*tp2_fc1_bulk*/result.json"))
     for directory in (sweep, point):
-        command = [sys.executable, "analyze.py", str(directory)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "fc1_dgrad" in done.stdout
+        assert "fc1_dgrad" in analyze(directory).stdout

@@ -1,4 +1,4 @@
-"""Sweeps some of whose points fail: see sitecustomize.py for how and what."""
+"""Sweeps some of whose points fail or wait: see sitecustomize.py for how and what."""
 
 from __future__ import annotations
 
@@ -8,30 +8,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.faults.sitecustomize import JOURNAL, PLAN
+from tests.faults.sitecustomize import HOLD, PLAN, read_journal
 from tests.sweeps import SMALL, Launch
 
 TINY = (*SMALL, "profile=none", "hydra.sweep.subdir='tp${tp_size}_sm${num_sm}'")
 """Points that take a tenth of a second, in directories with short names."""
 
 
-def faulty_launch(tmp_path: Path, plan: Sequence[dict[str, Any]] = ()) -> Launch:
-    """A launch into `tmp_path`/sweep, whose workers obey the plan and keep a journal."""
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    (faults / PLAN).write_text(json.dumps(plan))
+def faults_in(folder: Path, plan: Sequence[dict[str, Any]] = ()) -> Path:
+    """Makes `folder`/faults, from which injected processes read what they are to do, and where they keep a journal."""
+    faults = folder / "faults"
+    (faults / HOLD).mkdir(parents=True)
+    set_plan(folder, plan)
+    return faults
+
+
+def set_plan(folder: Path, plan: Sequence[dict[str, Any]]) -> None:
+    (folder / "faults" / PLAN).write_text(json.dumps(plan))
+
+
+def injected(faults: Path, light: bool) -> dict[str, str]:
+    """The environment of processes that obey the faults; `light`: workers measure nothing, and start at once."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    return Launch(tmp_path / "sweep", {"OVERLAP_SWEEP_FAULTS": str(faults), "PYTHONPATH": path})
+    return {"OVERLAP_SWEEP_FAULTS": str(faults), "PYTHONPATH": path, **({"OVERLAP_SWEEP_LIGHT": "1"} if light else {})}
 
 
-def journal(tmp_path: Path) -> list[dict[str, int]]:
-    """All runs of a point on a rank, in order."""
-    path = tmp_path / "faults" / JOURNAL
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def faulty_launch(folder: Path, plan: Sequence[dict[str, Any]] = (), light: bool = False) -> Launch:
+    """A launch into `folder`/sweep, whose workers obey the plan."""
+    return Launch(folder / "sweep", injected(faults_in(folder, plan), light))
 
 
-def worker_pids(tmp_path: Path, num_sm: int) -> list[set[int]]:
+def journal(folder: Path) -> list[dict[str, Any]]:
+    """All runs of a point on a rank that were begun, in order."""
+    return [line for line in read_journal(folder / "faults") if line["event"] == "begun"]
+
+
+def worker_pids(folder: Path, num_sm: int) -> list[set[int]]:
     """Of every attempt at the point the workers that ran it, in order."""
-    runs = [run for run in journal(tmp_path) if run["num_sm"] == num_sm]
+    runs = [run for run in journal(folder) if run["num_sm"] == num_sm]
     by_rank = [[run["pid"] for run in runs if run["rank"] == rank] for rank in sorted({run["rank"] for run in runs})]
     return [set(pids) for pids in zip(*by_rank, strict=True)]

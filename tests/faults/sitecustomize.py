@@ -1,12 +1,16 @@
-"""Makes points of the operator workload fail. Python loads this at its start where a test puts it on PYTHONPATH.
+"""Makes points of the operator workload fail or wait. Python loads this at its start where it is on PYTHONPATH.
 
-OVERLAP_SWEEP_FAULTS names a directory with `plan.json`, a list of such as
+OVERLAP_SWEEP_FAULTS names a directory with
 
-    {"num_sm": 2, "fault": "segfault", "times": 1, "rank": 1}
+    plan.json       a list of such as {"num_sm": 2, "fault": "segfault", "times": 1, "rank": 1}: `fault` names a
+                    function below; `times` is how many attempts at the point it spoils (default: all), `rank` the rank
+                    on which it happens, null for every one (default 1); what else is given chooses the points
+    hold/POINT      the point whose run directory has that name waits while this file is there
+    journal.jsonl   gets a line when a rank begins a point, and when it has run it
+    dead_on_arrival a Slurm job's process ends before it has done anything
+    least_s         what a launcher takes for the shortest limit of a point
 
-: `fault` names a function below; `times` is how many attempts at the point it spoils (default: all), `rank` the rank on
-which it happens, null for every one (default 1). What else is given chooses the points. Every run of a point on a rank
-is noted in `journal.jsonl` beside it, as {"num_sm": ..., "tp_size": ..., "rank": ..., "pid": ...}.
+With OVERLAP_SWEEP_LIGHT the processes of a group are those of light_agent.py.
 """
 
 from __future__ import annotations
@@ -25,23 +29,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PLAN, JOURNAL = "plan.json", "journal.jsonl"
-WORKLOAD = "overlap_sweep.workloads.operator"
+PLAN, JOURNAL, HOLD = "plan.json", "journal.jsonl", "hold"
+WORKLOAD, LIMITS = "overlap_sweep.workloads.operator", "overlap_sweep.runtime.limits"
+AGENT = "overlap_sweep.runtime.agent"
 NO_CHOICE = ("fault", "times", "rank")
 FLOOD_LINES, FLOOD_LINE = 40_000, "flooded " * 100
 A_GIGABYTE = 2**30
 
 
 def raises() -> None:
-    raise RuntimeError("raised on purpose")
-
-
-def raises_at_length() -> None:
-    raise RuntimeError("long " * 10**6)
-
-
-def memory_error() -> None:
-    raise MemoryError("no memory left, on purpose")
+    raise RuntimeError("raised on purpose " + "at length " * 10**6)
 
 
 def out_of_memory() -> None:
@@ -81,11 +78,13 @@ def floods() -> None:
     for _ in range(FLOOD_LINES):
         print(FLOOD_LINE, flush=False)
     sys.stdout.flush()
-    raise RuntimeError("raised after the flood")
+    raise MemoryError("raised after the flood")
 
 
-def writes_nothing() -> None:
-    _write_results(lambda directory, result: None)
+def wrong_numbers() -> None:
+    from overlap_sweep.errors import WrongNumbers
+
+    raise WrongNumbers("wrong numbers", {"output": 1.0})
 
 
 def writes_half() -> None:
@@ -115,6 +114,15 @@ def dawdles() -> None:
     time.sleep(2)
 
 
+def kills_job() -> None:
+    """The Slurm job's process, as the kernel does when memory is short."""
+    pid = os.getpid()
+    while "submitit.core._submit" not in Path(f"/proc/{pid}/cmdline").read_text():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    hangs()
+
+
 def _write_results(write: Callable[[Path, Any], Any]) -> None:
     """For this process's remaining life, which a failed attempt ends."""
     from overlap_sweep import run_directory
@@ -122,53 +130,79 @@ def _write_results(write: Callable[[Path, Any], Any]) -> None:
     run_directory.write_result = write
 
 
-def _noted_before(journal: Path, run: dict[str, Any]) -> int:
-    """How often the point was run on the rank, whoever did it; and that it is now."""
-    point = {name: value for name, value in run.items() if name != "pid"}
-    lines = journal.read_text().splitlines() if journal.exists() else []
-    with journal.open("a") as file:
-        file.write(json.dumps(run) + "\n")
-    return sum(point.items() <= json.loads(line).items() for line in lines)
-
-
-def _spoil(point: dict[str, Any], rank: int, directory: Path) -> None:
-    run = {"num_sm": point["num_sm"], "tp_size": point["tp_size"], "rank": rank, "pid": os.getpid()}
-    before = _noted_before(directory / JOURNAL, run)
-    for entry in json.loads((directory / PLAN).read_text()):
+def run_as_planned(point: dict[str, Any], directory: Path, rank: int, run: Callable[[], Any]) -> Any:
+    """Runs the point, whose run directory is given, as far as its faults allow."""
+    faults = Path(os.environ["OVERLAP_SWEEP_FAULTS"])
+    line = {"point": directory.name, "num_sm": point["num_sm"], "tp_size": point["tp_size"], "rank": rank}
+    begun = {**line, "event": "begun"}
+    before = sum(begun.items() <= noted.items() for noted in read_journal(faults))
+    _note(faults, begun)
+    while (faults / HOLD / directory.name).exists():
+        time.sleep(0.05)
+    for entry in json.loads((faults / PLAN).read_text()):
         chosen = {name: value for name, value in entry.items() if name not in NO_CHOICE}
         here = entry.get("rank", 1) in (rank, None)
         if here and chosen.items() <= point.items() and before < entry.get("times", 10**6):
             globals()[entry["fault"]]()
+    measured = run()
+    _note(faults, {**line, "event": "run"})
+    return measured
 
 
-def _wrap(module: ModuleType, directory: Path) -> None:
+def read_journal(faults: Path) -> list[dict[str, Any]]:
+    path = faults / JOURNAL
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _note(faults: Path, line: dict[str, Any]) -> None:
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    # One write of few bytes is not torn by other processes' writes.
+    with (faults / JOURNAL).open("a") as file:
+        file.write(json.dumps({**line, "pid": os.getpid(), "restarts": restarts}) + "\n")
+
+
+def _spoil_workload(module: ModuleType, faults: Path) -> None:
     run = module.run
 
-    def spoilt(point: dict[str, Any], run_directory: Path, ranks: Any) -> dict[str, Any]:
-        _spoil(point, ranks.rank, directory)
-        return run(point, run_directory, ranks)
+    def spoilt(point: dict[str, Any], directory: Path, ranks: Any) -> Any:
+        return run_as_planned(point, directory, ranks.rank, lambda: run(point, directory, ranks))
 
     module.run = spoilt  # type: ignore[attr-defined]
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Only workers ever call what is wrapped, and they fork from a server that has it not imported yet."""
+def _shorten_limits(module: ModuleType, faults: Path) -> None:
+    if (faults / "least_s").exists():
+        module.LEAST_S = float((faults / "least_s").read_text())  # type: ignore[attr-defined]
 
+
+CHANGED = {WORKLOAD: _spoil_workload, LIMITS: _shorten_limits}
+"""By module what is done to it when it is imported. Of the workload only workers ever call what is changed, and they
+fork from a server that has it not imported yet."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name != WORKLOAD:
+        if name not in CHANGED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         assert spec is not None
         assert spec.loader is not None
         execute = spec.loader.exec_module
 
-        def execute_and_wrap(module: ModuleType) -> None:
+        def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            _wrap(module, Path(os.environ["OVERLAP_SWEEP_FAULTS"]))
+            CHANGED[name](module, Path(os.environ["OVERLAP_SWEEP_FAULTS"]))
 
-        spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
 
 
 if "OVERLAP_SWEEP_FAULTS" in os.environ:
+    if "SLURM_JOB_ID" in os.environ and Path(os.environ["OVERLAP_SWEEP_FAULTS"], "dead_on_arrival").exists():
+        print("dead on arrival", file=sys.stderr, flush=True)
+        os._exit(7)
+    if AGENT in sys.orig_argv and "OVERLAP_SWEEP_LIGHT" in os.environ:
+        from light_agent import main
+
+        main(sys.orig_argv)
     sys.meta_path.insert(0, _Finder())

@@ -9,6 +9,7 @@ import torch
 
 from overlap_sweep.measure.clock import FIRST_SPIN_US, SPIN_MARGIN, GpuClock, HostClock, clock_for
 from overlap_sweep.measure.timing import time_variants
+from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
 from tests.measure.simulation import SimulatedStream, kernels
 
@@ -16,8 +17,12 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("launch_us", [0.0, 1.0, 50.0, FIRST_SPIN_US / 8])
-def test_passes_are_timed_by_the_gpus_clock_however_slow_the_host(launch_us: float) -> None:
+@pytest.mark.parametrize("left_over_us", [0.0, 1e6])
+def test_passes_are_timed_by_the_gpus_clock_whatever_runs_before_and_however_slow_the_host(
+    launch_us: float, left_over_us: float
+) -> None:
     stream = SimulatedStream()
+    stream.run(1, 0.0, left_over_us)
     turn = GpuClock(stream).time(kernels(stream, launch_us), 0)
     assert turn.us == {"fwd": 40.0, "bwd": 80.0}
     assert not turn.late
@@ -30,26 +35,13 @@ def test_the_ranks_meet_on_the_gpu_before_each_pass_and_outside_of_its_time() ->
     assert stream.calls == ["wait", "spin", *passes, "wait"]
 
 
-def test_work_left_over_from_before_is_in_no_time() -> None:
+@pytest.mark.parametrize(("launch_us", "bwd_us"), [(1.01 * FIRST_SPIN_US / 8, 80.0), (1000.0, 4010.0)])
+def test_a_host_that_outlasts_the_spin_is_late_until_the_spin_has_grown(launch_us: float, bwd_us: float) -> None:
     stream = SimulatedStream()
-    stream.run(1, 0.0, 1e6)
-    turn = GpuClock(stream).time(kernels(stream, 1.0), 0)
-    assert turn.us == {"fwd": 40.0, "bwd": 80.0}
-
-
-def test_a_host_that_outlasts_the_spin_is_late() -> None:
-    stream = SimulatedStream()
-    turn = GpuClock(stream).time(kernels(stream, 1.01 * FIRST_SPIN_US / 8), 0)
-    assert turn.late
-
-
-def test_a_late_host_is_in_time_once_the_spin_has_grown() -> None:
-    stream = SimulatedStream()
-    clock, variant = GpuClock(stream), kernels(stream, 1000.0)
+    clock, variant = GpuClock(stream), kernels(stream, launch_us)
     first, second = (clock.time(variant, repeat) for repeat in range(2))
     assert (first.late, second.late) == (True, False)
-    assert first.us["bwd"] > 80.0
-    assert second.us == {"fwd": 40.0, "bwd": 80.0}
+    assert (first.us["bwd"], second.us) == (bwd_us, {"fwd": 40.0, "bwd": 80.0})
 
 
 def test_the_spin_outlasts_the_slowest_variant_and_never_falls_below_the_first() -> None:
@@ -61,13 +53,16 @@ def test_the_spin_outlasts_the_slowest_variant_and_never_falls_below_the_first()
     assert stream.spins == [FIRST_SPIN_US, FIRST_SPIN_US, grown, grown]
 
 
+def growing_slower(stream: SimulatedStream, *host_us: float) -> Variant:
+    """Its forward passes take the host so long, one after the other."""
+    times = iter(host_us)
+    return replace(kernels(stream, 1.0), forward=lambda repeat: [stream.run(1, next(times), 1.0), repeat][1])
+
+
 def test_a_variant_that_was_slow_once_is_not_waited_for_again() -> None:
     """Its first run compiles: were every spin as long, a layer's 21 rounds would take a minute more."""
     stream = SimulatedStream()
-    host_us = iter([1e6, 1.0, 1.0, 1.0])
-    compiling, other = kernels(stream, 1.0), kernels(stream, 1.0)
-    compiling = replace(compiling, forward=lambda repeat: [stream.run(1, next(host_us), 1.0), repeat][1])
-    clock = GpuClock(stream)
+    clock, compiling, other = GpuClock(stream), growing_slower(stream, 1e6, 1.0, 1.0), kernels(stream, 1.0)
     for repeat in range(3):
         clock.time(compiling, repeat)
         clock.time(other, repeat)
@@ -98,11 +93,8 @@ def test_a_variant_that_the_warm_up_enqueued_in_time_is_never_launch_bound() -> 
 
 def test_a_host_that_grows_slower_and_slower_is_launch_bound() -> None:
     stream = SimulatedStream()
-    host_us = iter([1e3, 1e4, 1e5, 1e6])
-    variant = kernels(stream, 0.0)
-    late = replace(variant, forward=lambda repeat: [stream.run(1, next(host_us), 1.0), repeat][1])
-    samples = time_variants({"late": late}, ALONE, warmup=1, repeats=3, clock=GpuClock(stream))
-    assert samples["late"].launch_bound
+    late = growing_slower(stream, 1e3, 1e4, 1e5, 1e6)
+    assert time_variants({"late": late}, ALONE, warmup=1, repeats=3, clock=GpuClock(stream))["late"].launch_bound
 
 
 def test_without_a_gpu_the_hosts_clock_is_used() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -13,40 +13,31 @@ from overlap_sweep.identity import environment_identity
 from overlap_sweep.measure import environment, nvml
 
 TOLD = {
-    "nvmlDeviceGetClockInfo": 1500,
-    "nvmlDeviceGetPowerUsage": 250_000,
-    "nvmlDeviceGetTemperature": 40,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
+    "nvmlDeviceGetClockInfo": (1500, {"sm_clock_mhz": 1500, "memory_clock_mhz": 1500}),
+    "nvmlDeviceGetPowerUsage": (250_000, {"power_w": 250.0}),
+    "nvmlDeviceGetTemperature": (40, {"temperature_c": 40}),
+    "nvmlDeviceGetCurrentClocksThrottleReasons": (4, {"throttle_reasons": 4}),
 }
-ALL = {"sm_clock_mhz": 1500, "memory_clock_mhz": 1500, "power_w": 250.0, "temperature_c": 40, "throttle_reasons": 4}
+"""What NVML's functions answer, and what is to be read of it."""
 
 
-def tells(monkeypatch: pytest.MonkeyPatch, not_supported: tuple[str, ...], error: int) -> dict[str, float]:
-    def query(name: str) -> Any:
-        def answer(*_: Any) -> int:
-            if name in not_supported:
-                raise pynvml.NVMLError(error)
-            return TOLD[name]
-
-        return answer
-
-    for name in TOLD:
-        monkeypatch.setattr(pynvml, name, query(name))
+def read(monkeypatch: pytest.MonkeyPatch, failing: str | None = None, error: int = 0) -> dict[str, float]:
+    for name, (answer, _) in TOLD.items():
+        stand_in = Mock(return_value=answer, side_effect=pynvml.NVMLError(error) if name == failing else None)
+        monkeypatch.setattr(pynvml, name, stand_in)
     return nvml.read("a GPU")
 
 
-def test_everything_that_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tells(monkeypatch, (), 0) == ALL
-
-
-def test_what_it_does_not_support_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tells(monkeypatch, ("nvmlDeviceGetPowerUsage",), pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert found == {name: value for name, value in ALL.items() if name != "power_w"}
+@pytest.mark.parametrize("missing", [None, *TOLD])
+def test_what_a_gpu_does_not_support_is_left_out(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    found = read(monkeypatch, missing, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    told = {name: values for name, (_, values) in TOLD.items() if name != missing}
+    assert found == {name: value for values in told.values() for name, value in values.items()}
 
 
 def test_a_lost_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(pynvml.NVMLError):
-        tells(monkeypatch, ("nvmlDeviceGetPowerUsage",), pynvml.NVML_ERROR_GPU_IS_LOST)
+        read(monkeypatch, "nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_GPU_IS_LOST)
 
 
 def test_on_a_cpu_the_launcher_s_account_is_all() -> None:

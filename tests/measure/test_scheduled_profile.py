@@ -34,6 +34,10 @@ def _train(calls: list[int]) -> None:
     (x.requires_grad_() @ weight).sum().backward()
     if dist.is_initialized():
         dist.all_reduce(weight.grad)
+        # What other threads do is recorded too.
+        thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(64),))
+        thread.start()
+        thread.join()
     calls.append(len(calls))
 
 
@@ -68,21 +72,18 @@ def test_every_rank_and_cycle_has_a_trace_of_its_recorded_steps(tmp_path: Path) 
         for rank in range(2):
             rows = analyse_trace(tmp_path / f"trace_{variant}rank{rank}.json.gz")
             assert gemms(rows) == dict.fromkeys(active, GEMMS)
-            assert all(row.num_comm_events == 1 and row.rank == rank for row in rows if row.phase == "all")
+            assert all(row.num_comm_events == 2 and row.rank == rank for row in rows if row.phase == "all")
 
 
-@pytest.mark.parametrize("warmup", [0, 1])
-def test_without_waiting_the_first_steps_are_recorded(tmp_path: Path, warmup: int) -> None:
-    steps, calls = alone(tmp_path, wait=0, warmup=warmup, active=3)
-    assert (calls, steps.active) == (warmup + 3, list(range(warmup, warmup + 3)))
-    assert gemms(analyse_trace(tmp_path / "trace_rank0.json.gz")) == dict.fromkeys(steps.active, GEMMS)
-
-
-def test_cycles_may_follow_each_other_at_once(tmp_path: Path) -> None:
-    steps, calls = alone(tmp_path, wait=0, warmup=0, active=1, repeat=3)
-    assert (calls, steps.active) == (3, [0, 1, 2])
+@pytest.mark.parametrize(("warmup", "active", "repeat"), [(0, 3, 1), (1, 3, 1), (0, 1, 3)])
+def test_without_waiting_cycles_follow_each_other_at_once(
+    tmp_path: Path, warmup: int, active: int, repeat: int
+) -> None:
+    steps, calls = alone(tmp_path, wait=0, warmup=warmup, active=active, repeat=repeat)
+    cycles = [range(n * (warmup + active) + warmup, (n + 1) * (warmup + active)) for n in range(repeat)]
+    assert (calls, steps.active) == (repeat * (warmup + active), [step for cycle in cycles for step in cycle])
     found = [gemms(analyse_trace(tmp_path / name)) for name in steps.traces]
-    assert found == [{0: GEMMS}, {1: GEMMS}, {2: GEMMS}]
+    assert found == [dict.fromkeys(cycle, GEMMS) for cycle in cycles]
 
 
 @pytest.mark.parametrize("chrome", [True, False])
@@ -100,7 +101,7 @@ def test_tensorboard_gets_a_file_for_every_cycle(tmp_path: Path, chrome: bool) -
 def test_what_is_to_be_recorded_beside_is_in_the_trace(tmp_path: Path) -> None:
     alone(tmp_path, record_shapes=True, profile_memory=True, with_stack=True)
     trace = tmp_path / "trace_rank0.json.gz"
-    events = _events(trace)
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     products = [event for event in events if event["name"] == "aten::mm"]
     assert products[0]["args"]["Input Dims"] == [[64, 64], [64, 64]]
     assert any(event["name"] == "[memory]" for event in events)
@@ -108,40 +109,18 @@ def test_what_is_to_be_recorded_beside_is_in_the_trace(tmp_path: Path) -> None:
     assert gemms(analyse_trace(trace)) == {2: GEMMS, 3: GEMMS}
 
 
-def _with_thread(ranks: Ranks, directory: Path) -> None:
-    def step() -> None:
-        _train([])
-        thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(64),))
-        thread.start()
-        thread.join()
-
-    profile_steps(step, ranks, PROFILING, directory)
-
-
-def test_other_threads_are_recorded(tmp_path: Path) -> None:
-    run_ranks(2, _with_thread, tmp_path)
-    rows = [row for row in analyse_trace(tmp_path / "trace_rank0.json.gz") if row.phase == "all"]
-    assert [row.num_comm_events for row in rows] == [2, 2]
-
-
-def test_on_rocm_no_chrome_trace_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tensorboard", "active", "warnings"), [(False, [], 1), (True, [2, 3], 2)])
+def test_on_rocm_only_tensorboard_s_files_are_written_and_only_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensorboard: bool, active: list[int], warnings: int
+) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.3.42131")
-    steps, calls = alone(tmp_path)
-    assert (steps.traces, steps.active, calls) == ([], [], 0)
+    steps, calls = alone(tmp_path, tensorboard=tensorboard)
+    assert (steps.traces, steps.active, len(steps.warnings)) == ([], active, warnings)
     assert "no Chrome trace" in steps.warnings[0]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_on_rocm_tensorboard_is_written_by_the_user_s_own_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.3.42131")
-    steps, _ = alone(tmp_path, tensorboard=True)
-    assert (steps.traces, steps.active, len(steps.warnings)) == ([], [2, 3], 2)
-    assert len(list((tmp_path / "torch_profiler" / "rank0").iterdir())) == 1
+    assert (calls > 0) == tensorboard
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.parent.name for path in files] == ["rank0"] * tensorboard
 
 
 def test_with_nothing_to_write_nothing_is_run(tmp_path: Path) -> None:
     assert alone(tmp_path, chrome_trace=False) == (ProfiledSteps(), 0)
-
-
-def _events(trace: Path) -> list[dict[str, Any]]:
-    return json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]

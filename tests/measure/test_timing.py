@@ -31,7 +31,8 @@ def sleeper(forward_s: float, backward_s: float, calls: list[str], name: str) ->
     return Variant(forward, backward)
 
 
-def time_on_rank(ranks: Ranks) -> tuple[dict[str, dict[str, list[float]]], list[str]]:
+def time_on_rank(ranks: Ranks) -> tuple[dict[str, dict[str, list[float]]], list[str], bool]:
+    """Times by variant and pass, the variants' calls in order, and whether one that is late now and then is bound."""
     calls: list[str] = []
     slow = ranks.rank == 1
     variants = {
@@ -40,11 +41,14 @@ def time_on_rank(ranks: Ranks) -> tuple[dict[str, dict[str, list[float]]], list[
         "c": sleeper(0.0, 0.0, calls, "c"),
     }
     samples = time_variants(variants, ranks, warmup=1, repeats=3)
-    return {name: taken.us for name, taken in samples.items()}, calls
+    # Late in one repeat each: no rank in a majority of its own repeats, but two of three have a late rank.
+    clock = ScriptedClock(iter([repeat == ranks.rank for repeat in range(3)]))
+    late = time_variants({"it": named([])}, ranks, warmup=0, repeats=3, clock=clock)["it"]
+    return {name: taken.us for name, taken in samples.items()}, calls, late.launch_bound
 
 
 def test_the_slowest_rank_counts_and_the_variants_take_turns() -> None:
-    (first, calls), (second, _) = run_ranks(2, time_on_rank)
+    (first, calls, *late), (second, _, *late_too) = run_ranks(2, time_on_rank)
     assert first == second
     assert all(us >= 20_000 for us in first["a"]["fwd"])
     assert all(us >= 30_000 for us in first["b"]["bwd"])
@@ -55,6 +59,7 @@ def test_the_slowest_rank_counts_and_the_variants_take_turns() -> None:
         assert us["all"] == [fwd + bwd for fwd, bwd in zip(us["fwd"], us["bwd"], strict=True)]
     # One round of warm-up, then every variant is first once.
     assert calls == ["a0", "b1", "c2", "a3", "b4", "c5", "b6", "c7", "a8", "c9", "a10", "b11"]
+    assert late == late_too == [True]
 
 
 @dataclass
@@ -104,37 +109,21 @@ def test_launch_bound_is_a_majority_of_late_repeats(late: Sequence[bool], bound:
     assert samples["it"].launch_bound is bound
 
 
-def late_on_rank(ranks: Ranks) -> bool:
-    # Late in one repeat each: no rank in a majority of its own repeats, but two of three have a late rank.
-    clock = ScriptedClock(iter([repeat == ranks.rank for repeat in range(3)]))
-    return time_variants({"it": named([])}, ranks, warmup=0, repeats=3, clock=clock)["it"].launch_bound
-
-
-def test_a_repeat_is_late_when_it_is_on_any_rank() -> None:
-    assert run_ranks(2, late_on_rank) == [True, True]
-
-
-def test_a_prepared_variant_runs_once_untimed_before_each_of_its_turns() -> None:
-    calls: list[str] = []
-    variant = named(calls, prepare=lambda: calls.append("prepare"))
-    samples = time_variants({"it": variant}, ALONE, warmup=1, repeats=2, clock=ScriptedClock())
-    assert calls == ["prepare", "fwd", "bwd", "fwd", "bwd"] * 3
-    # The clock counts every run; those right after preparing are dropped.
-    assert samples["it"].us["fwd"] == [4.0, 6.0]
-
-
-def test_only_the_variants_that_ask_for_it_are_prepared() -> None:
+def test_a_prepared_variant_runs_once_untimed_before_each_of_its_turns_and_another_does_not() -> None:
     calls: list[str] = []
     variants = {"a": named(calls, prepare=lambda: calls.append("prepare")), "b": named(calls)}
-    time_variants(variants, ALONE, warmup=0, repeats=2, clock=ScriptedClock())
-    once = ["fwd", "bwd"]
-    assert calls == ["prepare", *once, *once, *once, *once, "prepare", *once, *once]
+    samples = time_variants(variants, ALONE, warmup=1, repeats=2, clock=ScriptedClock())
+    a, b = ["prepare", "fwd", "bwd", "fwd", "bwd"], ["fwd", "bwd"]
+    # After the warm-up, they take turns in being first.
+    assert calls == [*a, *b, *a, *b, *b, *a]
+    # The clock counts every run; those right after preparing are dropped.
+    assert {name: taken.us["fwd"] for name, taken in samples.items()} == {"a": [5.0, 9.0], "b": [6.0, 7.0]}
 
 
 def test_getting_ready_prepares_where_there_is_something_to() -> None:
     calls: list[str] = []
-    named(calls, prepare=lambda: calls.append("prepare")).get_ready()
-    named(calls).get_ready()
+    for variant in (named(calls, prepare=lambda: calls.append("prepare")), named(calls)):
+        variant.get_ready()
     assert calls == ["prepare"]
 
 

@@ -1,4 +1,5 @@
-"""What the launcher makes of workers that say nothing, or half of something. No process is started."""
+"""What the launcher makes of workers that say nothing, or half of something, and which points share them. No process is
+started."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.runtime import group
+from overlap_sweep.runtime import group, pool
 from overlap_sweep.runtime.channel import Channel
 from overlap_sweep.runtime.group import GroupConfig, GroupError, WorkerGroup
+from overlap_sweep.runtime.pool import WorkerPool
+from tests.make_point import operator_config
 
 OK = b'{"status": "ok"}\n'
 FAILED = b'{"status": "failed", "error": "rank 1: no"}\n'
@@ -37,19 +40,12 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
         theirs.close()
 
 
-def test_all_answer(ranks: tuple[Any, list[socket.socket]]) -> None:
-    found, workers = ranks
-    for worker in workers:
-        worker.sendall(OK)
-    assert found._collect(5) == {0: {"status": "ok"}, 1: {"status": "ok"}}
-
-
 def test_an_answer_may_come_in_parts(ranks: tuple[Any, list[socket.socket]]) -> None:
     found, workers = ranks
     workers[0].sendall(OK)
     workers[1].sendall(OK[:5])
     threading.Timer(0.4, workers[1].sendall, [OK[5:]]).start()
-    assert set(found._collect(5)) == {0, 1}
+    assert found._collect(5) == {0: {"status": "ok"}, 1: {"status": "ok"}}
 
 
 @pytest.mark.parametrize("said", [b"", OK[:-1]])
@@ -111,3 +107,44 @@ def test_a_rank_that_connects_and_says_nothing_has_not_joined(
             found._accept(listener)
         silent.close()
         joined.close()
+
+
+def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living: list[Any] = []
+
+    class Group:
+        alive = True
+
+        def __init__(self, config: GroupConfig, log: Path) -> None:
+            self.config = config
+
+        def __enter__(self) -> Group:
+            assert not living, "idle workers would disturb the next point's"
+            living.append(self)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            living.remove(self)
+
+        def run(self, *_: object) -> dict[str, Any]:
+            return {"group": self}
+
+    monkeypatch.setattr(pool, "WorkerGroup", Group)
+    groups = WorkerPool(tmp_path / "log")
+
+    def group_of(**changes: Any) -> Any:
+        return groups.run(operator_config(**changes), tmp_path, 1.0)["group"]
+
+    first = group_of()
+    assert group_of(num_sm=2) is first
+    isolated = group_of(runtime={"isolate": True})
+    assert isolated is not first
+    assert group_of(runtime={"isolate": True}) is not isolated
+    other = group_of(tp_size=4)
+    assert other.config.world_size == 4
+    other.alive = False
+    assert group_of(tp_size=4) is not other
+    groups.close()
+    assert living == []

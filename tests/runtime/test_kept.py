@@ -51,31 +51,30 @@ def test_a_result_with_a_hole_is_none(tmp_path: Path) -> None:
         assert whole_result(tmp_path) is None, start
 
 
-@pytest.mark.parametrize("point", [{}, {"runtime": None}, {"runtime": "cpu"}])
-def test_a_result_of_no_point_is_none(tmp_path: Path, point: dict[str, Any]) -> None:
-    write_result(tmp_path, Result(name="p", point=point, status="ok"))
+def test_something_else_of_that_name_and_a_result_of_no_point_are_none(tmp_path: Path) -> None:
     assert whole_result(tmp_path) is None
+    for content in (b"null", b"[]", b"{}", b'{"schema": 1}', b"\xff", b"\0" * 100):
+        (tmp_path / RESULT_FILE).write_bytes(content)
+        assert whole_result(tmp_path) is None
+    no_points: list[dict[str, Any]] = [{}, {"runtime": None}, {"runtime": "cpu"}]
+    for point in no_points:
+        write_result(tmp_path, Result(name="p", point=point, status="ok"))
+        assert whole_result(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", [b"null", b"[]", b"{}", b'{"schema": 1}', b"\xff", b"\0" * 100])
-def test_something_else_of_that_name_is_none(tmp_path: Path, content: bytes) -> None:
-    assert whole_result(tmp_path) is None
-    (tmp_path / RESULT_FILE).write_bytes(content)
-    assert whole_result(tmp_path) is None
-
-
-@pytest.mark.parametrize(("status", "kept"), [("ok", True), ("skipped", True), ("failed", False), ("timeout", False)])
-def test_what_failed_is_tried_again(tmp_path: Path, status: Status, kept: bool) -> None:
-    write_result(tmp_path, result_of(operator_point(), status))
+@pytest.mark.parametrize(
+    ("status", "launch", "kept"),
+    [
+        *(("ok", None, True), ("skipped", None, True), ("failed", None, False), ("timeout", None, False)),
+        *(("failed", "first", True), ("timeout", "first", True), ("failed", "second", False), ("ok", "second", True)),
+    ],
+)
+def test_what_failed_is_tried_again_but_not_in_the_launch_in_which_it_had_its_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status, launch: str | None, kept: bool
+) -> None:
+    write_result(tmp_path, msgspec.structs.replace(result_of(operator_point(), status), launch="first"))
+    monkeypatch.setattr(attempts, "_launch", launch)
     assert (kept_result(tmp_path, operator_point()) is not None) is kept
-
-
-def test_what_failed_in_this_launch_has_had_its_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = msgspec.structs.replace(result_of(operator_point(), "failed"), launch="first")
-    write_result(tmp_path, failed)
-    for launch, kept in (("first", True), ("second", False), (None, False)):
-        monkeypatch.setattr(attempts, "_launch", launch)
-        assert (kept_result(tmp_path, operator_point()) is not None) is kept
 
 
 def test_where_points_run_elsewhere_only_libraries_are_compared(

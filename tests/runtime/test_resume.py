@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,20 +13,22 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import LOCK_FILE, last_sweep
-from tests.faults.injection import TINY, faulty_launch, journal
-from tests.faults.sitecustomize import JOURNAL, PLAN
-from tests.sweeps import ROOT, Launch
+from tests.analyze import analyze
+from tests.faults.injection import TINY, faulty_launch, journal, set_plan
+from tests.faults.sitecustomize import JOURNAL
+from tests.sweeps import Launch, launch_here
 
 pytestmark = pytest.mark.faults
 
-SWEEP = ("-m", "num_sm=1,2,3,4,5", *TINY)
+NUMBERS = "num_sm=1,2,3,4,5"
 
 
 class Begun(NamedTuple):
-    """A sweep one of whose points failed, and that can be gone on with again and again."""
+    """A sweep that can be gone on with again and again."""
 
     root: Path
     launch: Launch
+    done: subprocess.CompletedProcess[str]
 
     def measured(self) -> list[int]:
         """The points that workers ran since this was asked last."""
@@ -36,7 +38,7 @@ class Begun(NamedTuple):
 
     def resume(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         launch = Launch(self.launch.directory, {**self.launch.environment, **environment})
-        return launch.run(*SWEEP, f"resume={self.launch.directory}", *arguments)
+        return launch.run("-m", NUMBERS, *TINY, f"resume={self.launch.directory}", *arguments)
 
     def contents(self) -> dict[str, bytes]:
         return {path.parent.name: path.read_bytes() for path in self.launch.directory.glob("*/result.json")}
@@ -44,32 +46,41 @@ class Begun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def begun_once(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    """One of its points failed, and the directory of another cannot be written."""
     root = tmp_path_factory.mktemp("begun")
-    launch = faulty_launch(root, [{"num_sm": 2, "fault": "raises", "rank": None}])
-    begun = Begun(root, launch)
-    done = launch.run(*SWEEP, "runtime.retries=0")
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("4 ok, 1 failed; analyse with: python analyze.py ")
-    return begun
+    launch = faulty_launch(root, [{"num_sm": 2, "fault": "raises", "rank": None}], light=True)
+    launch.directory.mkdir()
+    in_the_way = launch.directory / "tp2_sm6"
+    in_the_way.write_text("a file where a directory should be")
+    done = launch.run("-m", "num_sm=1,2,3,4,5,6", *TINY, "runtime.retries=0")
+    in_the_way.unlink()
+    set_plan(root, [])
+    return Begun(root, launch, done)
 
 
 @pytest.fixture
 def begun(begun_once: Begun) -> Iterator[Begun]:
     begun_once.measured()
-    yield begun_once
-    (begun_once.root / "faults" / PLAN).write_text("[]")
+    return begun_once
+
+
+def test_a_point_that_fails_and_a_directory_that_cannot_be_written_cost_their_point_only(begun_once: Begun) -> None:
+    """The first of several here that go on with the same sweep."""
+    done = begun_once.done
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "1 missing: " in done.stderr
+    assert "File exists" in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("4 ok, 1 failed, 1 missing; go on with: python launch.py ")
+    statuses = {name: result.status for name, result in begun_once.launch.results().items()}
+    assert statuses == {**{f"tp2_sm{number}": "ok" for number in (1, 3, 4, 5)}, "tp2_sm2": "failed"}
 
 
 def test_only_what_failed_is_measured(begun: Begun) -> None:
-    """The first of several here that go on with the same sweep."""
     before = begun.contents()
-    done = begun.resume("runtime.timeout_s=100", "runtime.retries=0")
-    assert done.returncode == 1
-    assert "measured before: 4 of 5 points" in done.stdout
-    assert begun.measured() == [2]
-    (begun.root / "faults" / PLAN).write_text("[]")
     done = begun.resume("runtime.timeout_s=200", "runtime.retries=3", "runtime.timeout_factor=7")
     assert done.returncode == 0
+    assert "measured before: 4 of 5 points" in done.stdout
     assert "[1/1] ok      tp2_sm2" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("5 ok; analyse with")
     assert begun.measured() == [2]
@@ -77,7 +88,7 @@ def test_only_what_failed_is_measured(begun: Begun) -> None:
     assert {name for name in after if after[name] != before.get(name)} == {"tp2_sm2"}
 
 
-def test_what_power_loss_left_is_measured_again(begun: Begun) -> None:
+def test_what_power_loss_left_is_measured_again_and_points_are_added(begun: Begun) -> None:
     directory, before = begun.launch.directory, begun.contents()
     cut, empty, lost, gone = (directory / f"tp2_sm{number}" for number in (1, 2, 3, 4))
     (cut / "result.json").write_bytes(before["tp2_sm1"][:-500])
@@ -86,84 +97,41 @@ def test_what_power_loss_left_is_measured_again(begun: Begun) -> None:
     (lost / "result.json").unlink()
     (lost / ".hydra" / "config.yaml").write_bytes(b"")
     (lost / ".tp_comm_overlap_cfg.yaml.7.tmp").write_bytes(b"")
-    for path in sorted(gone.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    analysed = subprocess.run([sys.executable, "analyze.py", str(directory)], cwd=ROOT, capture_output=True, text=True)
+    shutil.rmtree(gone)
+    gone.mkdir()
+    analysed = analyze(directory)
     assert analysed.returncode == 1
     errors = analysed.stderr.splitlines()
     assert len(errors) == 3
     assert all(line.startswith("error: ") and "measure the point again" in line for line in errors)
-    done = begun.resume()
+    done = begun.resume("num_sm=1,2,3,4,5,6")
     assert done.returncode == 0, done.stderr
-    assert "measured before: 1 of 5 points" in done.stdout
-    assert begun.measured() == [1, 2, 3, 4]
+    assert "measured before: 1 of 6 points" in done.stdout
+    assert begun.measured() == [1, 2, 3, 4, 6]
     after = begun.contents()
-    assert {name for name in after if after[name] == before[name]} == {"tp2_sm5"}
+    assert {name for name in after if after[name] == before.get(name)} == {"tp2_sm5"}
     assert {result.status for result in begun.launch.results().values()} == {"ok"}
     assert not list(directory.rglob("*.tmp"))
 
 
 def test_in_another_environment_all_is_measured_again(begun: Begun) -> None:
     before = begun.contents()
-    done = begun.resume(NCCL_MAX_CTAS="7")
+    done = begun.resume(NUMBERS, NCCL_MAX_CTAS="7")
     assert done.returncode == 0
     assert "measured before" not in done.stdout
     assert begun.measured() == [1, 2, 3, 4, 5]
-    assert not before.items() & begun.contents().items()
-    # And so that the next test finds what it expects.
-    assert begun.resume().returncode == 0
+    assert before.items() & begun.contents().items() <= {("tp2_sm6", before["tp2_sm6"])}
 
 
-def test_a_sweep_that_was_moved_goes_on_where_it_is(begun: Begun) -> None:
-    before = begun.contents()
-    moved = Begun(begun.root, Launch(begun.root / "moved", begun.launch.environment))
-    begun.measured()
-    begun.launch.directory.rename(moved.launch.directory)
-    try:
-        done = moved.resume()
-        assert done.returncode == 0
-        assert moved.measured() == []
-        assert moved.contents() == before
-        assert done.stdout.splitlines()[-1].startswith("5 ok; analyse with")
-    finally:
-        moved.launch.directory.rename(begun.launch.directory)
-
-
-def test_more_points_are_added_to_it(begun: Begun) -> None:
-    done = begun.resume("num_sm=5,6")
-    assert done.returncode == 0
-    assert "measured before: 1 of 2 points" in done.stdout
-    assert begun.measured() == [6]
-
-
-def launch_py(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In another working directory, where its multirun/ is."""
-    command = [sys.executable, str(ROOT / "launch.py"), *arguments]
-    return subprocess.run(command, cwd=directory, env=os.environ.copy(), capture_output=True, text=True, timeout=120)
-
-
-def test_a_directory_that_cannot_be_written_costs_its_point_only(tmp_path: Path) -> None:
-    launch = Launch(tmp_path / "sweep")
-    launch.directory.mkdir()
-    (launch.directory / "tp2_sm1").write_text("a file where a directory should be")
-    done = launch.run("-m", "num_sm=1,2", *TINY)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "1 missing: " in done.stderr
-    assert "File exists" in done.stderr
-    assert done.stdout.splitlines()[-1].startswith("1 ok, 1 missing; go on with: python launch.py ")
-    assert launch.results()["tp2_sm2"].status == "ok"
-
-
-def test_the_last_sweep_is_found(tmp_path: Path) -> None:
-    sweep = ("-m", "tp_size=1", "method=none", *TINY)
-    assert launch_py(tmp_path, *sweep, "num_sm=1").returncode == 0
-    (first,) = tmp_path.glob("multirun/*/*")
-    done = launch_py(tmp_path, *sweep, "num_sm=1,2", "resume=last")
+def test_a_sweep_that_was_moved_goes_on_where_it_is_and_the_last_is_found(begun: Begun, tmp_path: Path) -> None:
+    moved = tmp_path / "multirun" / "2026-01-02" / "10-00-00"
+    shutil.copytree(begun.launch.directory, moved, copy_function=shutil.copy2)
+    done = launch_here("-m", NUMBERS, *TINY, "resume=last", cwd=tmp_path, NCCL_MAX_CTAS="7")
     assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("multirun/*/*")) == [first]
-    assert "measured before: 1 of 2 points" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"2 ok; analyse with: python analyze.py {first.relative_to(tmp_path)}"
+    assert "measured before: 5 of 5 points" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"5 ok; analyse with: python analyze.py {moved.relative_to(tmp_path)}"
+    assert list(tmp_path.glob("multirun/*/*")) == [moved]
+    assert begun.contents() == {path.parent.name: path.read_bytes() for path in moved.glob("*/result.json")}
 
 
 def test_the_last_is_the_one_worked_on_last(tmp_path: Path) -> None:
@@ -181,13 +149,10 @@ def test_the_last_is_the_one_worked_on_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("resume=multirun/old",), "error: resume= goes on with a sweep; add -m."),
-        (("-m", "resume=nowhere"), "error: nowhere does not exist; give the directory of an earlier sweep"),
-        (("-m", "resume=last"), "error: there is no sweep below multirun; give its directory: resume=<directory>."),
-        (
-            ("-m", "resume=multirun/old", "hydra.sweep.dir=multirun/new"),
-            "error: resume=multirun/old and hydra.sweep.dir=multirun/new: give only one.",
-        ),
+        (("resume=multirun/old",), "goes on with a sweep; add -m."),
+        (("-m", "resume=nowhere"), "nowhere does not exist"),
+        (("-m", "resume=last"), "no sweep below multirun"),
+        (("-m", "resume=multirun/old", "hydra.sweep.dir=multirun/new"), "hydra.sweep.dir=multirun/new: give only one."),
         (("-m", "resume=file"), "error: file "),
         (("-m", "hydra.sweep.subdir=../x"), "is not inside of "),
         (("-m", "hydra.sweep.subdir=/tmp/x"), "is not inside of "),
@@ -200,7 +165,7 @@ def test_a_wrong_place_is_one_clear_error(tmp_path: Path, arguments: tuple[str, 
     (tmp_path / "outside").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "multirun" / "old" / "out").symlink_to(tmp_path / "outside")
-    done = launch_py(tmp_path, *arguments, "tp_size=1", "method=none", *TINY[:-1])
+    done = launch_here(*arguments, "tp_size=1", "method=none", *TINY[:-1], cwd=tmp_path)
     assert done.returncode == 1
     (error,) = done.stderr.splitlines()
     assert error.startswith("error: ")

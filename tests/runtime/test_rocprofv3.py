@@ -12,19 +12,17 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import RESULT_FILE, read_result
 from overlap_sweep.runtime import devices
 from overlap_sweep.runtime.group import GroupConfig, WorkerGroup, check_wrapper
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.runtime.pool import WorkerPool
-from tests.points import operator_point
+from tests.make_point import operator_config
 from tests.sweeps import ROOT, Launch, wait_for
 
 pytestmark = pytest.mark.end_to_end
 
-TINY = (
-    *("workload=fsdp", "model=ranking_tiny", "runtime.device=cpu", "profile=none", "profiling.rocprofv3=true"),
-    *("ranking.num_layers=1", "ranking.sequence_length=4", "ranking.num_sparse_features=2", "training.max_steps=2"),
+FSDP = (
+    *("workload=fsdp", "model=ranking_tiny", "runtime.device=cpu", "profile=none", "training.max_steps=2"),
+    *("ranking.num_layers=1", "ranking.sequence_length=4", "ranking.num_sparse_features=2"),
     *("training.batch_size=1", "workload.repeats=3"),
 )
 PROFILING = {"rocprofv3": True, "rocprofv3_args": "--kernel-trace --name 'a b'"}
@@ -67,38 +65,33 @@ def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 def point(**changes: Any) -> dict[str, Any]:
-    return operator_point() | {"profiling": PROFILING} | changes
+    return operator_config(method="bulk", num_sm=4, device="cpu", **{"profiling": PROFILING, **changes})
 
 
-def test_the_group_runs_under_it_and_what_it_writes_at_the_end_is_kept(
+def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_kept(
     rocprofv3: Callable[[str], Path], tmp_path: Path
 ) -> None:
     arguments = rocprofv3("exec")
-    pool = WorkerPool(tmp_path / "log")
-    profiled, plain = tmp_path / "profiled", tmp_path / "plain"
-    for directory in (profiled, plain):
-        directory.mkdir()
-    try:
-        assert pool.run(point(), profiled, 60) == {"status": "ok"}
-        given = arguments.read_text().splitlines()
-        arguments.unlink()
-        assert pool.run(operator_point(), plain, 60) == {"status": "ok"}
-    finally:
-        pool.close()
+    launch = Launch(tmp_path / "runs")
+    given = ("profiling.rocprofv3=true,false", "profiling.rocprofv3_args='--kernel-trace --name \"a b\"'")
+    done = launch.run("-m", *FSDP, *given, "hydra.sweep.subdir=${profiling.rocprofv3}")
+    assert done.returncode == 0, done.stderr
+    profiled, plain = (launch.directory / name for name in ("True", "False"))
+    asked = arguments.read_text().splitlines()
     output = profiled / "rocprofv3"
-    assert given[:6] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
-    assert given[7:9] == ["-m", "overlap_sweep.runtime.agent"]
+    assert asked[:6] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
+    assert asked[7:9] == ["-m", "overlap_sweep.runtime.agent"]
     assert sorted(path.name for path in output.iterdir()) == ["rank0.csv", "rank1.csv"]
-    assert read_result(profiled / RESULT_FILE).status == "ok"
     # The next point's group runs without.
-    assert not arguments.exists()
     assert not (plain / "rocprofv3").exists()
+    assert all(result.training for result in launch.results().values())
+    assert launch.processes() == {}
 
 
 def test_each_profiled_point_has_a_group_of_its_own(tmp_path: Path) -> None:
     configs = [GroupConfig.of(point(), tmp_path / name) for name in "ab"]
     assert configs[0] != configs[1]
-    assert GroupConfig.of(operator_point(), tmp_path / "a") == GroupConfig.of(operator_point(), tmp_path / "b")
+    assert GroupConfig.of(operator_config(), tmp_path / "a") == GroupConfig.of(operator_config(), tmp_path / "b")
 
 
 @pytest.mark.parametrize("run", ["exec", ""])
@@ -109,9 +102,9 @@ def test_a_group_that_is_killed_leaves_nothing_of_it(
     rocprofv3(run)
     launch = Launch(tmp_path)
     monkeypatch.setenv("OVERLAP_SWEEP_TEST", launch.tag)
-    group = WorkerGroup(GroupConfig.of(point(), tmp_path), tmp_path / "log")
+    group = WorkerGroup(GroupConfig.of(point(tp_size=1), tmp_path), tmp_path / "log")
     with group:
-        assert len(launch.processes()) >= 3
+        assert len(launch.processes()) >= 2
         group.kill()
         wait_for(lambda: not launch.processes(), 10)
     assert launch.processes() == {}
@@ -128,27 +121,16 @@ def test_what_cannot_be_started_is_an_error_of_the_user(
     with pytest.raises(UserError, match=says):
         check_wrapper(point(profiling={"rocprofv3": True, "rocprofv3_args": given}))
     check_wrapper(point(profiling={"rocprofv3": False, "rocprofv3_args": given}))
-    check_wrapper(operator_point())
+    check_wrapper(operator_config())
 
 
 def test_where_it_is_missing_the_launcher_says_so_unless_it_only_hands_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        config = compose("config", overrides=list(TINY))
+        config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"needs rocprofv3 in PATH"):
         resolve(config)
     monkeypatch.setattr(devices, "_elsewhere", True)
     assert resolve(config)["profiling"]["rocprofv3"]
-
-
-def test_a_training_run_under_it_by_the_command(rocprofv3: Callable[[str], Path], tmp_path: Path) -> None:
-    rocprofv3("exec")
-    launch = Launch(tmp_path / "runs")
-    done = launch.run(*TINY)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "runs/single/rocprofv3").iterdir()) == ["rank0.csv", "rank1.csv"]
-    (result,) = launch.results().values()
-    assert result.training
-    assert launch.processes() == {}

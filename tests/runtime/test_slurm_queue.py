@@ -48,6 +48,9 @@ def test_states_and_reasons_of_jobs_and_elements_of_arrays(squeue: Path) -> None
     say(squeue, "7", row("7_0", "RUNNING"), row("7_1", "PENDING", "Resources"), row("7_2", "COMPLETED"))
     say(squeue, "9", row("9", "FAILED", "NonZeroExitCode"))
     states = job_states(logs("7_0", "7_1", "9"))
+    # Each array is asked for once.
+    asked = (squeue / "asked").read_text().splitlines()
+    assert [line.split("--jobs=")[1].split()[0] for line in asked] == ["7", "9"]
     assert states is not None
     assert {job_id: str(state) for job_id, state in states.items()} == {
         "7_0": "RUNNING",
@@ -55,13 +58,6 @@ def test_states_and_reasons_of_jobs_and_elements_of_arrays(squeue: Path) -> None
         "9": "FAILED (NonZeroExitCode)",
     }
     assert [state.ended for state in states.values()] == [False, False, True]
-
-
-def test_each_array_is_asked_for_once(squeue: Path) -> None:
-    say(squeue, "7", row("7_0", "RUNNING"), row("7_1", "RUNNING"))
-    job_states(logs("7_0", "7_1", "9"))
-    asked = (squeue / "asked").read_text().splitlines()
-    assert [line.split("--jobs=")[1].split()[0] for line in asked] == ["7", "9"]
 
 
 def test_a_forgotten_job_is_gone(squeue: Path) -> None:
@@ -89,29 +85,39 @@ def test_an_element_that_slurm_forgot_before_it_began_was_cancelled(squeue: Path
     assert job_states(logs("7_0", "7_1")) == dict.fromkeys(("7_0", "7_1"), JobState("GONE"))
 
 
-def test_another_s_job_that_got_the_id_is_not_ours(squeue: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        ("echo 'CANCELLED by 1000'", "CANCELLED"),
+        ("echo TIMEOUT; echo COMPLETED", "TIMEOUT"),
+        ("echo RUNNING", "GONE"),
+        ("true", "GONE"),
+        ("echo FAILED; exit 1", "GONE"),
+    ],
+)
+def test_accounts_tell_how_a_forgotten_job_ended(squeue: Path, answer: str, state: str) -> None:
+    say(squeue, "7", error="Invalid job id specified")
+    (squeue / "sacct").write_text(f"#!/bin/sh\n{answer}\n")
+    (squeue / "sacct").chmod(0o755)
+    assert job_states(logs("7")) == {"7": JobState(state)}
+
+
+def test_a_job_is_ours_by_its_folder_whatever_its_characters(squeue: Path) -> None:
+    folder = Path("/runs/a|b c=1/.submitit")
+    say(squeue, "6", row("6", "RUNNING", folder=folder))
+    assert job_states({"6": folder / "6" / "6_0_log.err"}) == {"6": JobState("RUNNING", "None")}
+    # Another's job that got the id.
     say(squeue, "7", row("7", "RUNNING", folder=Path("/elsewhere/.submitit")))
     say(squeue, "8", "8|RUNNING|None|(null)")
     assert job_states(logs("7", "8")) == {"7": JobState("GONE"), "8": JobState("GONE")}
 
 
-def test_a_folder_with_odd_characters_is_still_ours(squeue: Path) -> None:
-    folder = Path("/runs/a|b c=1/.submitit")
-    say(squeue, "7", row("7", "RUNNING", folder=folder))
-    states = job_states({"7": folder / "7" / "7_0_log.err"})
-    assert states == {"7": JobState("RUNNING", "None")}
-
-
-@pytest.mark.parametrize(
-    "error", ["Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation", "odd"]
-)
-def test_no_answer_is_no_news_of_any_job(squeue: Path, error: str) -> None:
+def test_no_answer_is_no_news_of_any_job(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say(squeue, "7", row("7", "RUNNING"))
-    say(squeue, "8", error=error)
-    assert job_states(logs("7", "8")) is None
-
-
-def test_a_squeue_that_hangs_is_no_answer(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in ("Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv", "odd"):
+        say(squeue, "8", error=error)
+        assert job_states(logs("7", "8")) is None
+    # One that hangs.
     (squeue / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr("overlap_sweep.runtime.slurm.queue.TIMEOUT_S", 0.2)
     assert job_states(logs("7")) is None
@@ -119,17 +125,12 @@ def test_a_squeue_that_hangs_is_no_answer(squeue: Path, monkeypatch: pytest.Monk
 
 def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="there is no squeue here"):
+    with pytest.raises(UserError, match="there is no squeue"):
         job_states(logs("7"))
 
 
-@pytest.mark.parametrize(
-    ("state", "ended"),
-    [
-        *((state, True) for state in sorted(ENDED)),
-        *((state, False) for state in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")),
-    ],
-)
-def test_what_counts_as_ended(state: str, ended: bool) -> None:
-    assert JobState(state).ended is ended
-    assert JobState(state).cancelled is (state == "CANCELLED")
+def test_what_counts_as_ended() -> None:
+    assert all(JobState(state).ended for state in ENDED)
+    for state in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"):
+        assert not JobState(state).ended
+    assert [state for state in ENDED if JobState(state).cancelled] == ["CANCELLED"]

@@ -1,4 +1,4 @@
-"""Told to stop by a signal: now, or after the point that is running."""
+"""Stopped by a signal, now or after the point that is running, or killed: no process outlives a sweep."""
 
 from __future__ import annotations
 
@@ -8,81 +8,149 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from overlap_sweep.runtime.devices import visible_gpus
 from tests.faults.injection import TINY, faulty_launch, journal
+from tests.faults.sitecustomize import HOLD
 from tests.sweeps import ROOT, Launch, wait_for
 
 pytestmark = pytest.mark.faults
 
-
-def runs_of(tmp_path: Path, num_sm: int) -> int:
-    """On how many ranks the point was begun."""
-    return sum(run["num_sm"] == num_sm for run in journal(tmp_path))
-
-
-def finished(launch: Launch) -> dict[str, int]:
-    """By name when the point's result was written."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in launch.directory.glob("*/result.json")}
+SWEEP = ("-m", "num_sm=1,2,3,4", "runtime.retries=0", "runtime.timeout_factor=0", *TINY)
+# Its workers would come to an end a moment after being told to stop.
+DAWDLES = {"num_sm": 2, "fault": "dawdles", "times": 1, "rank": None}
+REAL = ("sigusr2 to all", "sigterm to all", "sigterm to launcher", "launcher killed", "agent killed")
 
 
-def as_printed(command: str, launch: Launch) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, *shlex.split(command)[1:]]
-    environment = {**os.environ, **launch.environment}
-    return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+class Running(NamedTuple):
+    """A sweep whose second point of four is running."""
+
+    launch: Launch
+    process: subprocess.Popen[str]
+
+    @property
+    def folder(self) -> Path:
+        return self.launch.directory.parent
+
+    def runs_of(self, num_sm: int) -> int:
+        """On how many ranks the point was begun."""
+        return sum(run["num_sm"] == num_sm for run in journal(self.folder))
+
+    def finished(self) -> dict[str, int]:
+        """By name when the point's result was written."""
+        return {path.parent.name: path.stat().st_mtime_ns for path in self.launch.directory.glob("*/result.json")}
+
+    def release(self) -> None:
+        (self.folder / "faults" / HOLD / "tp2_sm2").unlink()
+
+    def signal(self, number: signal.Signals, *pids: int) -> None:
+        for pid in sorted(pids, reverse=True):
+            os.kill(pid, number)
+
+    def end(self) -> tuple[str, str]:
+        """What the launcher printed. None of its processes is left, and none of their temporary files."""
+        stdout, stderr = self.process.communicate(timeout=60)
+        wait_for(lambda: not self.launch.processes(), 20)
+        wait_for(lambda: not list((self.folder / "tmp").glob("overlap_sweep_*")), 5)
+        return stdout, stderr
 
 
-@pytest.mark.parametrize("to_all", [False, True], ids=["to the launcher", "to every process"])
-def test_sigusr2_stops_after_the_running_point(tmp_path: Path, to_all: bool) -> None:
-    launch = faulty_launch(tmp_path, [{"num_sm": 2, "fault": "dawdles", "times": 1}])
-    process = launch.start("-m", "num_sm=1,2,3,4", *TINY)
-    wait_for(lambda: runs_of(tmp_path, 2) == 2)
-    for pid in sorted(launch.processes(), reverse=True) if to_all else [process.pid]:
-        os.kill(pid, signal.SIGUSR2)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGUSR2
-    assert sorted(finished(launch)) == ["tp2_sm1", "tp2_sm2"]
-    assert {result.status for result in launch.results().values()} == {"ok"}
-    assert not any(result.earlier_attempts for result in launch.results().values())
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
+    """Sweeps that are held in their second point, by how they are to be stopped."""
+    found: dict[str, Running] = {}
+    for name in (*REAL, "ctrl-c"):
+        folder = tmp_path_factory.mktemp("running")
+        (folder / "tmp").mkdir()
+        launch = faulty_launch(folder, [DAWDLES], light=name not in REAL)
+        launch.environment["TMPDIR"] = str(folder / "tmp")
+        (folder / "faults" / HOLD / "tp2_sm2").touch()
+        found[name] = Running(launch, launch.start(*SWEEP))
+    for one in found.values():
+        wait_for(lambda one=one: one.runs_of(2) == 2, 120)  # type: ignore[misc]
+    yield found
+    for one in found.values():
+        one.process.kill()
+        one.process.communicate()
+
+
+def test_sigusr2_stops_after_the_running_point_and_the_printed_command_goes_on(running: dict[str, Running]) -> None:
+    """Sent to every process, as cluster managers do."""
+    one = running["sigusr2 to all"]
+    one.signal(signal.SIGUSR2, *one.launch.processes())
+    one.release()
+    _, stderr = one.end()
+    assert one.process.returncode == 128 + signal.SIGUSR2
+    before = one.finished()
+    assert sorted(before) == ["tp2_sm1", "tp2_sm2"]
+    assert {(result.status, len(result.earlier_attempts)) for result in one.launch.results().values()} == {("ok", 0)}
     told, command = stderr.splitlines()
-    assert told == "interrupted: 2 ok, 2 missing; finished results are kept"
+    assert told.startswith("interrupted: 2 ok, 2 missing; ")
     assert command.startswith("go on with: python launch.py -m num_sm=1,2,3,4")
-    assert launch.processes() == {}
-    if not to_all:
-        return
-    before = finished(launch)
-    again = as_printed(command.removeprefix("go on with: "), launch)
+
+    arguments = [sys.executable, *shlex.split(command.removeprefix("go on with: "))[1:]]
+    environment = {**os.environ, **one.launch.environment, "OVERLAP_SWEEP_LIGHT": "1"}
+    again = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0
     assert again.stdout.splitlines()[-1].startswith("4 ok; analyse with")
-    assert before.items() <= finished(launch).items()
-    assert (runs_of(tmp_path, 2), runs_of(tmp_path, 4)) == (2, 2)
+    assert before.items() <= one.finished().items()
+    assert (one.runs_of(2), one.runs_of(4)) == (2, 2)
 
 
-@pytest.mark.parametrize("to_all", [False, True], ids=["to the launcher", "to every process"])
-def test_sigterm_stops_now(tmp_path: Path, to_all: bool) -> None:
-    launch = faulty_launch(tmp_path, [{"num_sm": 2, "fault": "hangs", "times": 1}])
-    process = launch.start("-m", "num_sm=1,2,3", *TINY)
-    wait_for(lambda: runs_of(tmp_path, 2) == 2)
+@pytest.mark.parametrize(
+    ("name", "number", "status"),
+    [
+        ("sigterm to launcher", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("sigterm to all", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("ctrl-c", signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_stops_now_and_keeps_what_is_finished(
+    running: dict[str, Running], name: str, number: signal.Signals, status: int
+) -> None:
+    one = running[name]
+    processes = one.launch.processes() if name.endswith("all") else [one.process.pid]
+    one.release()
     told_at = time.monotonic()
-    for pid in sorted(launch.processes(), reverse=True) if to_all else [process.pid]:
-        os.kill(pid, signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    one.signal(number, *processes)
+    _, stderr = one.end()
     assert time.monotonic() - told_at < 10
-    assert process.returncode == 128 + signal.SIGTERM
+    assert one.process.returncode == status
     assert "Traceback" not in stderr
-    assert stderr.splitlines()[0] == "interrupted: 1 ok, 2 missing; finished results are kept"
-    assert sorted(finished(launch)) == ["tp2_sm1"]
-    wait_for(lambda: not launch.processes(), 5)
+    assert stderr.splitlines()[0].startswith("interrupted: 1 ok, 3 missing; finished results are kept")
+    assert sorted(one.finished()) == ["tp2_sm1"]
+    assert {result.status for result in one.launch.results().values()} == {"ok"}
 
 
-def test_a_point_that_is_running_leaves_no_result_when_stopped(tmp_path: Path) -> None:
-    """Its workers would come to an end a moment later."""
-    launch = faulty_launch(tmp_path, [{"num_sm": 1, "fault": "dawdles", "rank": None}])
-    process = launch.start("-m", "num_sm=1", *TINY)
-    wait_for(lambda: runs_of(tmp_path, 1) == 2)
-    process.terminate()
-    process.communicate(timeout=60)
-    assert launch.processes() == {}
-    assert finished(launch) == {}
+def test_a_killed_launcher_leaves_no_process(running: dict[str, Running]) -> None:
+    one = running["launcher killed"]
+    one.process.kill()
+    one.end()
+    assert sorted(one.finished()) == ["tp2_sm1"]
+
+
+def test_a_killed_agent_fails_its_point_only(running: dict[str, Running]) -> None:
+    one = running["agent killed"]
+    one.signal(signal.SIGKILL, *(pid for pid, command in one.launch.processes().items() if "runtime.agent" in command))
+    one.release()
+    stdout, _ = one.end()
+    assert one.process.returncode == 1
+    assert stdout.splitlines()[-1].startswith("3 ok, 1 failed; ")
+    assert one.launch.results()["tp2_sm2"].status == "failed"
+
+
+def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Path) -> None:
+    if visible_gpus():
+        pytest.skip("needs a machine without a GPU")
+    launch = Launch(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
+    done = launch.run("tp_size=1", "method=none")
+    (result,) = launch.results().values()
+    assert result.status == "failed"
+    assert "this torch sees no GPU" in str(result.error).splitlines()[0]
+    assert "this torch sees no GPU" in done.stdout
+    assert done.returncode == 1

@@ -18,11 +18,12 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import space, workloads
+from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import Result, read_result, write_result
 from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from tests.make_point import pass_times
+from tests.make_point import pass_times, variant
 from tests.sweeps import ROOT
 
 NONE_US = {"fwd": 1000.0, "bwd": 2000.0}
@@ -45,6 +46,24 @@ def operator_result(
         times[name] = pass_times(point_us, none_us, none_us / 2, tp1_us=none_us / 2 * point["tp_size"])
     known = {"settings": given, "times": times, "objective_us": 1.0}
     return Result(name="", point=dict(point), **{"status": "ok", **known, **fields})
+
+
+def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], float]) -> Result:
+    """Every variant that can run takes `ratio` of none, by its configuration; the floor takes half."""
+    configs = {"none": OverlapConfig({}, {}), **workloads.load("layer").overlap_configs(point)}
+    ratios = {name: ratio(config) if name != "none" else 1.0 for name, config in configs.items()} | {"floor": 0.5}
+    # What the machine does to all variants of a round alike.
+    rounds_us = [10_000.0 * slow for slow in (0.999, 1.0, 1.001, 1.0, 0.999, 1.001, 1.0)]
+    variants = {
+        name: variant(
+            [time_us * share for time_us in rounds_us],
+            settings=configs[name].slots if name in configs else {},
+            switches=configs[name].switches if name in configs else {},
+        )
+        for name, share in ratios.items()
+    }
+    known = {"variants": variants, "objective_us": 10_000.0, "attention_backend": "made up"}
+    return Result(name="", point=dict(point), status="ok", **known)
 
 
 @dataclass

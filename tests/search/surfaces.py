@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +48,17 @@ def cell(candidates: Iterable[Candidate]) -> Cell:
 
 def bulk_ladder(counts: Sequence[int] = LADDER) -> Cell:
     return cell(one_slot(settings("bulk", num_sm=counts), "fc1_dgrad"))
+
+
+def two_methods(counts: Sequence[int] = LADDER, **of_pipelines: Sequence[Any]) -> list[Candidate]:
+    """Pipelines and ring exchange in fc2's forward pass."""
+    pipelines = settings("pipeline", num_sm=counts, **of_pipelines)
+    return one_slot([*pipelines, *settings("ring_exchange", num_sm=counts)], "fc2_fprop")
+
+
+def method_of(candidate: Candidate) -> str:
+    """Of fc2's forward pass."""
+    return str(candidate.settings["fc2_fprop"]["method"])
 
 
 def num_sm(candidate: Candidate, slot: str | None = None) -> int:
@@ -139,7 +149,3 @@ def exposed(gemm_us: float, best: float, sms: int = 132) -> Callable[[int], floa
     """max(gemm / (1 - n / sms), b / n): the communication takes SMs from the GEMM, and is as fast as it at `best`."""
     comm_us = gemm_us / (1 - best / sms) * best
     return lambda n: max(gemm_us / (1 - n / sms), comm_us / n)
-
-
-def octaves(one: float, other: float) -> float:
-    return abs(math.log2(one / other))

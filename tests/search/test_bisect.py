@@ -18,11 +18,13 @@ from tests.search.surfaces import (
     cell,
     exposed,
     hyperbola,
+    method_of,
     num_sm,
     one_slot,
     pair,
     pairs,
     settings,
+    two_methods,
 )
 
 Shape = Callable[[int], float]
@@ -80,20 +82,17 @@ def test_monotone_ladders_lead_to_an_end(shape: Shape, best: int) -> None:
 
 
 @pytest.mark.parametrize("best", LADDER)
-@pytest.mark.parametrize("rest", [0.0, 0.5, 0.9])
-def test_the_bottom_of_a_hyperbola_is_found_wherever_it_is(best: int, rest: float) -> None:
-    shape = hyperbola(best, rest, 0.8)
-    surface = along(shape, none_us=1.2 * shape(16))
-    trail = surface.search()
-    assert surface.regret(trail.best) <= Effort().worth
-    assert trail.settings_tried <= 8
-
-
-@pytest.mark.parametrize("best", LADDER)
-@pytest.mark.parametrize("between", [0.0, 0.5])
-def test_the_bottom_of_a_kink_is_found_wherever_it_is(best: int, between: float) -> None:
-    """Communication that is as fast as its GEMM at `best`: the curve has no slope zero there, but a corner."""
-    shape = exposed(500.0, best + between)
+@pytest.mark.parametrize(
+    "shape_of",
+    [
+        *(lambda best, rest=rest: hyperbola(best, rest, 0.8) for rest in (0.0, 0.5, 0.9)),
+        *(lambda best, between=between: exposed(500.0, best + between) for between in (0.0, 0.5)),
+    ],
+    ids=["hyperbola", "flatter", "flattest", "kink", "kink between counts"],
+)
+def test_the_bottom_is_found_wherever_it_is(shape_of: Callable[[int], Shape], best: int) -> None:
+    """In a kink communication is as fast as its GEMM: the curve has no slope zero there, but a corner."""
+    shape = shape_of(best)
     surface = along(shape, none_us=1.2 * shape(16))
     trail = surface.search()
     assert surface.regret(trail.best) <= Effort().worth
@@ -116,11 +115,7 @@ def test_any_ladder_will_do(counts: Sequence[int]) -> None:
 
 def test_only_the_fastest_of_the_arms_that_start_far_off_gets_a_second_look() -> None:
     """One measurement bounds nothing; two arms that are both so much slower are not worth it."""
-    found = [*settings("pipeline", num_sm=LADDER), *settings("ring_exchange", num_sm=LADDER)]
-    surface = Surface(
-        cell(one_slot(found, "fc2_fprop")),
-        lambda c: 1300.0 if dict(c.family)["fc2_fprop"] == "pipeline" else 1400.0,
-    )
+    surface = Surface(cell(two_methods()), lambda c: 1300.0 if method_of(c) == "pipeline" else 1400.0)
     trail = surface.search()
     assert trail.best == NONE
     assert trail.settings_tried <= 5
@@ -129,13 +124,9 @@ def test_only_the_fastest_of_the_arms_that_start_far_off_gets_a_second_look() ->
 
 
 def test_how_far_off_an_arm_may_start_can_be_said() -> None:
-    found = [*settings("pipeline", num_sm=LADDER), *settings("ring_exchange", num_sm=LADDER)]
-    surface = Surface(
-        cell(one_slot(found, "fc2_fprop")),
-        lambda c: 900.0 if dict(c.family)["fc2_fprop"] == "pipeline" else 600.0 + 40.0 * num_sm(c),
-    )
-    assert dict(surface.search().best.family)["fc2_fprop"] == "pipeline"
-    assert dict(surface.search(Effort(reach=1.0)).best.family)["fc2_fprop"] == "ring_exchange"
+    surface = Surface(cell(two_methods()), lambda c: 900.0 if method_of(c) == "pipeline" else 600.0 + 40.0 * num_sm(c))
+    assert method_of(surface.search().best) == "pipeline"
+    assert method_of(surface.search(Effort(reach=1.0)).best) == "ring_exchange"
 
 
 def test_what_promises_little_is_not_measured() -> None:
@@ -178,17 +169,12 @@ def test_how_often_something_can_be_measured_is_respected() -> None:
     assert all(count <= (2 if num_sm(candidate) == 16 else 1) for candidate, count in surface.asked.items())
 
 
-def spiked(hit: int, seed: int) -> tuple[Surface, Candidate]:
-    """The first measurement at this num_sm takes three times as long as it should."""
-    spike = next(candidate for candidate in bulk_ladder().candidates if num_sm(candidate) == hit)
-    return along(hyperbola(10, 0.8, 0.8), noise=0.003, seed=seed, outliers={(spike, 0): 3.0}), spike
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("hit", LADDER)
 def test_a_sample_three_times_too_slow_costs_little(hit: int, seed: int) -> None:
-    """What is chosen instead lies next to it."""
-    surface, spike = spiked(hit, seed)
+    """The first measurement at this num_sm is wrong; what is chosen instead lies next to it."""
+    spike = next(candidate for candidate in bulk_ladder().candidates if num_sm(candidate) == hit)
+    surface = along(hyperbola(10, 0.8, 0.8), noise=0.003, seed=seed, outliers={(spike, 0): 3.0})
     trail = surface.search()
     assert trail.best not in (NONE, spike)
     assert surface.regret(trail.best) < 0.05
@@ -196,21 +182,16 @@ def test_a_sample_three_times_too_slow_costs_little(hit: int, seed: int) -> None
 
 def test_a_lucky_sample_does_not_decide() -> None:
     """The first sample is 2 % too fast, within what it says of its noise: measured again, the rival is faster."""
-    lucky, rival = one_slot([{"method": "bulk", "num_sm": 8}, {"method": "bulk", "num_sm": 16}])
-    surface = Surface(
-        cell([lucky, rival]),
-        lambda candidate: 800.0 if candidate == lucky else 792.0,
-        said_noise=0.012,
-        outliers={(lucky, 0): 0.98},
-    )
+    lucky, rival = bulk_ladder((8, 16)).candidates
+    surface = along(lambda n: {8: 800.0, 16: 792.0}[n], (8, 16), said_noise=0.012, outliers={(lucky, 0): 0.98})
     trail = surface.search()
     assert surface.asked == {lucky: 3, rival: 3}
     assert trail.best == rival
 
 
 def test_samples_that_contradict_each_other_make_noise() -> None:
-    (candidate,) = one_slot([{"method": "bulk", "num_sm": 8}])
-    surface = Surface(cell([candidate]), lambda c: 995.0, said_noise=0.006, outliers={(candidate, 1): 1.2})
+    (candidate,) = bulk_ladder((8,)).candidates
+    surface = along(lambda n: 995.0, (8,), said_noise=0.006, outliers={(candidate, 1): 1.2})
     trail = surface.search()
     assert trail.best == NONE
     assert trail.estimate(candidate).noise_us > 50.0
@@ -238,22 +219,15 @@ def test_the_library_s_own_knobs_come_first() -> None:
     surface = Surface(cell(candidates), lambda candidate: 800.0)
     surface.search()
     (first,) = surface.batches[0]
-    assert first.settings["fc1_fprop"] == {
-        "method": "pipeline",
-        "num_sm": 16,
-        "num_splits": 4,
-        "set_sm_margin": True,
-    }
+    usual = {"method": "pipeline", "num_sm": 16, "num_splits": 4, "set_sm_margin": True}
+    assert first.settings["fc1_fprop"] == usual
 
 
 def test_every_method_gets_its_chance_before_any_is_searched() -> None:
-    candidates = one_slot(
-        [*settings("pipeline", num_sm=LADDER), *settings("ring_exchange", num_sm=LADDER)], "fc2_fprop"
-    )
-    surface = Surface(cell(candidates), by_knob(method={"pipeline": 0.9, "ring_exchange": 0.8}))
+    surface = Surface(cell(two_methods()), by_knob(method={"pipeline": 0.9, "ring_exchange": 0.8}))
     trail = surface.search()
-    assert {dict(c.family)["fc2_fprop"] for c in surface.batches[0]} == {"pipeline", "ring_exchange"}
-    assert trail.best.settings["fc2_fprop"]["method"] == "ring_exchange"
+    assert {method_of(c) for c in surface.batches[0]} == {"pipeline", "ring_exchange"}
+    assert method_of(trail.best) == "ring_exchange"
 
 
 def two_slots(dgrad: Shape, wgrad: Shape) -> Callable[[Candidate], float]:
@@ -319,12 +293,9 @@ def test_another_start_finds_the_same() -> None:
     trail = surface.trail()
     assert surface.regret(surface.search(start=modelled).best) < 0.03
     ladder = surface.cell.ladder(surface.cell.candidates[0], "fc1_dgrad")
-    trail.baselines.collective_us = trail.baselines.floor_us / 2 / 4
-    assert num_sm(modelled(trail, "fc1_dgrad", ladder)) == 4
-    trail.baselines.collective_us = 10 * trail.baselines.floor_us
-    assert num_sm(modelled(trail, "fc1_dgrad", ladder)) == 16
-    trail.baselines.collective_us = 0.0
-    assert num_sm(modelled(trail, "fc1_dgrad", ladder)) == 1
+    for collective_floors, first in ((1 / 8, 4), (10, 16), (0, 1)):
+        trail.baselines.collective_us = collective_floors * trail.baselines.floor_us
+        assert num_sm(modelled(trail, "fc1_dgrad", ladder)) == first
 
 
 def test_a_cell_without_candidates_is_answered_at_once() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from overlap_sweep.search.cell import NONE, Candidate, distance
-from tests.search.surfaces import cell, num_sm, one_slot, pair, pairs, settings
+from tests.search.surfaces import cell, method_of, num_sm, one_slot, pair, pairs, settings
 
 BULK = settings("bulk", num_sm=(1, 2, 4), set_sm_margin=(False, True))
 PIPELINE = settings("pipeline", num_sm=(2, 4), num_splits=(2, 4))
-PAIRS = pairs(settings("bulk", num_sm=(1, 2)))
+ONE, TWO = settings("bulk", num_sm=(1, 2))
+PAIRS = pairs([ONE, TWO])
 
 
 def only(candidates: list[Candidate], **knobs: Any) -> Candidate:
@@ -38,17 +39,15 @@ def test_an_arm_is_everything_but_num_sm() -> None:
 
 
 def test_a_slot_that_is_left_out_makes_another_arm() -> None:
-    bulk = {"method": "bulk", "num_sm": 1}
     found = cell(PAIRS)
-    assert len({found.arm(c) for c in (pair(bulk, bulk), pair(bulk, None), pair(None, bulk))}) == 3
+    assert len({found.arm(c) for c in (pair(ONE, ONE), pair(ONE, None), pair(None, ONE))}) == 3
     assert sorted(map(len, found.arms.values())) == [2, 2, 4]
 
 
 @pytest.mark.parametrize("slot", ["fc1_dgrad", "fc1_wgrad"])
 def test_a_ladder_goes_along_one_slot_and_keeps_the_other(slot: str) -> None:
-    here = pair({"method": "bulk", "num_sm": 2}, {"method": "bulk", "num_sm": 2})
     other = {"fc1_dgrad": "fc1_wgrad", "fc1_wgrad": "fc1_dgrad"}[slot]
-    ladder = cell(reversed(PAIRS)).ladder(here, slot)
+    ladder = cell(reversed(PAIRS)).ladder(pair(TWO, TWO), slot)
     assert [num_sm(c, slot) for c in ladder] == [1, 2]
     assert {num_sm(c, other) for c in ladder} == {2}
 
@@ -86,40 +85,29 @@ def test_flips_change_one_knob_and_leave_num_sm_open() -> None:
     }
 
 
-def test_one_of_two_slots_may_be_flipped_to_none() -> None:
-    bulk = {"method": "bulk", "num_sm": 1}
+def test_one_of_two_slots_may_be_flipped_to_none_where_the_rest_is_a_candidate() -> None:
+    without_dgrad = {("fc1_dgrad", "method"): {"none": [pair(None, ONE)]}}
+    without_wgrad = {("fc1_wgrad", "method"): {"none": [pair(ONE, None)]}}
     found = cell(PAIRS)
-    flips = found.flips(pair(bulk, bulk))
-    assert flips["fc1_dgrad", "method"] == {"none": [pair(None, bulk)]}
-    assert flips["fc1_wgrad", "method"] == {"none": [pair(bulk, None)]}
+    assert found.flips(pair(ONE, ONE)) == {**without_dgrad, **without_wgrad}
     # The last slot is not dropped: `none` is measured beside every candidate.
-    assert found.flips(pair(bulk, None)) == {}
-
-
-def test_a_dropped_slot_that_is_no_candidate_is_no_flip() -> None:
-    bulk = {"method": "bulk", "num_sm": 1}
-    assert cell([pair(bulk, bulk), pair(None, bulk)]).flips(pair(bulk, bulk)) == {
-        ("fc1_dgrad", "method"): {"none": [pair(None, bulk)]}
-    }
+    assert found.flips(pair(ONE, None)) == {}
+    assert cell([pair(ONE, ONE), pair(None, ONE)]).flips(pair(ONE, ONE)) == without_dgrad
 
 
 def test_groups_are_the_methods() -> None:
     """From every candidate of a group the others can be reached; from one method to another nothing leads."""
     ring = settings("ring_exchange", num_sm=(1, 2), use_ce=(False,))
-    found = cell(one_slot([*PIPELINE, *ring], "fc2_fprop"))
-    methods = [{dict(c.family)["fc2_fprop"] for c in group} for group in found.groups]
-    assert methods == [{"pipeline"}, {"ring_exchange"}]
-    assert [len(group) for group in found.groups] == [4, 2]
+    groups = cell(one_slot([*PIPELINE, *ring], "fc2_fprop")).groups
+    assert [{method_of(c) for c in group} for group in groups] == [{"pipeline"}, {"ring_exchange"}]
+    assert [len(group) for group in groups] == [4, 2]
 
 
 def test_two_slots_and_either_of_them_are_groups_of_their_own() -> None:
     groups = cell(PAIRS).groups
     assert [len(group) for group in groups] == [4, 2, 2]
-    assert [{frozenset(c.settings) for c in group} for group in groups] == [
-        {frozenset({"fc1_dgrad", "fc1_wgrad"})},
-        {frozenset({"fc1_dgrad"})},
-        {frozenset({"fc1_wgrad"})},
-    ]
+    slots = [{"+".join(c.settings) for c in group} for group in groups]
+    assert slots == [{"fc1_dgrad+fc1_wgrad"}, {"fc1_dgrad"}, {"fc1_wgrad"}]
 
 
 def test_with_holes_what_nothing_leads_to_is_a_group_of_its_own() -> None:
@@ -134,10 +122,7 @@ def test_with_holes_what_nothing_leads_to_is_a_group_of_its_own() -> None:
 
 
 def test_with_holes_a_ladder_has_what_there_is() -> None:
-    candidates = [c for c in PAIRS if c != pair({"method": "bulk", "num_sm": 1}, {"method": "bulk", "num_sm": 2})]
-    ladder = cell(candidates).ladder(
-        pair({"method": "bulk", "num_sm": 2}, {"method": "bulk", "num_sm": 2}), "fc1_dgrad"
-    )
+    ladder = cell(c for c in PAIRS if c != pair(ONE, TWO)).ladder(pair(TWO, TWO), "fc1_dgrad")
     assert [num_sm(c, "fc1_dgrad") for c in ladder] == [2]
 
 

@@ -9,19 +9,28 @@ import pytest
 
 from overlap_sweep.search.cell import NONE, Candidate
 from overlap_sweep.search.trail import Failure
-from tests.search.surfaces import LADDER, Surface, bulk_ladder, cell, hyperbola, num_sm, one_slot, settings
+from tests.search.surfaces import (
+    LADDER,
+    Surface,
+    bulk_ladder,
+    cell,
+    hyperbola,
+    method_of,
+    num_sm,
+    one_slot,
+    settings,
+    two_methods,
+)
 
 WRONG = Failure("relative error output 0.5", wrong_numbers=True)
 DIED = Failure("rank 3 died")
 
 
-def falling(failures: Mapping[int, Failure], counts: tuple[int, ...] = LADDER) -> Surface:
+def falling(failures: Mapping[int, Failure]) -> Surface:
     """The more SMs the faster; these counts fail."""
-    cells = bulk_ladder(counts)
-    failing = {
-        candidate: failures[num_sm(candidate)] for candidate in cells.candidates if num_sm(candidate) in failures
-    }
-    return Surface(cells, lambda candidate: 600.0 + 3000.0 / num_sm(candidate), failures=failing)
+    ladder = bulk_ladder()
+    failing = {c: failures[num_sm(c)] for c in ladder.candidates if num_sm(c) in failures}
+    return Surface(ladder, lambda candidate: 600.0 + 3000.0 / num_sm(candidate), failures=failing)
 
 
 def tried(surface: Surface) -> list[int]:
@@ -36,35 +45,25 @@ def test_wrong_numbers_at_one_count_distrust_all_of_them_also_what_looked_fine()
     assert trail.samples == {}
     assert all(failure.wrong_numbers for failure in trail.failed.values())
     assert "dgrad bulk_sm32 failed: relative error output 0.5" in trail.notes
-    assert (
-        "dgrad bulk_sm16 is not trusted: dgrad bulk_sm32, which differs in num_sm only, computes wrong numbers"
-        in trail.notes
-    )
+    assert any(note.startswith("dgrad bulk_sm16 is not trusted: dgrad bulk_sm32") for note in trail.notes)
 
 
 def test_another_arm_is_searched_all_the_same() -> None:
-    found = settings("pipeline", num_sm=LADDER) + settings("ring_exchange", num_sm=LADDER)
-    candidates = one_slot(found, "fc2_fprop")
-    failing = {c: WRONG for c in candidates if c.settings["fc2_fprop"] == {"method": "pipeline", "num_sm": 16}}
+    candidates = two_methods()
+    failing = {c: WRONG for c in candidates if method_of(c) == "pipeline" and num_sm(c) == 16}
     surface = Surface(cell(candidates), lambda c: hyperbola(8, 0.8, 0.7)(num_sm(c)), failures=failing)
     trail = surface.search()
-    assert trail.best.settings["fc2_fprop"]["method"] == "ring_exchange"
+    assert method_of(trail.best) == "ring_exchange"
     assert surface.regret(trail.best) < 0.03
-    assert sum(dict(c.family)["fc2_fprop"] == "pipeline" for c in surface.asked) == 1
+    assert sum(method_of(c) == "pipeline" for c in surface.asked) == 1
 
 
-def test_one_crash_is_an_accident() -> None:
-    surface = falling({32: DIED})
-    trail = surface.search()
-    assert num_sm(trail.best) == 28
-    assert trail.notes == ["dgrad bulk_sm32 failed: rank 3 died"]
-
-
-def test_two_crashes_give_an_arm_up_and_keep_what_was_right() -> None:
-    surface = falling({32: DIED, 28: DIED, 24: DIED, 20: DIED})
-    trail = surface.search()
-    assert num_sm(trail.best) == 16
-    assert len(trail.failed) == 2
+def test_one_crash_is_an_accident_and_two_give_an_arm_up_and_keep_what_was_right() -> None:
+    once = falling({32: DIED}).search()
+    assert num_sm(once.best) == 28
+    assert once.notes == ["dgrad bulk_sm32 failed: rank 3 died"]
+    again = falling({32: DIED, 28: DIED, 24: DIED, 20: DIED}).search()
+    assert (num_sm(again.best), len(again.failed)) == (16, 2)
 
 
 @pytest.mark.parametrize("failure", [WRONG, DIED])
@@ -86,16 +85,14 @@ def test_two_first_measurements_that_crash_leave_the_arm() -> None:
     assert (trail.best, len(tried(surface))) == (NONE, 2)
 
 
-def knobs(candidate: Candidate) -> dict[str, Any]:
-    return candidate.settings["fc1_fprop"]
-
-
 def test_a_knob_s_value_that_failed_is_not_tried_elsewhere() -> None:
+
+    def knobs(candidate: Candidate) -> dict[str, Any]:
+        return candidate.settings["fc1_fprop"]
+
     candidates = one_slot(settings("ring_exchange", num_sm=(1,), use_ce=(True, False), aggregate=(False, True)))
     failing = {candidate: WRONG for candidate in candidates if not knobs(candidate)["use_ce"]}
-    surface = Surface(
-        cell(candidates), lambda candidate: 700.0 if knobs(candidate)["aggregate"] else 800.0, failures=failing
-    )
+    surface = Surface(cell(candidates), lambda c: 700.0 if knobs(c)["aggregate"] else 800.0, failures=failing)
     trail = surface.search()
     assert knobs(trail.best) == {"method": "ring_exchange", "num_sm": 1, "use_ce": True, "aggregate": True}
     assert [knobs(c)["aggregate"] for c in surface.asked if not knobs(c)["use_ce"]] == [False]
@@ -103,8 +100,7 @@ def test_a_knob_s_value_that_failed_is_not_tried_elsewhere() -> None:
 
 @pytest.mark.parametrize("failure", [WRONG, DIED])
 def test_where_everything_fails_the_answer_is_no_overlap(failure: Failure) -> None:
-    found = settings("pipeline", num_sm=LADDER, num_splits=(2, 4)) + settings("ring_exchange", num_sm=LADDER)
-    candidates = one_slot(found, "fc2_fprop")
+    candidates = two_methods(num_splits=(2, 4))
     surface = Surface(cell(candidates), lambda c: 500.0, failures=dict.fromkeys(candidates, failure))
     trail = surface.search()
     assert (trail.best, trail.time_us(trail.best)) == (NONE, 1000.0)
@@ -114,7 +110,7 @@ def test_where_everything_fails_the_answer_is_no_overlap(failure: Failure) -> No
 
 
 def test_a_contender_that_fails_when_it_is_measured_again_is_out() -> None:
-    candidates = one_slot(settings("pipeline", num_sm=(16,)) + settings("ring_exchange", num_sm=(16,)), "fc2_fprop")
+    candidates = two_methods((16,))
     surface = Surface(cell(candidates), lambda candidate: 800.0, said_noise=0.01)
     answer, failing = surface.answer, candidates[0]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 
 import pytest
 
 from overlap_sweep.search.knob_answers import answer
-from overlap_sweep.search.knob_trail import Sample, Samples
+from overlap_sweep.search.knob_trail import Knob, KnobTrail, Sample, Samples
 from overlap_sweep.search.knobs import KnobEffort
 from tests.search.knob_surfaces import KNOBS, Machine, Values
 
@@ -54,28 +55,27 @@ def test_where_nothing_helps_nothing_is_named(between: float) -> None:
     assert max(len(machine.asked) for machine in machines) < 50
 
 
-def test_idle_values_are_never_named_beside_those_that_help() -> None:
-    for seed in range(25):
-        trail = Machine(independent, seed=seed).searched()
-        assert set(answer(trail).best) == {"prefetch", "reshard"}
-
-
-def test_drift_that_slows_down_everything_does_not_mislead() -> None:
-    for seed in range(8):
-        trail = Machine(independent, seed=seed, drift=0.15).searched()
-        assert set(answer(trail).best) == {"prefetch", "reshard"}
-        assert not answer(trail).by_time
+@pytest.mark.parametrize(("drift", "seeds"), [(0.02, 25), (0.15, 8)])
+def test_idle_values_are_never_named_beside_those_that_help(drift: float, seeds: int) -> None:
+    """Whatever slows down everything alike."""
+    for seed in range(seeds):
+        found = answer(Machine(independent, seed=seed, drift=drift).searched())
+        assert set(found.best) == {"prefetch", "reshard"}
+        assert not found.by_time
 
 
 def test_a_simpler_setting_is_taken_where_the_noise_hides_the_difference() -> None:
-    """Of two values that help alike the one that stands first."""
+    """Of two values that help alike the one that stands first; of two changes that each suffice only one."""
+    of_values = answers(lambda values: 1000.0 - 50 * (values["prefetch"] != "false"))
+    assert of_values.count({"prefetch": "1"}) >= 10
+    assert all(set(best) == {"prefetch"} for best in of_values)
+    for best in answers(lambda values: 1000.0 - 60 * (values["reshard"] == "false" or values["limit"] == "true")):
+        assert best in ({"reshard": "false"}, {"limit": "true"})
 
-    def alike(values: Values) -> float:
-        return 1000.0 - 50 * (values["prefetch"] != "false")
 
-    found = [answer(Machine(alike, seed=seed).searched()).best for seed in range(12)]
-    assert found.count({"prefetch": "1"}) >= 10
-    assert all(set(best) == {"prefetch"} for best in found)
+def answers(surface: Callable[[Values], float]) -> list[dict[str, str]]:
+    """On a dozen machines."""
+    return [answer(Machine(surface, seed=seed).searched()).best for seed in range(12)]
 
 
 def test_what_each_knob_contributes() -> None:
@@ -86,15 +86,14 @@ def test_what_each_knob_contributes() -> None:
     assert found.gain.share == pytest.approx(0.15, abs=0.01)
     assert found.over_none
     assert found.over_none.share == pytest.approx(1 - 850 / 1100, abs=0.015)
-    of = {contribution.key: contribution for contribution in found.contributions}
     alone = {"prefetch": 0.055, "reshard": 0.03, "limit": -0.02, "ctas": 0.025}
     taken_away = {"prefetch": 115 / 965, "reshard": 30 / 880, "limit": 40 / 890, "ctas": 25 / 875}
-    for key, contribution in of.items():
-        assert contribution.alone
-        assert contribution.taken_away
-        assert contribution.alone.share == pytest.approx(alone[key], abs=0.015)
-        assert contribution.taken_away.share == pytest.approx(taken_away[key], abs=0.015)
-        assert contribution.taken_away.sure
+    of = {contribution.key: contribution for contribution in found.contributions}
+    assert {key: one.alone and one.alone.share for key, one in of.items()} == pytest.approx(alone, abs=0.015)
+    assert {key: one.taken_away and one.taken_away.share for key, one in of.items()} == pytest.approx(
+        taken_away, abs=0.015
+    )
+    assert all(one.taken_away and one.taken_away.sure for one in of.values())
 
 
 def test_the_proof_is_of_fresh_measurements_in_alternation() -> None:
@@ -128,34 +127,22 @@ def test_what_makes_no_sense_is_never_measured_and_what_unlocks_it_is_found() ->
         return 1000.0 + 15 * own - 60 * (own and values["priority"] == "normal")
 
     for seed in range(8):
-        machine = Machine(surface, seed=seed, refuses=refused)
-        found = answer(machine.searched())
+        found = answer(Machine(surface, seed=seed, refuses=refused).searched())
         assert found.best == {"own_streams": "true", "priority": "normal"}
         contributions = {c.key: c for c in found.contributions}
         assert contributions["priority"].alone is None
         assert contributions["own_streams"].taken_away is None
 
 
-def test_failures_are_remembered_with_all_that_contains_them() -> None:
-    def fails(values: Values) -> str | None:
-        return "out of memory" if values["reshard"] == "false" else None
-
-    machine = Machine(interacting, fails=fails)
-    trail = machine.searched()
-    failed = [setting for setting in machine.asked if machine.values(setting)["reshard"] == "false"]
-    assert len(failed) == 1
-    found = answer(trail)
-    assert found.best == {"prefetch": "2", "limit": "true", "ctas": "8"}
-    assert "reshard=false failed: out of memory" in found.notes
-
-
-def test_a_combination_that_fails_costs_only_what_contains_it() -> None:
-    def fails(values: Values) -> str | None:
-        return "out of memory" if values["reshard"] == "false" and values["prefetch"] == "1" else None
-
-    machine = Machine(independent, fails=fails)
+def test_a_failure_costs_all_that_contains_it_and_nothing_else() -> None:
+    machine = Machine(interacting, fails=lambda values: "no memory" if values["reshard"] == "false" else None)
     found = answer(machine.searched())
-    assert found.best == {"prefetch": "2", "reshard": "false"}
+    assert sum(machine.values(setting)["reshard"] == "false" for setting in machine.asked) == 1
+    assert found.best == {"prefetch": "2", "limit": "true", "ctas": "8"}
+    assert "reshard=false failed: no memory" in found.notes
+    together = {"reshard": "false", "prefetch": "1"}
+    machine = Machine(independent, fails=lambda values: "no memory" if together.items() <= values.items() else None)
+    assert answer(machine.searched()).best == {"prefetch": "2", "reshard": "false"}
 
 
 def test_without_a_baseline_there_is_no_answer() -> None:
@@ -165,10 +152,7 @@ def test_without_a_baseline_there_is_no_answer() -> None:
 
 
 def test_values_out_of_reach_are_not_tried_again() -> None:
-    def surface(values: Values) -> float:
-        return interacting(values) * (1.4 if values["backward"] == "null" else 1)
-
-    machine = Machine(surface)
+    machine = Machine(lambda values: interacting(values) * (1.4 if values["backward"] == "null" else 1))
     found = answer(machine.searched(KnobEffort(reach=0.25)))
     assert sum(machine.values(setting)["backward"] == "null" for setting in machine.asked) == 1
     assert any("backward=null is 4" in note and note.endswith("not tried again") for note in found.notes)
@@ -195,14 +179,12 @@ def test_with_one_repeat_nothing_is_measured_twice_before_the_proof() -> None:
 
 def test_knobs_that_change_the_work_are_compared_by_times() -> None:
     """Half the floor, and a step that is a tenth shorter: relative to its own floor it would look far slower."""
-
-    def cheaper(values: Values) -> float:
-        return 1000.0 - 100 * (values["reshard"] == "false")
-
-    def floor_us(values: Values) -> float:
-        return 400.0 if values["reshard"] == "false" else 800.0
-
-    told = Machine(cheaper, floor_us=floor_us, work=lambda values: values["reshard"], drift=0.002)
+    told = Machine(
+        lambda values: 1000.0 - 100 * (values["reshard"] == "false"),
+        floor_us=lambda values: 400.0 if values["reshard"] == "false" else 800.0,
+        work=lambda values: values["reshard"],
+        drift=0.002,
+    )
     found = answer(told.searched())
     assert found.best == {"reshard": "false"}
     assert found.gain
@@ -211,12 +193,8 @@ def test_knobs_that_change_the_work_are_compared_by_times() -> None:
 
 def test_a_proof_does_not_rest_on_a_floor_that_differs() -> None:
     """Nobody has said that this knob makes the floor longer: relative to it the step seems to gain."""
-
-    def floor_us(values: Values) -> float:
-        return 1000.0 if values["reshard"] == "false" else 800.0
-
-    machine = Machine(flat, floor_us=floor_us, drift=0.002)
-    trail = machine.searched()
+    floor_us = {"false": 1000.0, "true": 800.0}
+    trail = Machine(flat, floor_us=lambda values: floor_us[values["reshard"]], drift=0.002).searched()
     assert trail.best == trail.baseline
     assert not trail.proof.beside
 
@@ -231,12 +209,20 @@ def test_noise_is_what_repeated_measurements_differ_by() -> None:
     assert not samples.beats(("b",), ("a",))
 
 
-def test_of_two_changes_that_each_suffice_one_is_named() -> None:
-    """Beside the other each is idle, and yet not both can be taken back."""
+KNOBS_OF_ROOM = [Knob("a", ("0", "1", "2", "3")), Knob("env", ("null", "8", "16", "32"), restarts=True)]
 
-    def either(values: Values) -> float:
-        return 1000.0 - 60 * (values["reshard"] == "false" or values["limit"] == "true")
 
-    for seed in range(12):
-        found = answer(Machine(either, seed=seed).searched())
-        assert found.best in ({"reshard": "false"}, {"limit": "true"})
+@pytest.mark.parametrize(
+    ("settings", "room", "asked"),
+    [
+        (["1 null", "2 null", "3 null"], 2.0, 2),
+        (["0 8", "0 16", "0 32"], 4.0, 2),
+        (["0 8", "0 16", "0 32"], 3.0, 1),
+        (["1 null", "0 8", "2 null"], 3.0, 2),
+        (["0 8"], 0.5, 0),
+    ],
+)
+def test_what_needs_other_processes_takes_the_room_of_two(settings: list[str], room: float, asked: int) -> None:
+    trail = KnobTrail(KNOBS_OF_ROOM, lambda setting: None, lambda: room)
+    assert len(next(trail.measure([tuple(setting.split()) for setting in settings]), [])) == asked
+    assert trail.cut == (asked < len(settings))

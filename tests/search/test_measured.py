@@ -1,4 +1,4 @@
-"""Values as Hydra reads them, and results that are there already."""
+"""Values as Hydra reads them, results that are there already, and when a search has to end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,9 +65,6 @@ def test_batches(count: int, sizes: list[int]) -> None:
     assert [len(batch) for batch in batched(range(count), 8)] == sizes
 
 
-FORWARD = Candidate.of({"fc1_fprop": {"method": "ring_exchange", "num_sm": 4}})
-
-
 def request(num_sm: int = 4, repetition: int = 0) -> Request:
     task = Task({**operator_point(), "repetition": 0}, ["tp_size=2"], {}, None)  # type: ignore[arg-type]
     candidate = Candidate.of({"fc1_fprop": {"method": "ring_exchange", "num_sm": num_sm}})
@@ -75,17 +73,12 @@ def request(num_sm: int = 4, repetition: int = 0) -> Request:
 
 def test_a_job_is_what_the_launcher_composes_it_from_and_what_will_come_of_it() -> None:
     job = Job.of(request(repetition=2))
-    assert job.overrides == [
-        "tp_size=2",
-        "phases={fprop:{method:ring_exchange,num_sm:4}}",
-        "repetition=2",
-    ]
+    phases = "phases={fprop:{method:ring_exchange,num_sm:4}}"
+    assert job.overrides == ["tp_size=2", phases, "repetition=2"]
     assert job.point["phases"] == {"fprop": {"method": "ring_exchange", "num_sm": 4}}
     assert job.point["repetition"] == 2
-    assert Job.of(request()).overrides[-1].startswith("phases=")
-
-
-def test_no_overlap_is_a_point_too() -> None:
+    assert Job.of(request()).overrides == ["tp_size=2", phases]
+    # No overlap is a point, too.
     assert Job.of(Request(request().task, {})).point["phases"] == {"fprop": {"method": "none"}}
 
 
@@ -95,9 +88,7 @@ class Launcher:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
-        from hydra.core.utils import JobReturn, JobStatus
-
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         assert initial_job_idx == sum(self.batches)
         self.batches.append(len(job_overrides))
         return [JobReturn(status=JobStatus.FAILED, _return_value=RuntimeError("no luck")) for _ in job_overrides]
@@ -134,38 +125,27 @@ def test_only_the_very_same_point_is_taken(tmp_path: Path) -> None:
     assert found.reused == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema": 99, "name": "", "point": {}, "status": "ok"}', "[]"])
-def test_a_result_that_cannot_be_read_is_measured_again(tmp_path: Path, content: str) -> None:
-    leave_result(tmp_path, "ok")
-    (tmp_path / "sm4" / RESULT_FILE).write_text(content)
-    (((_, result)),) = measurements(tmp_path).measure([request()])
-    assert result.error == "no luck"
+@pytest.mark.parametrize("content", ["", "{", '{"schema": 99, "name": "", "point": {}, "status": "ok"}', "[]", None])
+def test_a_result_that_cannot_be_read_or_was_cut_off_is_measured_again(tmp_path: Path, content: str | None) -> None:
+    result = leave_result(tmp_path, "ok")
+    (tmp_path / "sm4" / ".hydra").mkdir()
+    (tmp_path / "sm4" / ".hydra" / "config.yaml").write_text(json.dumps(result.point))
+    (tmp_path / "sm4" / RESULT_FILE).unlink()
+    if content is not None:
+        (tmp_path / "sm4" / RESULT_FILE).write_text(content)
+    assert [result.error for _, result in measurements(tmp_path).measure([request()])] == ["no luck"]
 
 
-def test_a_point_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
-    (tmp_path / "sm4" / ".hydra").mkdir(parents=True)
-    (tmp_path / "sm4" / ".hydra" / "config.yaml").write_text(json.dumps(Job.of(request()).point))
-    assert [result.status for _, result in measurements(tmp_path).measure([request()])] == ["failed"]
-
-
-@pytest.mark.parametrize(("most", "measured"), [(None, 5), (7, 5), (5, 5), (3, 3)])
-def test_the_number_of_points_is_kept_to(tmp_path: Path, most: int | None, measured: int) -> None:
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("most", "measured"), [(None, 19), (20, 19), (19, 19), (3, 3)])
+def test_the_number_of_points_is_kept_to(tmp_path: Path, most: int | None, measured: int, before: bool) -> None:
+    """What was measured before counts as well: a limit that is as high as before leads to the same answer."""
+    if before:
+        leave_result(tmp_path, "ok", num_sm=1)
     found = measurements(tmp_path, max_points=most)
-    assert len(list(found.measure([request(n) for n in range(1, 6)]))) == measured
-    assert found.budget.points == measured
-
-
-def test_what_was_measured_before_counts_as_well(tmp_path: Path) -> None:
-    """A limit that is as high as before leads to the same answer."""
-    leave_result(tmp_path, "ok")
-    found = measurements(tmp_path, max_points=2)
-    assert len(list(found.measure([request(n) for n in (4, 5, 6)]))) == 2
-
-
-def test_without_a_time_limit_a_round_is_one_launch(tmp_path: Path) -> None:
-    found = measurements(tmp_path)
-    list(found.measure([request(n) for n in range(1, 20)]))
-    assert found._launcher.batches == [19]  # type: ignore[attr-defined]
+    assert len(list(found.measure([request(n) for n in range(1, 20)]))) == found.budget.points == measured
+    # Without a time limit a round is one launch.
+    assert found._launcher.batches == [measured - before]  # type: ignore[attr-defined]
 
 
 def test_a_time_limit_is_looked_at_between_launches(tmp_path: Path) -> None:
@@ -185,3 +165,42 @@ def test_a_layer_is_measured_whatever_the_budget(tmp_path: Path) -> None:
     assert [result.status for result in found.run([Job.of(request()), Job.of(request(5))])] == ["ok", "failed"]
     # It is none of the search's points, old or new.
     assert (found.reused, found.budget.points) == (0, 0)
+
+
+def test_without_limits_it_is_never_spent() -> None:
+    found = Budget(None, None, points=10**6)
+    found.began_s -= 10**9
+    assert not found.spent
+    assert (found.points_left, found.why_spent) == (None, "")
+
+
+@pytest.mark.parametrize(("points", "left"), [(0, 3), (2, 1), (3, 0), (4, 0)])
+def test_points_are_counted_down(points: int, left: int) -> None:
+    found = Budget(3, None, points=points)
+    assert found.points_left == left
+    assert found.spent == (left == 0)
+    assert found.why_spent == ("search.max_points=3 is used up" if left == 0 else "")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "elapsed_s", "spent"), [(60.0, 90.0, False), (1.5, 90.0, True), (0.0, 90.0, True), (0.0, 0.0, True)]
+)
+def test_minutes_run_from_the_start(minutes: float, elapsed_s: float, spent: bool) -> None:
+    found = Budget(None, minutes)
+    found.began_s -= elapsed_s
+    assert found.elapsed_s >= elapsed_s
+    assert found.spent is spent
+    assert found.why_spent == (f"search.max_minutes={minutes:g} is used up" if spent else "")
+
+
+def test_a_pause_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Budget(None, 1.0)
+    now = found.began_s
+    monkeypatch.setattr("overlap_sweep.search.budget.time.monotonic", lambda: now)
+    now += 50.0
+    with found.paused():
+        now += 1000.0
+    assert found.elapsed_s == pytest.approx(50.0)
+    assert not found.spent
+    now += 15.0
+    assert found.spent

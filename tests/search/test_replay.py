@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
+import runpy
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlap_sweep import space
+from overlap_sweep import overlap_cfg, space
 from overlap_sweep.search import replay
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.recording import read
 from overlap_sweep.search.start import STARTS
+from tests.analyze import ROOT, Ran
 
-ROOT = Path(__file__).parent.parent.parent
+MODULE = "overlap_sweep.search.replay"
 SURFACES = sorted((ROOT / "tests" / "data" / "surfaces").glob("*.jsonl"))
-FIELDS = (
-    *("model", "tp_size", "operator", "phase", "evaluations", "exhaustive", "regret", "chosen", "settings"),
-    *("time_us", "best", "best_us"),
-)
+Replay = Callable[..., Ran]
 
 surface = pytest.mark.parametrize("path", SURFACES, ids=[path.stem for path in SURFACES])
 
 
-def replay_py(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "overlap_sweep.search.replay", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def replay_py(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """Runs `python -m overlap_sweep.search.replay ARGUMENTS` in this process."""
+
+    def run(*arguments: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["replay.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended, pytest.warns(RuntimeWarning, match=MODULE):
+            runpy.run_module(MODULE, run_name="__main__")
+        printed = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), printed.out, printed.err, printed.out.encode())
+
+    return run
 
 
+@functools.cache
 def rows_of(path: Path, start: str = "usual") -> list[replay.Row]:
     return [replay.row(cell, replay.replay(cell, Effort(), STARTS[start])) for cell in read(path)]
 
@@ -74,28 +84,10 @@ def test_the_aims_are_met_on_noisier_machines(path: Path) -> None:
     assert evaluations <= 0.45 * exhaustive
 
 
-def setting_key(line: Mapping[str, Any], operator: str, pass_name: str) -> str:
-    """What the slots of the pass run with, by the rules of initialize_ub, written down independently."""
-    if line["kind"] == "none":
-        return "none"
-    told = []
-    for phase in ("fprop",) if pass_name == "fwd" else ("dgrad", "wgrad"):
-        slot = f"{operator}_{phase}"
-        if slot in space.USERBUFFERS_DEFAULT_SETTINGS:
-            setting = space.USERBUFFERS_DEFAULT_SETTINGS[slot] | line["cfg"].get(slot, {})
-            knobs = {"bulk": ("num_sm", "cga_size", "set_sm_margin")}
-            knobs["pipeline"] = (*knobs["bulk"], "num_splits")
-            knobs["ring_exchange"] = (*knobs["bulk"], "use_ce", *(("aggregate",) if ring_gathers(slot) else ()))
-            said = {knob: setting[knob] for knob in knobs[setting["method"]] if knob in setting}
-            if setting["method"] == "ring_exchange" and said.get("use_ce"):
-                said["num_sm"] = 1
-            told.append((slot, setting["method"], sorted(said.items())))
-    scatters = any(slot.endswith("dgrad") and method != "bulk" and not ring_gathers(slot) for slot, method, _ in told)
-    return repr([entry for entry in told if not (scatters and entry[0].endswith("wgrad"))])
-
-
-def ring_gathers(slot: str) -> bool:
-    return slot in ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad")
+def setting_key(cfg: Mapping[str, Any] | None, operator: str, pass_name: str) -> str:
+    """Of what the slots of the pass run with; without overlap `null`."""
+    given = None if cfg is None else overlap_cfg.settings_of_pass(cfg, operator, pass_name)
+    return json.dumps(given, sort_keys=True)
 
 
 def recorded_us(path: Path) -> dict[tuple[Any, ...], dict[str, float]]:
@@ -106,9 +98,9 @@ def recorded_us(path: Path) -> dict[tuple[Any, ...], dict[str, float]]:
             for index, pass_name in enumerate(("fwd", "bwd")):
                 if line["kind"] != "floor":
                     key = line["model"], line["tp"], operator, pass_name
-                    found[key][setting_key(line, operator, pass_name)].append(1e3 * times[index])
+                    found[key][setting_key(line["cfg"], operator, pass_name)].append(1e3 * times[index])
     for settings in found.values():
-        settings["none"] = settings["none"][1:] or settings["none"]
+        settings["null"] = settings["null"][1:] or settings["null"]
     return {key: {name: statistics.median(us) for name, us in settings.items()} for key, settings in found.items()}
 
 
@@ -120,8 +112,7 @@ def test_regret_and_number_of_settings_can_be_recomputed_from_the_lines(path: Pa
     for row in rows:
         times_us = recorded[row.model, row.tp_size, row.operator, row.phase]
         assert row.exhaustive == len(times_us) - 1
-        line = {"kind": "overlap" if row.settings else "none", "cfg": row.settings}
-        chosen_us = times_us[setting_key(line, row.operator, row.phase)]
+        chosen_us = times_us[setting_key(row.settings or None, row.operator, row.phase)]
         assert row.time_us == pytest.approx(chosen_us)
         assert row.best_us == pytest.approx(min(times_us.values()))
         assert row.regret == pytest.approx(chosen_us / min(times_us.values()) - 1)
@@ -140,46 +131,37 @@ def test_nothing_is_measured_more_often_than_it_was_recorded(path: Path) -> None
 
 
 @surface
-def test_rows_as_json_and_the_totals_on_stderr(path: Path) -> None:
+def test_rows_as_json_and_the_totals_on_stderr(path: Path, replay_py: Replay) -> None:
     done = replay_py(path, "--format", "json")
-    assert done.returncode == 0
-    rows = json.loads(done.stdout)
-    assert all(tuple(row) == FIELDS for row in rows)
-    assert [tuple(row.values()) for row in rows] == [
-        tuple(getattr(row, name) for name in FIELDS) for row in rows_of(path)
-    ]
+    assert [list(row.items()) for row in done.rows] == [list(asdict(row).items()) for row in rows_of(path)]
     totals, other = done.stderr.splitlines()
-    used, of = sum(row["evaluations"] for row in rows), sum(row["exhaustive"] for row in rows)
-    assert totals.startswith(f"{len(rows)} searches: {used} of {of} evaluations ({used / of:.1%}); regret: median ")
+    used, of = sum(row["evaluations"] for row in done.rows), sum(row["exhaustive"] for row in done.rows)
+    assert totals.startswith(
+        f"{len(done.rows)} searches: {used} of {of} evaluations ({used / of:.1%}); regret: median "
+    )
     assert other.startswith("with --start model: ")
 
 
-def test_the_table_has_one_line_per_search_and_both_starts() -> None:
-    done = replay_py(SURFACES[0], "--start", "model")
-    assert done.returncode == 0
-    rows = rows_of(SURFACES[0], "model")
-    lines = [line for line in done.stdout.splitlines() if f" {rows[0].tp_size} " in line and "%" in line]
-    assert len([line for line in lines if " of " in line and "searches" not in line]) == len(rows)
-    assert done.stdout.splitlines()[-2] == replay.totals(rows)
-    assert done.stdout.splitlines()[-1].startswith("with --start usual: ")
-
-
-def test_several_files_are_searched_together() -> None:
-    done = replay_py(SURFACES[0], SURFACES[0], "--format", "json")
-    assert len(json.loads(done.stdout)) == 2 * len(rows_of(SURFACES[0]))
+def test_the_table_has_one_line_per_search_of_all_files_and_both_starts(replay_py: Replay) -> None:
+    done = replay_py(SURFACES[0], SURFACES[0], "--start", "model")
+    rows = 2 * rows_of(SURFACES[0], "model")
+    *table, totals, other = done.stdout.splitlines()
+    lines = [line for line in table if f" {rows[0].tp_size} " in line and "%" in line and " of " in line]
+    assert (done.returncode, len(lines)) == (0, len(rows))
+    assert totals == replay.totals(rows)
+    assert other.startswith("with --start usual: ")
 
 
 def test_help_says_what_regret_is() -> None:
     for option in ("-h", "--help"):
-        done = replay_py(option)
+        done = subprocess.run([sys.executable, "-m", MODULE, option], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0
-        assert "Usage: python -m overlap_sweep.search.replay" in done.stdout
-        assert "regret" in done.stdout
-        assert "--format" in done.stdout
+        assert all(said in done.stdout for said in (f"Usage: python -m {MODULE}", "regret", "--format"))
 
 
 LINE = {"model": "m", "tp": 2, "times": {"fc1": [1.0, 2.0, 0.1, 0.1, 3.0]}}
 NONE_LINE = {**LINE, "kind": "none", "cfg": None}
+OVERLAP_LINE = {**LINE, "kind": "overlap", "cfg": {}}
 
 
 def recording(path: Path, *lines: Mapping[str, Any]) -> Path:
@@ -187,51 +169,36 @@ def recording(path: Path, *lines: Mapping[str, Any]) -> Path:
     return path
 
 
-def wrong_lines() -> dict[str, tuple[str, str]]:
-    overlap = {**LINE, "kind": "overlap"}
-    return {
-        "not json": ("what\n", "line 1: no JSON"),
-        "cut short": (json.dumps(NONE_LINE) + "\n" + json.dumps(NONE_LINE)[:20], "line 2: no JSON"),
-        "empty": ("", "has no model with a `none`"),
-        "another json": ('{"a": 1}\n', "is no recorded surface (KeyError: 'times')"),
-        "a list": ("[1, 2]\n", "is no recorded surface (TypeError"),
-        "no none": (json.dumps({**overlap, "cfg": {}}) + "\n", "has no model with a `none`"),
-        "no cfg": (json.dumps(NONE_LINE) + "\n" + json.dumps({**overlap, "cfg": None}), "is no recorded surface"),
-        "no such operator": (
-            json.dumps({**overlap, "cfg": {}, "times": {"fc3": [1, 2, 0, 0]}}),
-            "is no recorded surface",
-        ),
-        "times are words": (json.dumps({**NONE_LINE, "times": {"fc1": ["a", "b", 0, 0]}}), "is no recorded surface"),
-    }
-
-
-@pytest.mark.parametrize(("content", "says"), wrong_lines().values(), ids=list(wrong_lines()))
-def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path, content: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("what\n", "line 1: no JSON"),
+        (json.dumps(NONE_LINE) + "\n" + json.dumps(NONE_LINE)[:20], "line 2: no JSON"),
+        ("", "has no model with a `none`"),
+        (json.dumps(OVERLAP_LINE), "has no model with a `none`"),
+        ('{"a": 1}\n', "is no recorded surface (KeyError: 'times')"),
+        ("[1, 2]\n", "is no recorded surface (TypeError"),
+        (json.dumps({**OVERLAP_LINE, "cfg": None}), "is no recorded surface"),
+        (json.dumps({**OVERLAP_LINE, "times": {"fc3": [1, 2, 0, 0]}}), "is no recorded surface"),
+        (json.dumps({**NONE_LINE, "times": {"fc1": ["a", "b", 0, 0]}}), "is no recorded surface"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_one_line(
+    tmp_path: Path, replay_py: Replay, content: str | bytes | None, says: str
+) -> None:
     path = tmp_path / "surface.jsonl"
-    path.write_text(content)
-    assert_one_error(replay_py(SURFACES[0], path, "--format", "json"), str(path), says)
-
-
-def test_a_file_that_is_missing_or_no_text_is_one_line(tmp_path: Path) -> None:
-    assert_one_error(replay_py(tmp_path / "nowhere.jsonl"), "nowhere.jsonl cannot be read")
-    assert_one_error(replay_py(tmp_path), "cannot be read")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    assert_one_error(replay_py(tmp_path / "binary"), "cannot be read")
-
-
-def assert_one_error(done: subprocess.CompletedProcess[str], *says: str) -> None:
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert all(said in line for said in says)
-    assert (done.returncode, done.stdout) == (1, "")
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    done = replay_py(SURFACES[0], path, "--format", "json")
+    done.assert_error(str(path), says)
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--format", "xml", SURFACES[0]), ("--start", "anywhere", SURFACES[0])])
-def test_a_wrong_command_line_says_how_it_should_be(arguments: Sequence[str]) -> None:
-    done = replay_py(*arguments)
-    assert done.returncode == 2
-    assert "Usage:" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_wrong_command_line_says_how_it_should_be(arguments: tuple[str | Path, ...], replay_py: Replay) -> None:
+    replay_py(*arguments).assert_usage_error("Usage:")
 
 
 def test_a_recording_holds_medians_and_what_the_defaults_add(tmp_path: Path) -> None:

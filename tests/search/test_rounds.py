@@ -12,12 +12,12 @@ from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.run_directory import PassTimes, Result, Status
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.cell import NONE, Candidate, Cell
-from overlap_sweep.search.rounds import Request, Running, Task, collective_us, next_round
+from overlap_sweep.search.rounds import Request, Running, Task, collective_us
 from overlap_sweep.search.start import usual
 from overlap_sweep.search.trail import Failure, Trail, together
 from tests.make_point import pass_times
 from tests.points import operator_point
-from tests.search.surfaces import Surface, cell, one_slot, pairs, settings
+from tests.search.surfaces import Surface, cell, one_slot, pairs, settings, two_methods
 
 RINGS = one_slot(settings("ring_exchange", num_sm=(1, 16)), "fc1_fprop")
 BULKS = [c for c in pairs(settings("bulk", num_sm=(1, 16))) if len(c.settings) == 2]
@@ -41,24 +41,25 @@ def task(forward: list[Candidate] = RINGS, backward: list[Candidate] = BULKS, **
     return Task(operator_point(**fields), [], cells, Counter())
 
 
+def begin(one: Task) -> Task:
+    one.baseline = result()
+    one.begin(0.0, Effort(), usual)
+    return one
+
+
 def begun(**fields: Any) -> Task:
-    found = task(**fields)
-    found.baseline = result()
-    found.begin(0.0, Effort(), usual)
-    return found
+    return begin(task(**fields))
 
 
-def answered(one: Task, request: Request, **fields: Any) -> None:
-    one.answer(request, result(**fields))
-
-
-def test_the_first_point_of_a_task_has_no_overlap() -> None:
-    request = task().baseline_request()
-    assert (request.phases, request.repetition) == ({}, 0)
+def asked(**fields: Any) -> tuple[Task, Request]:
+    """A task and the only point of its first round."""
+    one = begun(**fields)
+    (request,) = one.requests()
+    return one, request
 
 
 def test_forward_and_backward_candidates_share_a_point() -> None:
-    (request,) = begun().requests()
+    _, request = asked()
     assert set(request.of_pass) == {"fwd", "bwd"}
     assert request.phases == {
         "fprop": {"method": "ring_exchange", "num_sm": 16},
@@ -68,33 +69,25 @@ def test_forward_and_backward_candidates_share_a_point() -> None:
 
 
 def test_where_a_pass_has_more_to_measure_the_rest_goes_alone() -> None:
-    methods = one_slot(settings("pipeline", num_sm=(16,)) + settings("ring_exchange", num_sm=(16,)), "fc2_fprop")
     backward = one_slot(settings("ring_exchange", num_sm=(16,)), "fc2_dgrad")
-    requests = begun(forward=methods, backward=backward, operator="fc2").requests()
+    requests = begun(forward=two_methods((16,)), backward=backward, operator="fc2").requests()
     assert [set(request.of_pass) for request in requests] == [{"fwd", "bwd"}, {"fwd"}]
     assert set(requests[1].phases) == {"fprop"}
 
 
 def test_a_pass_that_has_nothing_to_choose_is_not_searched() -> None:
-    one = begun(forward=[])
-    assert list(one.running) == ["bwd"]
-    (request,) = one.requests()
-    assert set(request.of_pass) == {"bwd"}
+    one, request = asked(forward=[])
+    assert list(one.running) == list(request.of_pass) == ["bwd"]
 
 
 def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
-    one = begun()
-    (request,) = one.requests()
-    (forward, backward) = request.of_pass["fwd"], request.of_pass["bwd"]
+    one, request = asked()
     # The machine was slower: none took 10 % longer than at first.
     slower = result()
-    slower.times = {
-        "fwd": pass_times(88.0, 110.0, 55.0),
-        "bwd": pass_times(210.0, 220.0, 110.0),
-    }
+    slower.times = {"fwd": pass_times(88.0, 110.0, 55.0), "bwd": pass_times(210.0, 220.0, 110.0)}
     one.answer(request, slower)
-    assert one.running["fwd"].trail.time_us(forward) == pytest.approx(80.0)
-    assert one.running["bwd"].trail.time_us(backward) == pytest.approx(210.0 / 1.1)
+    assert one.running["fwd"].trail.time_us(request.of_pass["fwd"]) == pytest.approx(80.0)
+    assert one.running["bwd"].trail.time_us(request.of_pass["bwd"]) == pytest.approx(210.0 / 1.1)
 
 
 def test_baselines_come_from_the_point_without_overlap() -> None:
@@ -108,55 +101,41 @@ def test_baselines_come_from_the_point_without_overlap() -> None:
     assert (baselines.floor_us, baselines.collective_us) == (50.0, 7.0)
 
 
-def test_a_round_is_one_batch_of_all_tasks() -> None:
-    tasks = [begun(), begun(forward=[])]
-    assert [request.task for request in next_round(tasks)] == tasks
-    stopped = begun()
-    for running in stopped.running.values():
-        running.stop("enough")
-    assert next_round([stopped]) == []
-
-
 def test_a_point_that_is_asked_for_again_is_another_repetition() -> None:
     one = begun(forward=RINGS[:1], backward=[])
     repetitions = []
     while requests := one.requests():
         (request,) = requests
         repetitions.append(request.repetition)
-        answered(one, request, times_us={"fwd": 99.9}, spread_us=2.0)
+        one.answer(request, result({"fwd": 99.9}, spread_us=2.0))
     assert repetitions == [0, 1, 2]
 
 
 def test_the_same_forward_beside_another_backward_is_no_repetition() -> None:
-    one = begun()
-    (first,) = one.requests()
-    answered(one, first, times_us={"fwd": 80.0, "bwd": 120.0})
+    one, first = asked()
+    one.answer(first, result({"fwd": 80.0, "bwd": 120.0}))
     (second,) = one.requests()
     assert first.of_pass["bwd"] != second.of_pass["bwd"]
     assert second.repetition == 0
 
 
-def test_wrong_output_is_the_forward_pass_s_fault() -> None:
-    one = begun()
-    (request,) = one.requests()
-    answered(one, request, status="failed", error="wrong numbers: output 0.5\nlog", relative_error={"output": 0.5})
-    forward = one.running["fwd"].trail
-    assert forward.failed == {request.of_pass["fwd"]: Failure("wrong numbers: output 0.5", wrong_numbers=True)}
+@pytest.mark.parametrize(
+    ("errors", "wrong", "right"),
+    [
+        ({"output": 0.5}, "fwd", "bwd"),
+        *(({"output": 0.0, f"{tensor}_grad": None}, "bwd", "fwd") for tensor in ("input", "weight", "bias")),
+    ],
+)
+def test_wrong_numbers_are_the_fault_of_their_pass(errors: dict[str, Any], wrong: str, right: str) -> None:
+    one, request = asked()
+    one.answer(request, result(status="failed", error="wrong numbers: 0.5\nlog", relative_error=errors))
+    to_blame = {request.of_pass[wrong]: Failure("wrong numbers: 0.5", wrong_numbers=True)}
+    assert one.running[wrong].trail.failed == to_blame
+    assert one.running[right].trail.failed == {}
     (again,) = one.requests()
-    assert again.of_pass == {"bwd": request.of_pass["bwd"]}
-    answered(one, again, times_us={"bwd": 120.0})
-    assert one.running["bwd"].trail.time_us(request.of_pass["bwd"]) == 120.0
-
-
-@pytest.mark.parametrize("tensor", ["input_grad", "weight_grad", "bias_grad"])
-def test_wrong_gradients_are_the_backward_pass_s_fault(tensor: str) -> None:
-    one = begun()
-    (request,) = one.requests()
-    answered(one, request, status="failed", error="wrong", relative_error={"output": 0.0, tensor: None})
-    assert one.running["bwd"].trail.failed[request.of_pass["bwd"]].wrong_numbers
-    assert one.running["fwd"].trail.failed == {}
-    (again,) = one.requests()
-    assert list(again.of_pass) == ["fwd"]
+    assert again.of_pass == {right: request.of_pass[right]}
+    one.answer(again, result({right: 90.0}))
+    assert one.running[right].trail.time_us(request.of_pass[right]) == 90.0
 
 
 @pytest.mark.parametrize(
@@ -169,15 +148,14 @@ def test_wrong_gradients_are_the_backward_pass_s_fault(tensor: str) -> None:
     ],
 )
 def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any]) -> None:
-    one = begun()
-    (request,) = one.requests()
-    answered(one, request, **fields)
+    one, request = asked()
+    one.answer(request, result(**fields))
     assert not any(trail.failed for trail in one.trails)
     alone = one.requests()
     assert [dict(again.of_pass) for again in alone] == [{name: c} for name, c in request.of_pass.items()]
     assert [again.repetition for again in alone] == [0, 0]
-    answered(one, alone[0], **fields)
-    answered(one, alone[1], times_us={"bwd": 120.0})
+    one.answer(alone[0], result(**fields))
+    one.answer(alone[1], result({"bwd": 120.0}))
     forward, backward = one.trails
     (failure,) = forward.failed.values()
     assert failure.reason == fields["error"]
@@ -186,29 +164,27 @@ def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any
     assert backward.time_us(request.of_pass["bwd"]) == 120.0
 
 
-def test_errors_within_the_tolerance_are_no_wrong_numbers() -> None:
-    one = begun(backward=[])
-    (request,) = one.requests()
-    answered(one, request, status="failed", error="died", relative_error={"output": 1e-6})
-    (failure,) = one.trails[0].failed.values()
-    assert not failure.wrong_numbers
-
-
-def test_a_failure_without_a_word_says_its_status() -> None:
-    one = begun(backward=[])
-    (request,) = one.requests()
-    answered(one, request, status="timeout")
-    assert [failure.reason for failure in one.trails[0].failed.values()] == ["timeout"]
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"status": "failed", "error": "died", "relative_error": {"output": 1e-6}}, "died"),
+        ({"status": "timeout"}, "timeout"),
+    ],
+    ids=["errors within the tolerance", "a failure without a word"],
+)
+def test_what_is_no_wrong_number_is_a_failure_by_its_error_or_status(fields: dict[str, Any], reason: str) -> None:
+    one, request = asked(backward=[])
+    one.answer(request, result(**fields))
+    assert one.trails[0].failed == {request.of_pass["fwd"]: Failure(reason)}
 
 
 def test_launch_bound_times_say_nothing_and_are_taken_once_more() -> None:
-    one = begun()
-    (request,) = one.requests()
-    answered(one, request, times_us={"fwd": 1.0, "bwd": 1.0}, launch_bound=True)
+    one, request = asked()
+    one.answer(request, result({"fwd": 1.0, "bwd": 1.0}, launch_bound=True))
     assert not any(trail.failed for trail in one.trails)
     alone = one.requests()
     assert [set(again.of_pass) for again in alone] == [{"fwd"}, {"bwd"}]
-    answered(one, alone[1], times_us={"bwd": 120.0})
+    one.answer(alone[1], result({"bwd": 120.0}))
     assert one.running["bwd"].trail.best == request.of_pass["bwd"]
 
 
@@ -216,7 +192,7 @@ def test_what_stays_launch_bound_has_no_time() -> None:
     one = begun(backward=[])
     for _ in range(9):
         for request in one.requests():
-            answered(one, request, times_us={"fwd": 1.0}, launch_bound=True)
+            one.answer(request, result({"fwd": 1.0}, launch_bound=True))
     (trail,) = one.trails
     assert trail.stopped
     assert trail.best == NONE
@@ -225,10 +201,9 @@ def test_what_stays_launch_bound_has_no_time() -> None:
 
 
 def test_what_was_answered_of_a_round_counts_when_it_ends_too_early() -> None:
-    methods = one_slot(settings("pipeline", num_sm=(16,)) + settings("ring_exchange", num_sm=(16,)), "fc2_fprop")
-    one = begun(forward=methods, backward=[], operator="fc2")
+    one = begun(forward=two_methods((16,)), backward=[], operator="fc2")
     first, second = one.requests()
-    answered(one, first, times_us={"fwd": 80.0})
+    one.answer(first, result({"fwd": 80.0}))
     (running,) = one.running.values()
     running.stop("search.max_points=2 is used up")
     assert running.trail.best == first.of_pass["fwd"]
@@ -266,9 +241,7 @@ def test_presets_are_candidates_and_come_first() -> None:
         one.seed(pass_name, candidate)
     assert one.cells["fwd"].candidates == (*RINGS, foreign)
     assert one.cells["bwd"] == Cell(f"{one.label} bwd", (of_backward,))
-    one.baseline = result()
-    one.begin(0.0, Effort(), usual)
-    assert one.running["fwd"].pending[:2] == [own, foreign]
+    assert begin(one).running["fwd"].pending[:2] == [own, foreign]
 
 
 def test_tasks_of_one_case_differ_in_their_operator_only() -> None:

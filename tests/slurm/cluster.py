@@ -15,18 +15,10 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("cluster.sh")
 NODES = ("n1", "n2")
-GPUS_PER_NODE = 8
+GPUS_PER_NODE = 16
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged", "slurmdbd", "mariadbd")
 FIRST_PORT, PORTS = 26817, 5
-
-
-@dataclass(frozen=True)
-class Row:
-    """A job, or one element of an array, as squeue has it; it shows ended jobs for `min_job_age_s`."""
-
-    state: str
-    reason: str
-    node: str
 
 
 @dataclass(frozen=True)
@@ -44,94 +36,52 @@ class Slurm:
 
     # --- jobs
 
-    def submit(
-        self,
-        command: str | Path,
-        *options: str,
-        partition: str = "debug",
-        gpus: int = 0,
-        environment: dict[str, str] | None = None,
-    ) -> str:
-        """The id of a new job of a shell command, or of a script if it is a Path. `gpus` are per node."""
-        what = [str(command)] if isinstance(command, Path) else [f"--wrap={command}"]
+    def submit(self, command: str, *options: str, partition: str = "debug", gpus: int = 0) -> str:
+        """The id of a new job of a shell command. `gpus` are per node."""
         output = self.base / "output" / "%A_%a.txt"
-        asked = [f"--partition={partition}", f"--output={output}", "--open-mode=append", "--chdir=/tmp"]
-        if gpus:
-            asked.append(f"--gpus-per-node={gpus}")
-        return self.run("sbatch", "--parsable", *asked, *options, *what, extra=environment).strip()
+        asked = [f"--partition={partition}", f"--output={output}", "--chdir=/tmp", f"--gpus-per-node={gpus}"]
+        return self.run("sbatch", "--parsable", *asked, *options, f"--wrap={command}").strip()
 
-    def output(self, job_id: str, element: int | None = None) -> str:
-        """What a job wrote so far, in all its runs, or one element of a job array."""
-        number = 4294967294 if element is None else element
-        path = self.base / "output" / f"{job_id}_{number}.txt"
-        return path.read_text() if path.exists() else ""
+    def output(self, job_id: str, element: int) -> str:
+        """What an element of a job array wrote."""
+        return (self.base / "output" / f"{job_id}_{element}.txt").read_text()
 
-    def squeue(self, *job_ids: str) -> dict[str, Row]:
-        """By id: `7`, or `7_0` for an element of an array. `7` asks for all elements of it too. None asks for all."""
-        text = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N")
-        rows = {line[0]: Row(*line[1:]) for line in (line.split("|") for line in text.splitlines())}
-        if not job_ids:
-            return rows
-        return {name: row for name, row in rows.items() if name in job_ids or name.partition("_")[0] in job_ids}
+    def states(self, job_id: str = "") -> dict[str, str]:
+        """By id, `7` or of an element of an array `7_0`: of all jobs, or of one and the elements of it."""
+        text = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T")
+        states = dict(line.split("|") for line in text.splitlines())
+        return {name: state for name, state in states.items() if job_id in ("", name, name.partition("_")[0])}
 
-    def job_state(self, job_id: str) -> str:
-        """`GONE` where squeue doesn't know it, or not any longer."""
-        row = self.squeue(job_id).get(job_id)
-        return row.state if row else "GONE"
-
-    def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 30) -> None:
+    def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 60) -> None:
         """Until the job, or every element of the array, is in one of the states."""
-        self.wait_for(
-            lambda: (rows := self.squeue(job_id)) and all(row.state in states for row in rows.values()),
-            f"job {job_id} in state {' or '.join(states)}",
-            timeout_s,
-        )
-
-    def wait_for_output(self, job_id: str, text: str, timeout_s: float = 30) -> None:
-        self.wait_for(lambda: text in self.output(job_id), f"{text!r} in the output of job {job_id}", timeout_s)
+        what = f"job {job_id} in state {' or '.join(states)}"
+        self.wait_for(lambda: (found := self.states(job_id)) and {*found.values()} <= {*states}, what, timeout_s)
 
     def cancel(self, *job_ids: str) -> None:
         self.run("scancel", *job_ids)
 
-    def clean_up(self) -> None:
-        """The cluster as it was at the beginning: no job runs or waits, every part of it is there."""
-        self.start_controller()
-        ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
-        if left := {name.partition("_")[0] for name, row in self.squeue().items() if row.state not in ended}:
-            self.cancel(*left)
-            self.wait_for(lambda: all(row.state in ended for row in self.squeue().values()), "an empty queue", 90)
-        for node in NODES:
-            if self.node_state(node) != "idle":
-                self.restore_node(node)
-
     # --- the cluster
 
-    def restart_controller(self) -> None:
-        self._script("restart-controller")
-
-    def stop_controller(self) -> None:
-        self._script("stop-controller")
-
-    def kill_controller(self) -> None:
-        """Without the chance to save what it knows."""
-        self._script("kill-controller")
-
-    def start_controller(self) -> None:
-        self._script("start-controller")
-
-    def fail_node(self, node: str) -> None:
-        """As if its power went: all its processes are killed, and the controller takes it for down."""
-        self._script("fail-node", node)
-
-    def restore_node(self, node: str) -> None:
-        self._script("restore-node", node)
+    def control(self, *arguments: str) -> str:
+        """What cluster.sh prints, such as for `stop-controller`."""
+        return self._run([str(SCRIPT), *arguments], {**os.environ, **self.settings}, timeout_s=180)
 
     def node_state(self, node: str) -> str:
         return self.run("sinfo", "-h", "-N", "-n", node, "-p", "debug", "-o", "%T").strip()
 
-    def node_processes(self, node: str = "") -> list[int]:
-        """Of jobs, whatever session or parent they have by now, on one node or on all."""
-        return [int(pid) for pid in self._script("processes", node).split()]
+    def mend(self) -> None:
+        """Starts again whatever part of the cluster is down."""
+        self.control("start-controller")
+        for node in NODES:
+            if self.node_state(node) not in ("idle", "mixed", "allocated"):
+                self.control("restore-node", node)
+
+    def clean_up(self) -> None:
+        """The cluster as it was at the beginning: no job runs or waits, every part of it is there."""
+        self.mend()
+        if left := {name.partition("_")[0] for name, state in self.states().items() if state not in ENDED}:
+            self.cancel(*left)
+            self.wait_for(lambda: {*self.states().values()} <= ENDED, "an empty queue", 90)
 
     # --- for failures
 
@@ -146,30 +96,27 @@ class Slurm:
                 says.append(f"$ {' '.join(command)}\nno answer in 30 s\n")
         return "\n".join([*says, "slurmctld.log:", self.log_tail()])
 
-    def log_tail(self, name: str = "slurmctld", lines: int = 30) -> str:
-        """Of `slurmctld`, `slurmd.n1`, `slurmd.n2` or `slurmdbd`."""
-        log = self.base / "log" / f"{name}.log"
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else f"no {log}"
+    def log_tail(self) -> str:
+        """Of the controller."""
+        log = self.base / "log" / "slurmctld.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-30:]) if log.exists() else f"no {log}"
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: not within {timeout_s:g} s\n{self.report()}")
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     # --- processes
 
-    def run(self, *command: str, extra: dict[str, str] | None = None, timeout_s: float = 60) -> str:
+    def run(self, *command: str) -> str:
         """What a command of Slurm's says; one that fails fails the test."""
-        return self._run(list(command), {**self.environment, **(extra or {})}, timeout_s)
+        return self._run(list(command), self.environment, timeout_s=60)
 
     def start(self) -> None:
         (self.base / "output").mkdir(exist_ok=True)
-        self._script("start")
-
-    def _script(self, *arguments: str) -> str:
-        return self._run([str(SCRIPT), *arguments], {**os.environ, **self.settings}, timeout_s=180)
+        self.control("start")
 
     def _run(self, command: list[str], environment: dict[str, str], timeout_s: float) -> str:
         # To files: a daemon that keeps a pipe open would make the reader wait for it.
@@ -201,15 +148,13 @@ def why_unavailable() -> str:
 
 
 @contextlib.contextmanager
-def started_cluster(*, accounting: bool = True, min_job_age_s: int = 300) -> Iterator[Slurm]:
+def started_cluster(gpus: int = 8) -> Iterator[Slurm]:
     # Not pytest's own temporary directory: that is closed to other users, munge's among them, and its path is long.
     base = Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
     settings = {
         "BASE": str(base),
         "PORT_OFFSET": str(_free_port_offset()),
-        "ACCT": "dbd" if accounting else "none",
-        "GPUS": str(GPUS_PER_NODE),
-        "MIN_JOB_AGE": str(min_job_age_s),
+        "GPUS": str(gpus),
     }
     cluster = Slurm(base, settings)
     with _stopped_at_the_end(base, settings):

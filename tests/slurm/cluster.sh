@@ -4,7 +4,7 @@
 #
 #   cluster.sh install                   Debian's packages, where they are missing
 #   cluster.sh start | stop | status
-#   cluster.sh start-controller | stop-controller | restart-controller | kill-controller
+#   cluster.sh start-controller | stop-controller | restart-controller
 #   cluster.sh fail-node NODE            as if its power went: every process of it is killed, the controller told
 #   cluster.sh restore-node NODE
 #   cluster.sh processes [NODE]          pids of what jobs run there
@@ -12,10 +12,8 @@
 # Environment:
 #   BASE         directory of the cluster's state; short, and every parent open to all (munge insists)
 #   PORT_OFFSET  added to the ports 26817 to 26821, so that a second cluster can run beside (0)
-#   ACCT         dbd: sacct works | none: sacct fails (dbd)
-#   GPUS, CPUS   of each node, pretended (8, 16)
+#   GPUS, CPUS   of each node, pretended (8, 64)
 #   GRACE        seconds that a preempted job of the partition debug is left (20)
-#   MIN_JOB_AGE  seconds that squeue still shows a job that ended (300)
 # Clients need SLURM_CONF=$BASE/slurm.conf.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
@@ -24,11 +22,9 @@ PACKAGES=(slurm-wlm munge slurmdbd slurm-wlm-mysql-plugin mariadb-server-core ma
 NODES=(n1 n2)
 BASE=${BASE:-/tmp/overlap_sweep_slurm}
 PORT=$((26817 + ${PORT_OFFSET:-0}))
-ACCT=${ACCT:-dbd}
 GPUS=${GPUS:-8}
-CPUS=${CPUS:-16}
+CPUS=${CPUS:-64}
 GRACE=${GRACE:-20}
-MIN_JOB_AGE=${MIN_JOB_AGE:-300}
 HOST=${HOSTNAME%%.*}
 MUNGE=$BASE/munge
 export SLURM_CONF=$BASE/slurm.conf
@@ -123,20 +119,6 @@ make_directories() {
     done
 }
 
-accounting_lines() {
-    if [ "$ACCT" = none ]; then
-        echo "AccountingStorageType=accounting_storage/none"
-        return
-    fi
-    cat <<CONF
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort=$((PORT + 3))
-AccountingStoragePass=$MUNGE/socket
-AccountingStorageTRES=gres/gpu
-CONF
-}
-
 # A requeued job begins again only when its old credential has expired, hence the short cred_expire.
 write_slurm_conf() {
     local node="CPUS=$CPUS RealMemory=16000 Gres=gpu:$GPUS State=UNKNOWN"
@@ -158,7 +140,11 @@ SlurmdLogFile=$BASE/log/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-$(accounting_lines)
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort=$((PORT + 3))
+AccountingStoragePass=$MUNGE/socket
+AccountingStorageTRES=gres/gpu
 JobCompType=jobcomp/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -169,8 +155,8 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
-KillWait=5
-MinJobAge=$MIN_JOB_AGE
+KillWait=2
+MinJobAge=300
 InactiveLimit=0
 SlurmctldTimeout=60
 SlurmdTimeout=60
@@ -292,7 +278,7 @@ start() {
     make_directories
     write_slurm_conf
     start_munge
-    [ "$ACCT" = none ] || start_accounting
+    start_accounting
     start_controller
     for node in "${NODES[@]}"; do start_node "$node"; done
     for node in "${NODES[@]}"; do wait_until 30 "node $node" node_is_up "$node"; done
@@ -333,7 +319,6 @@ case "${1:-}" in
     start-controller) start_controller ;;
     stop-controller) end slurmctld ;;
     restart-controller) end slurmctld; start_controller ;;
-    kill-controller) end slurmctld KILL ;;
     fail-node) fail_node "$2" ;;
     restore-node) restore_node "$2" ;;
     processes) job_processes "${2:-}" ;;

@@ -1,15 +1,15 @@
-"""One real Slurm for all tests here; every test finds it empty."""
+"""One real Slurm for all tests here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Slurm, started_cluster, why_unavailable
+from tests.slurm.cluster import GPUS_PER_NODE, Slurm, started_cluster, why_unavailable
 from tests.slurm.sweep import SlurmSweep
 
 HERE = Path(__file__).parent
@@ -23,47 +23,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm_available() -> None:
+def slurm() -> Iterator[Slurm]:
+    """A cluster of two nodes with pretended GPUs."""
     if reason := why_unavailable():
         # In CI a skip would look like a pass for ever.
         if os.environ.get("CI"):
             pytest.fail(f"CI must test with Slurm: {reason}")
         pytest.skip(reason)
-
-
-@pytest.fixture(scope="session")
-def slurm(slurm_available: None) -> Iterator[Slurm]:
-    """A cluster of two nodes with 8 pretended GPUs each, where sacct works."""
-    with started_cluster() as cluster:
+    with started_cluster(GPUS_PER_NODE) as cluster:
         yield cluster
 
 
+def _sweeps(slurm: Slurm, folders: pytest.TempPathFactory) -> Iterator[Callable[..., SlurmSweep]]:
+    with ExitStack() as closed:
+        yield lambda **given: closed.enter_context(closing(SlurmSweep(slurm, folders.mktemp("slurm"), **given)))
+
+
+@pytest.fixture(scope="module")
+def new_sweep(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SlurmSweep]]:
+    """-> a sweep whose launchers and jobs may live as long as the module's tests, beside those of others."""
+    yield from _sweeps(slurm, tmp_path_factory)
+
+
 @pytest.fixture(scope="session")
-def slurm_without_sacct(slurm_available: None) -> Iterator[Slurm]:
-    """A second cluster, beside, that keeps no accounts and forgets jobs soon after they ended."""
-    with started_cluster(accounting=False, min_job_age_s=5) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def sweep(slurm: Slurm, tmp_path: Path) -> Iterator[SlurmSweep]:
-    with closing(SlurmSweep(slurm, tmp_path)) as sweep:
-        yield sweep
-
-
-@pytest.fixture
-def sweep_without_sacct(slurm_without_sacct: Slurm, tmp_path: Path) -> Iterator[SlurmSweep]:
-    with closing(SlurmSweep(slurm_without_sacct, tmp_path)) as sweep:
-        yield sweep
-
-
-@pytest.fixture(autouse=True)
-def leave_no_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
-    names = {"slurm", "slurm_without_sacct"} & set(request.fixturenames)
-    clusters = [request.getfixturevalue(name) for name in names]
-    yield
-    for cluster in clusters:
-        cluster.clean_up()
+def time_limited(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SlurmSweep]]:
+    """Sweeps whose jobs reach their time limit, beside other tests: Slurm looks at limits every half minute."""
+    for make in _sweeps(slurm, tmp_path_factory):
+        long = make(plan=[{"fault": "dawdles", "rank": 0}])
+        long.start(
+            "num_sm=" + ",".join(map(str, range(1, 19))),
+            "hydra.launcher.timeout_min=2",
+            "hydra.launcher.signal_delay_s=30",
+        )
+        hanging = make()
+        hanging.hold("tp2_sm1")
+        hanging.start("num_sm=1,2,3", "runtime.retries=0")
+        # The first is told to make room when Slurm looks for the last time half a minute before its end.
+        for sweep, seconds in ((long, 50), (hanging, 1)):
+            sweep.wait_until_begun("tp2_sm1")
+            sweep.end_in(seconds)
+        yield {"long": long, "hanging": hanging}
 
 
 @pytest.hookimpl(wrapper=True)

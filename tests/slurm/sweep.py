@@ -1,14 +1,19 @@
-"""A sweep through Slurm whose points tell when they are measured, and wait where a test wants to disturb them."""
+"""A sweep through Slurm whose points tell when they are measured, and wait where a test wants to disturb them.
+
+Its workers are those of tests/faults/light_agent.py, unless real ones are asked for.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +21,16 @@ import msgspec
 
 from overlap_sweep.run_directory import LOCK_FILE
 from overlap_sweep.runtime.slurm.records import RECORDS, JobRecord
-from tests.slurm.cluster import Slurm
-from tests.sweeps import SMALL, Launch
+from tests.faults.injection import TINY, faults_in, injected
+from tests.faults.sitecustomize import HOLD, read_journal
+from tests.slurm.cluster import ENDED, Slurm
+from tests.sweeps import Launch
 
-INJECTED = Path(__file__).with_name("injected")
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
-POINTS = (
-    *SMALL,
-    "profile=none",
-    "hydra.sweep.subdir=tp${tp_size}_sm${num_sm}",
-    # A point that a test holds is not to be given up.
-    "runtime.timeout_factor=0",
-)
+# A point that a test holds is not to be given up.
+POINTS = (*TINY, "runtime.timeout_factor=0")
 THROUGH_SLURM = (
     "hydra/launcher=slurm",
-    "hydra.launcher.poll_s=1",
+    "hydra.launcher.poll_s=0.5",
     # The points run on the CPU and ask for GPUs nevertheless.
     "hydra.launcher.gpus_per_node=${tp_size}",
 )
@@ -42,13 +42,14 @@ class SlurmSweep:
 
     slurm: Slurm
     folder: Path
+    plan: Sequence[dict[str, Any]] = ()
+    """See tests/faults/sitecustomize.py."""
+    light: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.faults = self.folder / "faults"
-        for name in ("hold", "kill"):
-            (self.faults / name).mkdir(parents=True)
-        path = os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH"))))
-        environment = {**self.slurm.environment, "PYTHONPATH": path, "SWEEP_FAULTS": str(self.faults)}
+        self.faults = faults_in(self.folder, self.plan)
+        environment = {**self.slurm.environment, **injected(self.faults, self.light), **self.environment}
         self.launch = Launch(self.folder / "sweep", environment)
         self.results = self.launch.results
         self._started: list[subprocess.Popen[str]] = []
@@ -62,7 +63,9 @@ class SlurmSweep:
         self._started.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def finish(self, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+        """Waits for the launcher that was started last."""
+        process = self._started[-1]
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -71,14 +74,24 @@ class SlurmSweep:
             raise AssertionError(f"no end in {timeout_s:g} s:\n{stdout}{stderr}\n{self.logs()}") from None
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
-    def run(self, *arguments: str, torchrun: bool = False, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        return self.finish(self.start(*arguments, torchrun=torchrun), timeout_s)
+    def run(self, *arguments: str, torchrun: bool = False, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+        self.start(*arguments, torchrun=torchrun)
+        return self.finish(timeout_s)
+
+    def kill_launcher(self) -> None:
+        """The one that was started last."""
+        self._started[-1].kill()
+        self._started[-1].communicate()
+
+    def signal_launcher(self, number: signal.Signals) -> None:
+        self._started[-1].send_signal(number)
 
     def close(self) -> None:
-        """No launcher outlives its test. Its jobs are cancelled with all others."""
+        """No launcher outlives its test, nor do its jobs."""
         for process in self._started:
             process.kill()
             process.communicate()
+        self.slurm.run("scancel", f"--name={self.launch.tag}")
 
     def is_locked(self) -> bool:
         """Whether a launcher is at work."""
@@ -125,6 +138,12 @@ class SlurmSweep:
     def kill(self, job_id: str) -> None:
         os.kill(self.process_of(job_id), signal.SIGKILL)
 
+    def end_in(self, seconds: float) -> None:
+        """Moves the end of the only job's time limit."""
+        (job,) = self.jobs()
+        ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+        self.slurm.run("scontrol", "update", f"jobid={job}", f"endtime={ends}")
+
     def preempted(self, job_id: str) -> bool:
         """Whether it was told to make room."""
         shown = self.slurm.run("scontrol", "--oneliner", "show", "job", job_id).split()
@@ -143,34 +162,26 @@ class SlurmSweep:
 
     def hold(self, *points: str) -> None:
         for point in points:
-            (self.faults / "hold" / point).touch()
+            (self.faults / HOLD / point).touch()
 
     def release(self, *points: str) -> None:
         """All, where none is named."""
-        for path in list((self.faults / "hold").iterdir()):
+        for path in list((self.faults / HOLD).iterdir()):
             if not points or path.name in points:
                 path.unlink()
 
-    def let_kill(self, point: str) -> None:
-        """From now on the point ends its job whenever it is tried."""
-        (self.faults / "kill" / point).touch()
-
-    def wait_until_begun(self, *points: str, times: int = 1, timeout_s: float = 60) -> None:
-        def begun() -> bool:
-            return all(self.measured()[point] >= times for point in points)
-
+    def wait_until_begun(self, *points: str, timeout_s: float = 200) -> None:
         try:
-            self.slurm.wait_for(begun, f"the begin of {', '.join(points)}", timeout_s)
+            self.slurm.wait_for(lambda: set(points) <= set(self.measured()), f"the begin of {points}", timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
     def measured(self, event: str = "begun") -> Counter[str]:
-        """How often the workers began each point, or ended it so (`ok`)."""
+        """How often the workers began each point, or came to its end (`run`)."""
         return Counter(line["point"] for line in self._lines() if line["event"] == event)
 
     def _lines(self) -> list[dict[str, Any]]:
-        path = self.faults / "measured"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in read_journal(self.faults) if line["rank"] == 0]
 
     def restarts(self) -> int:
         """The most often that one of the jobs which began a point had been queued again."""
@@ -190,3 +201,19 @@ def points(*num_sms: int, tp_size: int = 2) -> list[str]:
 
 def ok(names: list[str]) -> dict[str, str]:
     return dict.fromkeys(names, "ok")
+
+
+def forgetful_squeue(folder: Path) -> str:
+    """A PATH whose squeue knows no job that has ended, as every squeue some minutes later."""
+    program = folder / "squeue"
+    known = "PENDING,RUNNING,COMPLETING,SUSPENDED,PREEMPTED"
+    program.write_text(f'#!/bin/bash\nexec {shutil.which("squeue")} "${{@/#--states=all/--states={known}}}"\n')
+    program.chmod(0o755)
+    return os.pathsep.join([str(folder), os.environ["PATH"]])
+
+
+def without_accounts(folder: Path) -> None:
+    """Adds to such a PATH's folder a sacct as it is where no accounts are kept."""
+    program = folder / "sacct"
+    program.write_text("#!/bin/sh\necho Slurm accounting storage is disabled >&2\nexit 1\n")
+    program.chmod(0o755)

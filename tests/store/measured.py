@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep import space
 from overlap_sweep.run_directory import Result
-from tests.make_point import pass_times
-from tests.points import operator_point
+from overlap_sweep.store import Measurement, Store
+from tests.make_point import ENVIRONMENT as MACHINE
+from tests.make_point import operator_config, pass_times
 
 ROOT = Path(__file__).parent.parent.parent
 
 ENVIRONMENT: dict[str, Any] = {
-    "host": "node7",
-    "device": "cuda",
-    "gpus": ["NVIDIA H200"],
-    "gpu": "NVIDIA H200",
-    "driver": "570.1",
-    "links": ["NV18"],
+    **MACHINE,
+    **{"device": "cuda", "gpus": ["NVIDIA H200"], "driver": "570.1", "links": ["NV18"]},
     "packages": {"torch": "2.12.0", "transformer-engine": "2.9.0", "nccl": "2.27.3"},
     "variables": {"UB_SKIPMC": "1"},
 }
@@ -43,20 +41,34 @@ def result(
 ) -> Result:
     """An operator's backward pass by bulk, measured at that minute of the hour; a spread is half the IQR. Of another
     workload `resolved` is the whole point, and `fields` what it measured."""
-    resolved = resolved or operator_point(**{"num_sm": num_sm, "repetition": 0, **(point or {})})
+    resolved = resolved or operator_config(method="bulk", num_sm=num_sm, **(point or {}))
     times = {"fwd": pass_times(50.0), "bwd": pass_times(time_us, none_us, spread_us=spread_us)}
     usual: dict[str, Any] = {
-        "name": "p",
-        "point": resolved,
-        "status": "ok",
+        **{"name": "p", "point": resolved, "status": "ok", "times": times, "objective_us": time_us},
         "settings": space.settings(resolved) if "operator" in resolved else {},
-        "times": times,
-        "objective_us": time_us,
         "environment": on or ENVIRONMENT,
         "started": f"2026-11-20T21:{minute:02}:00+00:00",
         "wall_s": 1.5,
     }
     return Result(**{**usual, **fields})
+
+
+def minutes(measurements: Sequence[Measurement]) -> list[int]:
+    """Of the hour, when they were measured."""
+    return [int(measurement.measured[14:16]) for measurement in measurements]
+
+
+def keep(kind: Callable[[Path], Store], path: Path, *minutes: int) -> None:
+    """Adds results that were measured then."""
+    with kind(path) as store:
+        for minute in minutes:
+            store.add(result(minute=minute), path.parent)
+
+
+def latest(store: Store) -> int | None:
+    """When that was measured which stands for `result()`."""
+    found = store.find(result().point, ENVIRONMENT)
+    return minutes([found])[0] if found else None
 
 
 WRITER = """

@@ -1,20 +1,21 @@
-"""What both kinds of store do."""
+"""What every kind of store does."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.store import Store
+from overlap_sweep.store import Store, read_store
 from overlap_sweep.store.files import FileStore
 from overlap_sweep.store.sqlite import SqliteStore
-from tests.points import operator_point
-from tests.store.measured import ENVIRONMENT, added, environment, result, start_writer
+from tests.analyze import files_below
+from tests.store.measured import ENVIRONMENT, added, environment, keep, latest, minutes, result, start_writer
 
 KINDS: dict[str, Callable[[Path], Store]] = {"sqlite": SqliteStore, "files": FileStore}
 
@@ -24,9 +25,19 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "measurements of the team.sqlite"
+def spoil(kind: str, path: Path, number: int, old: str, new: str) -> None:
+    """Replaces text in one of the measurements that are kept, counted from 0; nothing as `old` stands for all of it."""
+    if kind == "files":
+        (file,) = path.with_name(f"{path.name}.d").iterdir()
+        lines = file.read_text().splitlines(keepends=True)
+        lines[number] = lines[number].replace(old or lines[number].strip(), new)
+        file.write_text("".join(lines))
+    else:
+        connection = sqlite3.connect(path)
+        changed = "replace(result, ?, ?)" if old else "coalesce(nullif(?, ''), ?)"
+        connection.execute(f"UPDATE measurement SET result = {changed} WHERE id = ?", (old, new, number + 1))
+        connection.commit()
+        connection.close()
 
 
 def test_what_is_added_is_found_again(kind: str, path: Path, tmp_path: Path) -> None:
@@ -67,8 +78,7 @@ def test_the_latest_that_may_stand_for_a_new_one_is_found(kind: str, path: Path)
         found = store.find(result().point, ENVIRONMENT)
         assert found is not None
         assert found.result.objective_us == 105.0
-        started = [measurement.result.started or "" for measurement in store.measurements()]
-        assert [time[14:16] for time in started] == ["01", "02", "05", "07", "08"]
+        assert minutes(store.measurements()) == [1, 2, 5, 7, 8]
 
 
 def test_a_measurement_that_is_added_twice_is_kept_once(kind: str, path: Path, tmp_path: Path) -> None:
@@ -96,7 +106,7 @@ def test_several_processes_add_at_once(kind: str, path: Path) -> None:
     assert len(said) == 90
     with KINDS[kind](path) as store:
         assert sorted(m.result.point["num_sm"] for m in store.measurements()) == sorted(said)
-        assert all(store.find(operator_point(num_sm=i, repetition=0), ENVIRONMENT) for i in said)
+        assert all(store.find(result(num_sm=i).point, ENVIRONMENT) for i in said)
         assert store.problems == []
 
 
@@ -121,3 +131,49 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_added(kind: str, path: Pa
 def test_a_directory_that_is_not_there(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="directory"):
         KINDS[kind](tmp_path / "nowhere" / "m.sqlite")
+
+
+def test_reading_leaves_nothing_behind(kind: str, path: Path) -> None:
+    keep(KINDS[kind], path, 1, 2)
+    before = files_below(path.parent)
+    assert minutes(read_store(path).measurements) == [1, 2]
+    assert files_below(path.parent) == before
+    with pytest.raises(UserError, match="does not exist"):
+        read_store(path.with_name("other.sqlite"))
+    assert files_below(path.parent) == before
+
+
+def test_it_can_be_read_while_a_writer_has_it_open(kind: str, path: Path) -> None:
+    with KINDS[kind](path) as store:
+        store.add(result(minute=1), path.parent)
+        assert minutes(read_store(path).measurements) == [1]
+        store.add(result(minute=2), path.parent)
+        assert minutes(read_store(path).measurements) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("", '{"schema": 1, "na', "cannot be read"),
+        ("", "{}", "cannot be read"),
+        ("", '{"a":' * 100_000, "cannot be read"),
+        ('"runtime":{', '"run":{', "describes no measurement"),
+        ('"schema":1', '"schema":9', "has schema 9"),
+    ],
+    ids=["cut short", "empty", "deep", "no point", "later version"],
+)
+def test_what_cannot_be_read_is_named_and_the_rest_is_there(
+    kind: str, path: Path, old: str, new: str, says: str
+) -> None:
+    keep(KINDS[kind], path, 1, 2, 3)
+    spoil(kind, path, 1, old, new)
+    reading = read_store(path)
+    assert minutes(reading.measurements) == [1, 3]
+    (problem,) = reading.problems
+    assert problem.startswith(str(path))
+    assert says in problem
+    spoil(kind, path, 2, old, new)
+    with KINDS[kind](path) as store:
+        assert latest(store) == 1
+        assert minutes(store.measurements()) == [1]
+        assert len(store.problems) == 2

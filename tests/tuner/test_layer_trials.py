@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from overlap_sweep import overlap_cfg
+from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import Result, VariantTimes
+from overlap_sweep.run_directory import Result, Status, VariantTimes
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.tuner.layer_trials import (
@@ -31,30 +32,13 @@ def task(**changes: Any) -> Task:
     return Task(operator_point(**changes), [], {}, Counter())
 
 
-@pytest.mark.parametrize(
-    ("override", "holds"),
-    [
-        ("tp_size=4", True),
-        ("model=llama3_8b", True),
-        ("model.hidden_size=256", True),
-        ("runtime.device=cpu", True),
-        ("precision=bf16", True),
-        ("layer.micro_batch_size=2", True),
-        ("search.max_points=9", True),
-        ("+experiment=tp_overlap_tuner", True),
-        ("workload.tokens=64", True),
-        ("workload.repeats=3", True),
-        ("++workload.seed=1", True),
-        ("workload=operator", False),
-        ("workload.default_every_s=1", False),
-        ("operator=fc1", False),
-        ("phases={fprop:{method:none}}", False),
-        ("profile=all", False),
-        ("+repetition=1", False),
-    ],
-)
-def test_what_is_said_of_operators_is_not_said_of_layers(override: str, holds: bool) -> None:
-    assert _holds_for_layers(override) is holds
+def test_what_is_said_of_operators_is_not_said_of_layers() -> None:
+    of_layers = ("tp_size=4", "model=llama3_8b", "model.hidden_size=256", "runtime.device=cpu", "precision=bf16")
+    of_layers += ("layer.micro_batch_size=2", "search.max_points=9", "+experiment=tp_overlap_tuner")
+    of_layers += ("workload.tokens=64", "workload.repeats=3", "++workload.seed=1")
+    of_operators = ("workload=operator", "workload.default_every_s=1", "operator=fc1", "profile=all", "+repetition=1")
+    of_operators += ("phases={fprop:{method:none}}",)
+    assert [override for override in (*of_layers, *of_operators) if _holds_for_layers(override)] == [*of_layers]
 
 
 @pytest.mark.parametrize(
@@ -68,31 +52,22 @@ def test_what_is_said_of_operators_is_not_said_of_layers(override: str, holds: b
     ],
 )
 def test_files_and_folders_have_plain_names(model: str, word: str) -> None:
-    found = case_word(task(model={"name": model}, tp_size=4))
-    assert found.startswith(f"{word}_tp4_")
-    assert found.endswith("_fp32_tokens128")
+    assert case_word(task(model={"name": model}, tp_size=4)) == f"{word}_tp4_torch_fp32_tokens128"
 
 
 def test_cases_that_are_measured_apart_have_files_of_their_own() -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"tp_size": 4},
-        {"precision": "bf16"},
-        {"workload": {"tokens": 64}},
-        {"backend": "transformer_engine"},
-        {"model": {"name": "other"}},
-    ]
+    changes: list[dict[str, Any]] = [{}, {"tp_size": 4}, {"precision": "bf16"}, {"workload": {"tokens": 64}}]
+    changes += [{"backend": "transformer_engine"}, {"model": {"name": "other"}}]
     assert len({case_word(task(**changed)) for changed in changes}) == len(changes)
 
 
 def test_a_written_configuration_is_read_back_and_named_as_layers_know_it(tmp_path: Path) -> None:
-    config = OverlapConfig({"fc2_fprop": {"method": "pipeline", "num_sm": 4, "num_splits": 2}})
-    config.switches["tp_comm_bulk_dgrad"] = False
-    name = write_config(tmp_path, "llama_tp2_0", config)
-    assert name == f"file:{tmp_path / 'configs' / 'llama_tp2_0.yaml'}"
-    assert overlap_cfg.read(Path(name.removeprefix("file:"))) == config
-    assert write_config(tmp_path, "llama_tp2_0", OverlapConfig()) == name
-    assert overlap_cfg.read(Path(name.removeprefix("file:"))) == OverlapConfig()
+    overlapped = OverlapConfig({"fc2_fprop": {"method": "pipeline", "num_sm": 4, "num_splits": 2}})
+    overlapped.switches["tp_comm_bulk_dgrad"] = False
+    for config in (overlapped, OverlapConfig()):
+        name = write_config(tmp_path, "llama_tp2_0", config)
+        assert name == f"file:{tmp_path / 'configs' / 'llama_tp2_0.yaml'}"
+        assert overlap_cfg.read(Path(name.removeprefix("file:"))) == config
 
 
 def write_preset(path: Path, text: str) -> str:
@@ -113,7 +88,7 @@ def test_presets_are_named_after_their_files_and_may_depend_on_the_tp_size() -> 
 def test_presets_of_the_same_name_cannot_be_told_apart(tmp_path: Path) -> None:
     paths = [write_preset(tmp_path / folder / "tp4.yaml", "fc1_fprop: {num_sm: 4}") for folder in ("a", "b")]
     check_presets([paths[0], paths[0]], ["4"])
-    with pytest.raises(UserError, match="would have one name in the report; rename one"):
+    with pytest.raises(UserError, match="would have one name"):
         check_presets(paths, ["4"])
 
 
@@ -126,9 +101,8 @@ def test_presets_of_the_same_name_cannot_be_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_preset_that_is_none_is_an_error(tmp_path: Path, text: str | None, says: str) -> None:
-    path = tmp_path / "theirs_tp4.yaml"
     if text:
-        path.write_text(text)
+        write_preset(tmp_path / "theirs_tp4.yaml", text)
     write_preset(tmp_path / "theirs_tp2.yaml", "fc1_fprop: {method: ring_exchange}")
     given = [str(tmp_path / "theirs_tp{tp}.yaml")]
     check_presets(None, ["2", "4"])
@@ -141,16 +115,13 @@ def test_a_preset_is_only_measured_as_far_as_the_backend_can(tmp_path: Path) -> 
     """Plain torch has no margin and no clusters on a CPU, which every whole setting of userbuffers has."""
     path = write_preset(tmp_path / "theirs.yaml", "fc2_fprop: {method: pipeline, num_sm: 7, num_splits: 2}\n")
     one = task(operator="fc2")
-    seed_presets(one, [path])
-    assert (one.seeds, one.cells) == ({}, {})
-    seed_presets(one, None)
-    assert one.seeds == {}
+    for paths in ([path], None):
+        seed_presets(one, paths)
+        assert (one.seeds, one.cells) == ({}, {})
 
 
 def test_what_presets_say_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot that is not named runs at the library's default, and so do knobs that are not; `none` is no candidate."""
-    from overlap_sweep.backends import transformer_engine
-
     monkeypatch.setattr(transformer_engine, "missing", lambda: None)
     path = write_preset(tmp_path / "theirs.yaml", "fc2_fprop: {method: none}\nfc1_dgrad: {method: bulk, num_sm: 7}\n")
     gpu: dict[str, Any] = {"backend": "transformer_engine", "precision": "bf16", "runtime": {"device": "cuda"}}
@@ -163,49 +134,44 @@ def test_what_presets_say_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(fc2.seeds) == ["bwd"]
 
 
-def layer(launch_bound: tuple[str, ...] = (), **samples_us: list[float]) -> Result:
-    """Variants under their labels' names, with the times of their rounds."""
+ROUNDS = [100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0]
+FASTER = [us * 0.97 for us in ROUNDS]
+UNSURE = [us * ratio for us, ratio in zip(ROUNDS, (0.97, 1.02, 0.97, 1.01, 0.97, 1.02, 0.97), strict=True)]
+Times = dict[str, list[float]]
+
+
+def fastest(names: dict[str, str], samples_us: Times, launch_bound: tuple[str, ...] = ()) -> str | None:
+    """Of a layer's variants with the times of their rounds, by name; without any the layer has failed."""
     variants = {
-        label: VariantTimes(times={"all": timing_of(us)}, launch_bound=label in launch_bound)
-        for label, us in samples_us.items()
+        name: VariantTimes(times={"all": timing_of(us)}, launch_bound=name in launch_bound)
+        for name, us in samples_us.items()
     }
-    return Result(name="together", point={}, status="ok", variants=variants)
+    status: Status = "ok" if variants else "failed"
+    return _fastest_together(names, Result(name="together", point={}, status=status, variants=variants))
 
 
-NAMES = {"best": "best", "other": "other"}
-
-
-def test_the_first_combination_is_kept_unless_another_is_faster_beyond_the_noise() -> None:
-    rounds = [100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0]
-    faster = [us * 0.97 for us in rounds]
-    unsure = [us * ratio for us, ratio in zip(rounds, (0.97, 1.02, 0.97, 1.01, 0.97, 1.02, 0.97), strict=True)]
-    assert _fastest_together(NAMES, layer(best=rounds, other=faster)) == "other"
-    assert _fastest_together(NAMES, layer(best=faster, other=rounds)) == "best"
-    assert _fastest_together(NAMES, layer(best=rounds, other=rounds)) == "best"
-    assert _fastest_together(NAMES, layer(best=rounds, other=unsure)) == "best"
-
-
-def test_of_combinations_that_were_not_measured_none_is_taken() -> None:
-    rounds = [100.0, 101.0, 99.0]
-    faster = [us * 0.9 for us in rounds]
-    assert _fastest_together(NAMES, Result(name="together", point={}, status="failed")) == "best"
-    assert _fastest_together(NAMES, layer(best=rounds)) == "best"
-    assert _fastest_together(NAMES, layer(other=rounds)) == "other"
-    assert _fastest_together(NAMES, layer(best=rounds, other=faster, launch_bound=("other",))) == "best"
-    assert _fastest_together(NAMES, layer(best=rounds, other=faster, launch_bound=("best",))) == "other"
-    assert _fastest_together(NAMES, layer(best=rounds, other=faster, launch_bound=("best", "other"))) == "best"
+@pytest.mark.parametrize(
+    ("samples_us", "launch_bound", "taken"),
+    [
+        ({"best": ROUNDS, "other": FASTER}, "", "other"),
+        ({"best": FASTER, "other": ROUNDS}, "", "best"),
+        ({"best": ROUNDS, "other": ROUNDS}, "", "best"),
+        ({"best": ROUNDS, "other": UNSURE}, "", "best"),
+        ({}, "", "best"),
+        ({"best": ROUNDS}, "", "best"),
+        ({"other": ROUNDS}, "", "other"),
+        ({"best": ROUNDS, "other": FASTER}, "other", "best"),
+        ({"best": ROUNDS, "other": FASTER}, "best", "other"),
+        ({"best": ROUNDS, "other": FASTER}, "best other", "best"),
+        ({"none": ROUNDS}, "", None),
+    ],
+)
+def test_the_first_combination_is_kept_unless_another_is_faster_beyond_the_noise(
+    samples_us: Times, launch_bound: str, taken: str | None
+) -> None:
+    assert fastest({"best": "best", "other": "other"}, samples_us, tuple(launch_bound.split())) == taken
 
 
 def test_combinations_that_overlap_nothing_are_none() -> None:
-    rounds = [100.0, 101.0, 99.0, 100.0, 100.0, 100.0]
     names = {"best of each slot": "none", "fc2 fwd by ring": "file:a.yaml"}
-    result = Result(
-        name="together",
-        point={},
-        status="ok",
-        variants={
-            "none": VariantTimes(times={"all": timing_of(rounds)}),
-            "file:a.yaml": VariantTimes(times={"all": timing_of([us * 0.9 for us in rounds])}),
-        },
-    )
-    assert _fastest_together(names, result) == "fc2 fwd by ring"
+    assert fastest(names, {"none": ROUNDS, "file:a.yaml": FASTER}) == "fc2 fwd by ring"

@@ -17,15 +17,17 @@ from omegaconf import OmegaConf
 from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import Result, TunerRecord, read_tuner_record
+from overlap_sweep.report import files
+from overlap_sweep.run_directory import LayerTrial, Result, TunerRecord, read_tuner_record
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
 from overlap_sweep.tuner.workflow import tune
-from tests.search.stand_in import ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
-from tests.tuner.layers import layer_result
+from tests.search import stand_in
+from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
 
-SPACE = ("operator=fc1,fc2", "method=ring_exchange,pipeline", "num_sm=4,8", "num_splits=2", "aggregate=false")
+SPACE = ("operator=fc1,fc2", "method=ring_exchange,pipeline", "num_sm=8", "num_splits=2", "aggregate=false")
 """With max_tp_size=4: TP=2 and 4."""
+FC2 = ("operator=fc2", SPACE[1], "num_sm=4,8", *SPACE[3:])
 
 
 def operator_ratio(pass_name: str, settings: Settings) -> float:
@@ -52,11 +54,18 @@ def answered(
     return answer
 
 
-def tuned(directory: Path, *overrides: str, answer: Answer | None = None, space: tuple[str, ...] = SPACE) -> StandIn:
-    """Run to the end."""
-    given = ("+experiment=tp_overlap_tuner", *ON_CPU)
+def tuned(
+    directory: Path, *overrides: str, answer: Answer | None = None, space: tuple[str, ...] = FC2, page: bool = False
+) -> StandIn:
+    """Run to the end; only on demand with the page, whose charts take seconds."""
+    given = ("+experiment=tp_overlap_tuner", *stand_in.ON_CPU)
     more = [override for override in overrides if not override.startswith("tp_size=")]
-    with sweep_of(directory, *given, *more, answer=answer or answered()) as launcher:
+    with (
+        stand_in.sweep_of(directory, *given, *more, answer=answer or answered()) as launcher,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        if not page:
+            patched.setattr(files, "page_files", lambda analysis, command, beside: [])
         tune(launcher.config, launcher.context, launcher, {}, [*given, *space, *overrides])
         return launcher
 
@@ -69,6 +78,10 @@ def proofs(directory: Path) -> dict[int, dict[str, Any]]:
     return {proof["tp_size"]: proof for proof in json.loads((directory / "proof.json").read_text())["proofs"]}
 
 
+def search_of(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "search.json").read_text()))
+
+
 def layers(launcher: StandIn) -> list[dict[str, Any]]:
     return [point for point in launcher.points if point["workload"]["name"] == "layer"]
 
@@ -79,7 +92,7 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("presets")
     for tp_size in (2, 4):
         (directory / f"theirs_tp{tp_size}.yaml").write_text("fc1_fprop: {method: ring_exchange, num_sm: 4}\n")
-    return str(directory / "theirs_tp{tp}.yaml")
+    return f"tuner.presets={override_value([str(directory / 'theirs_tp{tp}.yaml')])}"
 
 
 @pytest.fixture(scope="module")
@@ -87,61 +100,62 @@ def done(tmp_path_factory: pytest.TempPathFactory, preset: str) -> tuple[Path, S
     """Both TP sizes, and what was printed."""
     directory = tmp_path_factory.mktemp("tuned")
     with redirect_stdout(io.StringIO()) as printed:
-        launcher = tuned(directory, "max_tp_size=4", f"tuner.presets={override_value([preset])}")
+        launcher = tuned(directory, "max_tp_size=4", preset, space=SPACE, page=True)
     return directory, launcher, printed.getvalue()
 
 
+@pytest.fixture(scope="module")
+def searched_fc2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StandIn]:
+    """One operator at one TP size, without a proof."""
+    directory = tmp_path_factory.mktemp("searched")
+    return directory, tuned(directory, "tp_size=2", "tuner.prove=false")
+
+
+@pytest.fixture
+def copied(searched_fc2: tuple[Path, StandIn], tmp_path: Path) -> Path:
+    """Where only layers are left to measure."""
+    return shutil.copytree(searched_fc2[0], tmp_path / "copy")
+
+
 def test_one_tp_size_after_the_other_is_searched_and_proven(done: tuple[Path, StandIn, str]) -> None:
-    _, launcher, _ = done
-    steps = [(point["tp_size"], point["workload"]["name"]) for point in launcher.points]
-    assert [step for step, before in zip(steps, [None, *steps], strict=False) if step != before] == [
-        *((2, "operator"), (2, "layer"), (4, "operator"), (4, "layer"))
-    ]
-    assert len(layers(launcher)) == 4
-
-
-def test_the_record_says_what_belongs_to_what(done: tuple[Path, StandIn, str]) -> None:
     directory, launcher, _ = done
-    found = record(directory)
-    assert found.points == len(launcher.points) - 4
-    assert found.dropped == {}
+    steps = [(point["tp_size"], point["workload"]["name"]) for point in launcher.points]
+    assert list(dict.fromkeys(steps)) == [(2, "operator"), (2, "layer"), (4, "operator"), (4, "layer")]
+    assert (steps == sorted(steps, key=lambda step: step[0]), len(layers(launcher))) == (True, 4)
+    found, written = record(directory), results(directory)
+    assert (found.points, found.dropped) == (len(launcher.points) - 4, {})
     assert 0.0 < found.search_s <= found.wall_s
     assert [trial.tp_size for trial in found.together] == [trial.tp_size for trial in found.proofs] == [2, 4]
-    written = results(directory)
     for trial in (*found.together, *found.proofs):
-        result = written[trial.point]
-        assert result.point["tp_size"] == trial.tp_size
+        point = written[trial.point].point
         # What the backend cannot do is asked for all the same: the layer says why it was not measured.
-        assert set(trial.variants.values()) == set(result.point["layer"]["variants"])
-    proof = found.proofs[0].variants
-    assert list(proof) == ["none", "default", "tuned", "preset theirs_tp2"]
-    assert found.together[0].variants["none"] == "none"
-    assert list(found.together[0].variants)[1] == "best of each slot"
+        assert (point["tp_size"], set(point["layer"]["variants"])) == (trial.tp_size, set(trial.variants.values()))
+    assert list(found.proofs[0].variants) == ["none", "default", "tuned", "preset theirs_tp2"]
+    assert list(found.together[0].variants)[:2] == ["none", "best of each slot"]
 
 
 def test_the_combination_that_is_fastest_on_the_layer_is_proven(done: tuple[Path, StandIn, str]) -> None:
-    directory, _, _ = done
-    for trial in record(directory).proofs:
-        config = overlap_cfg.read(Path(trial.variants["tuned"].removeprefix("file:")))
+    for trial in record(done[0]).proofs:
+        slots = slots_of(trial)
         # Alone, ring exchange is faster there.
-        assert config.slots["fc2_fprop"]["method"] == "pipeline"
-        assert config.slots["fc2_dgrad"] == {"method": "ring_exchange", "num_sm": 8, "aggregate": False}
-    for proof in proofs(directory).values():
-        assert proof["proven"]
-        assert proof["recommended"] == "tuned"
-        assert set(proof["variants"]) >= {"none", "tuned", "floor"}
+        assert slots["fc2_fprop"]["method"] == "pipeline"
+        assert slots["fc2_dgrad"] == {"method": "ring_exchange", "num_sm": 8, "aggregate": False}
+    for tp_size, proof in proofs(done[0]).items():
+        assert (proof["proven"], proof["recommended"]) == (True, "tuned")
+        assert set(proof["variants"]) == {"none", "tuned", f"preset theirs_tp{tp_size}", "floor"}
         assert proof["variants"]["tuned"]["to_reference"]["ratio"] < 1.0
         assert "default" in proof["left_out"]
 
 
-def test_presets_are_proven_against(done: tuple[Path, StandIn, str]) -> None:
-    for tp_size, proof in proofs(done[0]).items():
-        assert f"preset theirs_tp{tp_size}" in proof["variants"]
+def slots_of(trial: LayerTrial) -> dict[str, Any]:
+    """Of the tuned variant."""
+    return overlap_cfg.read(Path(trial.variants["tuned"].removeprefix("file:"))).slots
 
 
 def test_all_files_are_there(done: tuple[Path, StandIn, str]) -> None:
     directory, _, printed = done
-    for name in ("summary.txt", "tuning_report.json", "proof.json", "points.parquet", "points.csv"):
+    names = ("summary.txt", "tuning_report.json", "proof.json", "points.parquet", "points.csv", "report.html")
+    for name in names:
         assert (directory / name).stat().st_size > 0
         assert name in printed
     for tp_size in (2, 4):
@@ -157,10 +171,9 @@ def test_again_nothing_is_measured_and_the_answer_is_the_same(
     done: tuple[Path, StandIn, str], preset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory, launcher, _ = done
-    before, search = proofs(directory), json.loads((directory / "search.json").read_text())
-    again = tuned(directory, "max_tp_size=4", f"tuner.presets={override_value([preset])}")
-    assert again.points == []
-    after = json.loads((directory / "search.json").read_text())
+    before, search = proofs(directory), search_of(directory)
+    assert tuned(directory, "max_tp_size=4", preset, space=SPACE).points == []
+    after = search_of(directory)
     assert after["searches"] == search["searches"]
     assert after["reused"] == after["points"] == len(launcher.points) - 4
     assert f"{after['points']} points, {after['points']} of them measured before" in capsys.readouterr().out
@@ -168,13 +181,54 @@ def test_again_nothing_is_measured_and_the_answer_is_the_same(
         assert proof["variants"] == before[tp_size]["variants"]
 
 
-def test_a_new_preset_needs_no_new_search(done: tuple[Path, StandIn, str], tmp_path: Path) -> None:
-    directory = shutil.copytree(done[0], tmp_path / "copy")
-    again = tuned(directory, "tp_size=2", "tuner.presets=null")
-    # The files of the combinations lie elsewhere now, so that both layers are new.
-    assert [point["workload"]["name"] for point in again.points] == ["layer", "layer"]
-    (proof,) = [trial for trial in record(directory).proofs if trial.tp_size == 2]
+def test_without_a_proof_no_layer_is_run(searched_fc2: tuple[Path, StandIn]) -> None:
+    directory, launcher = searched_fc2
+    assert layers(launcher) == []
+    assert (record(directory).together, record(directory).proofs) == ([], [])
+    assert overlap_cfg.read(directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
+
+
+@pytest.mark.parametrize(("together", "tried"), [(0, None), (2, 2), (9, 4)])
+def test_as_many_combinations_as_asked_for_are_tried_together(copied: Path, together: int, tried: int | None) -> None:
+    """For a proof, or a new preset, no new search is needed."""
+    launcher = tuned(copied, "tp_size=2", f"tuner.together={together}")
+    assert [point["workload"]["name"] for point in launcher.points] == ["layer"] * (2 if tried else 1)
+    assert [len(trial.variants) for trial in record(copied).together] == ([1 + tried] if tried else [])
+    (proof,) = record(copied).proofs
     assert list(proof.variants) == ["none", "default", "tuned"]
+    assert slots_of(proof)["fc2_fprop"]["method"] == ("pipeline" if tried else "ring_exchange")
+
+
+def test_a_layer_that_fails_leaves_the_operators_answer_and_is_run_without_the_tuned_one(copied: Path) -> None:
+    def no_layers(point: Mapping[str, Any]) -> Result:
+        assert point["workload"]["name"] == "layer"
+        return Result(name="", point=dict(point), status="failed", error="out of memory\nmore")
+
+    tuned(copied, "tp_size=2", answer=no_layers)
+    run = [list(trial.variants) for trial in record(copied).proofs]
+    assert run == [["none", "default", "tuned"], ["none", "default"]]
+    proof = proofs(copied)[2]
+    assert not proof["proven"]
+    assert "out of memory" in proof["verdict"]
+    slots = overlap_cfg.read(copied / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
+    assert slots["fc2_fprop"]["method"] == "ring_exchange"
+
+
+def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:
+    """Plain torch has no default overlap, so that there is nothing to run beside `none` but the floor."""
+    slow = answered(of_operator=lambda pass_name, settings: 1.5, of_layer=lambda config: 1.2)
+    (layer,) = layers(tuned(tmp_path, "tp_size=2", answer=slow))
+    assert layer["layer"]["variants"] == ["none"]
+    (trial,) = record(tmp_path).proofs
+    assert trial.variants == {"none": "none", "default": "default", "tuned": "none"}
+    proof = proofs(tmp_path)[2]
+    assert proof["proven"]
+    assert "don't overlap" in proof["verdict"]
+    assert overlap_cfg.read(tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").switches["tp_comm_overlap"] is False
+
+    tuned(tmp_path, "tp_size=2", preset, answer=slow)
+    assert "preset theirs_tp2" in proofs(tmp_path)[2]["variants"]
+    assert proofs(tmp_path)[2]["recommended"] == "none"
 
 
 def floors(point: Mapping[str, Any]) -> Result:
@@ -186,123 +240,47 @@ def floors(point: Mapping[str, Any]) -> Result:
     return result
 
 
-@pytest.mark.parametrize("drop", [True, False])
-def test_a_tp_size_that_cannot_scale_is_dropped_with_the_reason(
-    tmp_path: Path, drop: bool, capsys: pytest.CaptureFixture[str]
+def test_a_tp_size_that_cannot_scale_is_dropped_with_the_reason_unless_it_may_not_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = ("operator=fc2", *SPACE[1:])
-    limits = ("max_tp_size=4", "tuner.prove=false", f"tuner.drop_tp_sizes={str(drop).lower()}")
-    launcher = tuned(tmp_path, *limits, answer=floors, space=space)
-    at_4 = [point for point in launcher.points if point["tp_size"] == 4]
-    search = json.loads((tmp_path / "search.json").read_text())
-    if not drop:
-        assert len(at_4) > 1
-        assert record(tmp_path).dropped == search["dropped"] == {}
-        return
+    label, limits = "qwen3_0_6b TP=4", ("tuner.prove=false", "search.max_points=8")
+    launcher = tuned(tmp_path, "max_tp_size=4", *limits, answer=floors)
+    search = search_of(tmp_path)
     # One baseline is what it takes to know.
-    assert len(at_4) == 1
-    (label,) = record(tmp_path).dropped
-    assert label == "qwen3_0_6b TP=4"
-    assert record(tmp_path).dropped[label].startswith("even with all communication hidden it would take 2.50 times")
+    assert sum(point["tp_size"] == 4 for point in launcher.points) == 1
     assert search["dropped"] == record(tmp_path).dropped
-    assert f"{label} is not searched: even with all communication hidden" in capsys.readouterr().out
+    assert list(search["dropped"]) == [label]
+    assert search["dropped"][label].startswith("even with all communication hidden it would take 2.50 times")
+    assert f"{label} is not searched: even with" in capsys.readouterr().out
     assert {one["tp_size"] for one in search["searches"]} == {2}
 
+    again = tuned(tmp_path, "max_tp_size=4", *limits, "tuner.drop_tp_sizes=false", answer=floors)
+    assert {point["tp_size"] for point in again.points} == {4}
+    assert record(tmp_path).dropped == search_of(tmp_path)["dropped"] == {}
 
-def test_the_smallest_tp_size_is_never_dropped(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=4", "tuner.prove=false", answer=floors, space=("operator=fc2", *SPACE[1:]))
-    assert len(launcher.points) > 1
+
+def test_the_smallest_tp_size_is_never_dropped_and_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
+    launcher = tuned(tmp_path, "tp_size=4", "search.max_points=2", answer=floors)
+    assert len(launcher.points) - len(layers(launcher)) == record(tmp_path).points == 2
+    assert len(record(tmp_path).proofs) == 1
     assert record(tmp_path).dropped == {}
-
-
-def test_without_a_proof_no_layer_is_run(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=2", "tuner.prove=false", space=("operator=fc2", *SPACE[1:]))
-    assert layers(launcher) == []
-    assert (record(tmp_path).together, record(tmp_path).proofs) == ([], [])
-    assert overlap_cfg.read(tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
-
-
-@pytest.mark.parametrize(("together", "tried"), [(0, None), (1, None), (2, 2), (9, 4)])
-def test_as_many_combinations_as_asked_for_are_tried_together(tmp_path: Path, together: int, tried: int | None) -> None:
-    launcher = tuned(tmp_path, "tp_size=2", f"tuner.together={together}", space=("operator=fc2", *SPACE[1:]))
-    if tried is None:
-        assert record(tmp_path).together == []
-        assert len(layers(launcher)) == 1
-    else:
-        (trial,) = record(tmp_path).together
-        assert len(trial.variants) == 1 + tried
-    (proof,) = record(tmp_path).proofs
-    best = overlap_cfg.read(Path(proof.variants["tuned"].removeprefix("file:"))).slots["fc2_fprop"]["method"]
-    assert best == ("pipeline" if tried else "ring_exchange")
-
-
-def test_where_no_overlap_is_best_that_is_proven(tmp_path: Path) -> None:
-    """Plain torch has no default overlap, so that there is nothing to run beside `none` but the floor."""
-    slow = answered(of_operator=lambda pass_name, settings: 1.5)
-    launcher = tuned(tmp_path, "tp_size=2", answer=slow, space=("operator=fc2", *SPACE[1:]))
-    (layer,) = layers(launcher)
-    assert layer["layer"]["variants"] == ["none"]
-    (trial,) = record(tmp_path).proofs
-    assert trial.variants == {"none": "none", "default": "default", "tuned": "none"}
-    proof = proofs(tmp_path)[2]
-    assert proof["proven"]
-    assert proof["verdict"] == "no overlap that was found pays: don't overlap."
-    assert overlap_cfg.read(tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").switches["tp_comm_overlap"] is False
-
-
-def test_where_no_overlap_is_best_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:
-    slow = answered(of_operator=lambda pass_name, settings: 1.5, of_layer=lambda config: 1.2)
-    tuned(
-        tmp_path,
-        "tp_size=2",
-        f"tuner.presets={override_value([preset])}",
-        answer=slow,
-        space=("operator=fc2", *SPACE[1:]),
-    )
-    assert "preset theirs_tp2" in proofs(tmp_path)[2]["variants"]
-    assert proofs(tmp_path)[2]["recommended"] == "none"
 
 
 def test_where_nothing_can_be_measured_the_tuner_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def out_of_memory(point: Mapping[str, Any]) -> Result:
         return operator_result(point, status="failed", times={}, error="out of memory\nmore")
 
-    launcher = tuned(tmp_path, "tp_size=2", answer=out_of_memory)
-    assert layers(launcher) == []
-    assert record(tmp_path).dropped == {
-        f"qwen3_0_6b TP=2 {operator}": "it cannot be measured without overlap: out of memory"
-        for operator in ("fc1", "fc2")
-    }
+    assert layers(tuned(tmp_path, "tp_size=2", answer=out_of_memory, space=SPACE)) == []
+    assert list(record(tmp_path).dropped) == ["qwen3_0_6b TP=2 fc1", "qwen3_0_6b TP=2 fc2"]
+    assert all(why.endswith("without overlap: out of memory") for why in record(tmp_path).dropped.values())
     assert "out of memory" in capsys.readouterr().out
 
 
 def test_times_that_say_nothing_prove_nothing(tmp_path: Path) -> None:
     """All points are launch-bound."""
-    launcher = tuned(tmp_path, "tp_size=2", answer=answered(launch_bound=True), space=("operator=fc2", *SPACE[1:]))
-    assert layers(launcher) == []
+    assert layers(tuned(tmp_path, "tp_size=2", answer=answered(launch_bound=True))) == []
     assert record(tmp_path).proofs == []
-    assert "Launch-bound, left out of the choice" in (tmp_path / "summary.txt").read_text()
-
-
-def test_a_layer_that_fails_leaves_the_operators_answer(tmp_path: Path) -> None:
-    def no_layers(point: Mapping[str, Any]) -> Result:
-        if point["workload"]["name"] == "layer":
-            return Result(name="", point=dict(point), status="failed", error="out of memory\nmore")
-        return answered()(point)
-
-    tuned(tmp_path, "tp_size=2", answer=no_layers, space=("operator=fc2", *SPACE[1:]))
-    proof = proofs(tmp_path)[2]
-    assert not proof["proven"]
-    assert "out of memory" in proof["verdict"]
-    slots = overlap_cfg.read(tmp_path / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
-    assert slots["fc2_fprop"]["method"] == "ring_exchange"
-
-
-def test_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=2", "search.max_points=2", space=("operator=fc2", *SPACE[1:]))
-    assert len(launcher.points) - len(layers(launcher)) == 2
-    assert record(tmp_path).points == 2
-    assert len(record(tmp_path).proofs) == 1
+    assert "Launch-bound, left out" in (tmp_path / "summary.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -311,15 +289,13 @@ def test_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
         (("max_tp_size=1",), "max_tp_size=1 leaves nothing that communicates"),
         (("tuner.presets=[/nowhere.yaml]",), "/nowhere.yaml cannot be read"),
         (("method=bulk", "operator=fc2"), "there is nothing to search"),
-        (("num_sm=0",), "num_sm=0 is out of range"),
     ],
 )
 def test_what_cannot_be_tuned_is_said_before_anything_is_launched(
     tmp_path: Path, overrides: tuple[str, ...], says: str
 ) -> None:
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=says):
         tuned(tmp_path / "sweep", *overrides)
-    assert says in str(raised.value)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -337,9 +313,7 @@ def test_tp_sizes_follow_the_machine(
 ) -> None:
     monkeypatch.setattr(workflow, "visible_gpus", lambda: gpus)
     config = OmegaConf.create({"runtime": {"device": device}, "max_tp_size": 8})
-    assert workflow._with_tp_sizes({"operator": ["fc1"]}, config) == (
-        {"operator": ["fc1"], "tp_size": sizes},
-        notice,
-    )
+    with_sizes = {"operator": ["fc1"], "tp_size": sizes}
+    assert workflow._with_tp_sizes({"operator": ["fc1"]}, config) == (with_sizes, notice)
     # Those that were named are searched, whatever the machine: a point says what it lacks.
     assert workflow._with_tp_sizes({"tp_size": ["8"]}, config) == ({"tp_size": ["8"]}, None)

@@ -1,0 +1,89 @@
+"""Stands in for a group's agent and workers where a test is about what starts them: processes that speak with the
+launcher as the real ones do and leave a result, but measure nothing and import no torch, which takes seconds.
+
+sitecustomize.py runs it in the place of overlap_sweep.runtime.agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import threading
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sitecustomize import run_as_planned
+
+from overlap_sweep import space
+from overlap_sweep.errors import WrongNumbers
+from overlap_sweep.run_directory import FailedAttempt, Result, write_result
+from overlap_sweep.runtime.agent import _die_with_launcher
+from overlap_sweep.runtime.channel import Channel
+from tests.make_point import pass_times
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Does not return."""
+    parser = argparse.ArgumentParser(prog="light_agent")
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--address", required=True)
+    given, _ = parser.parse_known_args(arguments)
+    threading.Thread(target=_die_with_launcher, args=(Path(given.address).parent,), daemon=True).start()
+    context = multiprocessing.get_context("fork")
+    ranks = {}
+    for rank in range(given.world_size):
+        process = context.Process(target=work_off, args=(rank, given.address))
+        process.start()
+        ranks[process.sentinel] = process
+    while ranks:
+        for sentinel in wait(list(ranks)):
+            process = ranks.pop(sentinel)  # type: ignore[call-overload]
+            process.join()
+            if process.exitcode:
+                print(f"  exitcode  : {process.exitcode} (pid: {process.pid})", flush=True)
+                for other in ranks.values():
+                    other.terminate()
+                os._exit(1)
+    os._exit(0)
+
+
+def work_off(rank: int, address: str) -> None:
+    channel = Channel.connect(address)
+    channel.send({"rank": rank, "pid": os.getpid()})
+    while request := channel.receive():
+        channel.send(work(request, rank))
+
+
+def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
+    point, directory = request["point"], Path(request["directory"])
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        run_as_planned(point, directory, rank, lambda: None)
+    except WrongNumbers as error:
+        return {"status": "failed", "error": str(error), "sound": True, "relative_error": error.relative_error}
+    except Exception as error:
+        (directory / "worker.log").write_text(traceback.format_exc())
+        return {"status": "failed", "error": f"rank {rank}: {type(error).__name__}: {error}"}
+    if rank == 0:
+        time_us = 100.0 + (point["num_sm"] or 0)
+        result = Result(
+            name=directory.name,
+            point=point,
+            status="ok",
+            settings=space.settings(point),
+            times=dict.fromkeys(("fwd", "bwd", "all"), pass_times(time_us)),
+            objective_us=time_us,
+            environment=request["machine"],
+            started=started,
+            wall_s=0.1,
+            launch=request["launch"],
+            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[FailedAttempt]),
+        )
+        write_result(directory, result)
+    return {"status": "ok"}

@@ -1,0 +1,124 @@
+"""What launch.py shows without measuring, and what it refuses before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+
+from overlap_sweep.config import register_schemas
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.point import resolve
+from tests.sweeps import ROOT, SMALL, Launch, launch_here
+
+
+def test_help_shows_groups_and_examples_and_imports_no_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "launch.py", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "python launch.py -m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16" in shown.stdout
+    for group in ("backend", "experiment", "method", "model", "num_sm", "operator", "tp_size", "workload"):
+        assert f"\n{group}: " in shown.stdout
+    assert "_schema" not in shown.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in shown.stderr.splitlines()}
+    assert "hydra" in imported
+    assert "torch" not in imported
+
+
+def test_cfg_job_shows_the_composed_configuration() -> None:
+    shown = yaml.safe_load(launch_here("--cfg", "job", "tp_size=8", "num_sm=37", "method=pipeline").stdout)
+    assert (shown["tp_size"], shown["num_sm"], shown["method"], shown["num_splits"]) == (8, 37, "pipeline", 4)
+    assert shown["model"]["hidden_size"] == 1024
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("num_sm=", "num_sm=16"), ("tp_size=", "tp_size=8"), ("mod", "model=")])
+def test_shell_completion(typed: str, offered: str) -> None:
+    answer = launch_here("-sc", "query=bash", COMP_LINE=f"python launch.py {typed}", COMP_POINT="99")
+    assert offered in answer.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("model=nobody",), "nobody"),
+        (("tp_size=9",), "tp_size=9 is out of range; give a value from 1 to 8"),
+        (("num_sm=0",), "num_sm=0 is out of range"),
+        (("num_sm=1.5",), "could not be converted to Integer"),
+        (("tp_size=true",), "Could not find 'tp_size/True'"),
+        (("workload=1",), "Could not find 'workload/1'"),
+        (("operator=fc3",), "fc3"),
+        (("phase=sideways",), "choose one of all, fprop, dgrad, wgrad"),
+        (("backend=magic",), "magic"),
+        (("workload.tokens=many",), "many"),
+        (("workload.name=play",), "workload=play is not known; choose one of operator"),
+        (("workload.repeats=1",), "workload.repeats=1 is out of range"),
+        (("profile=some",), "choose one of all, best, none"),
+        (("precision=fp4",), "choose one of fp32, fp16, bf16, fp8_delayed, fp8_current"),
+        (("workload=layer", "layer.variants=[none,magic]"), "layer.variants: magic is not known"),
+        (("workload=layer", "layer.tp_comm_overlap_cfg=/nowhere.yaml"), "/nowhere.yaml cannot be read"),
+        (("workload=layer", "layer.num_replicas=0"), "layer.num_replicas=0 is out of range"),
+        (("model=hf",), "model.name"),
+        (("model=hf", "model.name=nobody/nothing"), "give a local folder, a config.json"),
+        (("model.hidden_size=null",), "model qwen3_0_6b has no hidden_size"),
+    ],
+)
+def test_a_wrong_value_is_named(overrides: tuple[str, ...], says: str) -> None:
+    GlobalHydra.instance().clear()
+    register_schemas()
+    with (
+        initialize_config_dir(str(ROOT / "conf"), version_base="1.3"),
+        pytest.raises((UserError, HydraException)) as refused,
+    ):
+        resolve(compose("config", [*overrides, "runtime.device=cpu"]))
+    assert says in f"{refused.value} {refused.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "says"),
+    [
+        (("model=nobody",), "", "nobody"),
+        (("num_sm=0", *SMALL), "", "error: num_sm=0 is out of range"),
+        (("-m", "num_sm=1,0", *SMALL), "", "error: num_sm=0 is out of range"),
+        (("-m", "workload=operator,layer", "layer.variants=[magic]"), "", "layer.variants: magic is not known"),
+        (("-m", "tp_size=1,2"), "0", "tp_size=2 needs 2 GPUs and 1 are visible"),
+        (
+            ("-m", "workload=layer", "tp_size=2", "layer.num_replicas=1,2", "runtime.device=cuda"),
+            *("0,1", "error: tp_size=2 with layer.num_replicas=2 needs 4 GPUs and 2 are visible"),
+        ),
+        (("-m", "operator=fc2", "method=bulk", "num_sm=1,2", *SMALL), "", "fc2_dgrad takes none, ring_exchange"),
+        (("-m", "num_sm=2,4", "hydra.sweep.subdir=here", *SMALL), "", "jobs 0 and 1 of the sweep differ"),
+    ],
+)
+def test_wrong_input_is_one_clear_error_and_nothing_is_started(
+    tmp_path: Path, arguments: tuple[str, ...], gpus: str, says: str
+) -> None:
+    where = (f"hydra.sweep.dir={tmp_path}", f"hydra.run.dir={tmp_path}/single")
+    done = launch_here(*arguments, *where, CUDA_VISIBLE_DEVICES=gpus)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not list(tmp_path.rglob("workers.log"))
+    assert {result.status for result in Launch(tmp_path).results().values()} <= {"skipped"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("backend=transformer_engine", "transformer_engine"),
+        ("backend=megatron", "backend=megatron has no whole layers"),
+        ("layer.variants=[none,default]", "default: backend=torch has no default overlap of its own"),
+    ],
+)
+def test_a_layer_that_cannot_run_on_a_cpu_is_skipped_with_the_reason(tmp_path: Path, argument: str, says: str) -> None:
+    done = launch_here("workload=layer", "runtime.device=cpu", argument, f"hydra.run.dir={tmp_path}/single")
+    (result,) = Launch(tmp_path).results().values()
+    assert result.status == "skipped"
+    assert says in str(result.error)
+    assert says in done.stderr
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
