@@ -105,6 +105,8 @@ CASES = (
             "trace h200x4_llama3_70b_layer_ring_rs.json.gz --by stream --format csv",
             "trace . --by rank",
             f"compare {LAYERS} --by class --output out",
+            f"compare {LAYERS} --by kernel",
+            f"compare {LAYERS} --by stream",
             f"compare {LAYERS} --format json",
         ),
     ),

@@ -11,12 +11,14 @@ from typing import Any
 
 from overlap_sweep.analysis.knob_search import Gain, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.report.knob_search import write_knobs
+from overlap_sweep.run_directory import trace_file
 from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, write_run
 from tests.made_sweeps import (
     BEST,
     BEST_SLOTS,
     LABELS,
     OTHER,
+    TUNED,
     WINS,
     rounds,
     trial,
@@ -141,9 +143,10 @@ def write_async_tp(directory: Path) -> None:
     write_operators(directory / "no_layer", model="no_layer", **symm_mem)
     bulk = operator_config(2, "fc1", "all", "bulk", model="not_timed", **symm_mem)
     make_point("operator", directory, bulk, bwd=pass_times(90.0))
-    as_a_whole = pass_times(390.0, 400.0, 300.0, default=default_timing(350.0, 400.0))
-    bulk = operator_config(2, "fc1", "all", "bulk", model="better_as_a_whole", **symm_mem)
-    make_point("operator", directory, bulk, bwd=as_a_whole)
+    for model, default_us in (("better_as_a_whole", 350.0), ("worse_than_none", 450.0)):
+        as_a_whole = pass_times(390.0, 400.0, 300.0, default=default_timing(default_us, 400.0))
+        bulk = operator_config(2, "fc1", "all", "bulk", model=model, **symm_mem)
+        make_point("operator", directory, bulk, bwd=as_a_whole)
 
 
 def write_rare_layers(directory: Path) -> None:
@@ -259,6 +262,12 @@ def write_traced(directory: Path) -> None:
         written = make_point("operator", directory, point, bwd=pass_times(bwd_us), traces=list(traces), name=model)
         for name, path in traces.items():
             shutil.copy(path, written / name) if path else (written / name).write_bytes(b"\x1f\x8bbroken")
+    of_layer = {trace_file(0, "none"): NONE_TRACE, trace_file(0, TUNED): BEST_TRACE}
+    write_operators(directory / "tuner")
+    proof = write_proof(directory / "tuner", traces=list(of_layer))
+    for name, path in of_layer.items():
+        shutil.copy(path, proof / name)
+    write_tuner(directory / "tuner", proofs=[trial("proof", LABELS)])
     # The trace of a point without overlap will do, too.
     point = operator_config(2, "fc1", model="beside_another_point")
     written = make_point("operator", directory, point, traces=["trace_rank0.json.gz"], name="no_overlap")

@@ -76,4 +76,4 @@ def test_from_launch_to_report_and_comparison(tmp_path: Path, name: str, images:
         assert set(found) == {"results_fsdp_dtensor_tp1_dp1.json", "results_fsdp_dtensor_tp2_dp1.json"}
         summary = found["results_fsdp_dtensor_tp2_dp1.json"]["summary"]
         assert (summary["num_steps"], summary["losses_agree"]) == (4, True)
-        assert summary["communication"]["total_ms"] > summary["communication"]["exposed_ms"] >= 0
+        assert summary["communication"]["total_ms"] >= summary["communication"]["exposed_ms"] >= 0

