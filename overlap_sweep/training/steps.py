@@ -158,7 +158,7 @@ class TrainingSteps:
         return norm
 
     def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Of all of them. Of FSDP2's every rank has a shard, and here the ranks wait for each other."""
+        """Returns the norm of all gradients. For those that FSDP2 shards, ranks wait for each other."""
         sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
         if not sharded:
             return nn.utils.get_total_norm(gradients)
