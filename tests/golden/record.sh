@@ -23,4 +23,4 @@ sweep copy_engine workload=copy_engine copy_engine.matrix_size=2048,8192 copy_en
 sweep tp_training +experiment=tp_training model=qwen3_0_6b model.num_layers=2 tp_size=2 dp_size=1 \
   tp_training.seq_length=2048 tp_training.num_training_steps=8 tp_training.warmup_steps=3
 sweep tuner +experiment=tp_overlap_tuner "${llama3[@]}" search.max_minutes=0.7
-sweep knob_search +experiment=fsdp_overlap "${layers[@]:1}" search.max_minutes=0.5
+sweep knob_search +experiment=fsdp_overlap "${layers[@]:1}" search.max_minutes=1.5

@@ -22,7 +22,9 @@ SMALL = (
 
 
 def used_memory_mib() -> list[int]:
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """Of the GPUs that the workers see."""
+    visible = [f"--id={ids}"] if (ids := os.environ.get("CUDA_VISIBLE_DEVICES")) else []
+    asked = ["nvidia-smi", *visible, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return [int(line) for line in subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()]
 
 
