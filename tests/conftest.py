@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,9 @@ if find_spec("hypothesis"):
 
     settings.register_profile("no_deadline", deadline=None)
     settings.load_profile("no_deadline")
+
+# A shell starts what runs in its background without SIGINT, which launches that tests interrupt would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may depend on whether the machine has a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
@@ -46,11 +45,9 @@ class ProcessGroup:
     """Processes that are the ranks of one group until it is closed."""
 
     def __init__(self, world_size: int, device: str, environment: dict[str, str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         context = multiprocessing.get_context("forkserver")
         self._ranks = [context.Pool(1) for _ in range(world_size)]
+        port = self._ranks[0].apply(_open_store)
         self._run(_join, *[(rank, world_size, port, device, environment) for rank in range(world_size)])
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -67,6 +64,15 @@ class ProcessGroup:
 
 _kept: dict[tuple[str, int], ProcessGroup] = {}
 _this_rank: list[Any] = []
+_store: list[Any] = []
+
+
+def _open_store() -> int:
+    """Returns the port, which the system chooses as it is bound: nobody else can have taken it meanwhile."""
+    from torch.distributed import TCPStore
+
+    _store.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return int(_store[0].port)
 
 
 def _join(rank: int, world_size: int, port: int, device: str, environment: dict[str, str]) -> None:
@@ -84,7 +90,7 @@ def _join(rank: int, world_size: int, port: int, device: str, environment: dict[
         torch.cuda.set_device(here)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        store=_store.pop() if _store else dist.TCPStore("127.0.0.1", port, is_master=False),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=60),

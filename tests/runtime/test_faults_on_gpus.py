@@ -44,7 +44,8 @@ def test_what_ruins_a_context_fails_its_point_only(tmp_path: Path) -> None:
         **dict.fromkeys((2, 3), "failed"),
         4: "timeout",
     }, stdout + stderr
-    assert "device-side assert" in str(results[2].error)
+    # NCCL's watchdog may end the process before the worker has answered.
+    assert "device-side assert" in str(results[2].error) or "rank 0 died" in str(results[2].error)
     assert "out of memory" in str(results[3].error)
     assert "no answer from ranks" in str(results[4].error)
     assert "2 ok, 2 failed, 1 timeout" in stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,11 +45,7 @@ ASKED = {
     "float16": ("tp_training.dtype=float16", "tp_training.tp_comm_overlap=false"),
 }
 REPLICAS = ("tp_size=1", "dp_size=2")
-REPLICATED = {
-    "bfloat16": REPLICAS,
-    "float32": (*REPLICAS, "tp_training.dtype=float32"),
-    "float16": (*REPLICAS, "tp_training.dtype=float16"),
-}
+DTYPES = ("bfloat16", "float32", "float16")
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +59,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tuned: Path) -> list[dict[str, Trained]]:
     """One after the other in the same processes, with other userbuffers or none."""
     cases = {**ASKED, "tuned": (f"tp_training.tp_comm_overlap_cfg={tuned}",), "default again": ()}
-    return _of_ranks({name: tp_point(*SMALL, *overrides) for name, overrides in cases.items()})
-
-
-@cache
-def replicated() -> list[dict[str, Trained]]:
-    return _of_ranks({name: tp_point(*SMALL, *overrides) for name, overrides in REPLICATED.items()})
-
-
-def _of_ranks(points: dict[str, dict[str, Any]]) -> list[dict[str, Trained]]:
+    cases |= {f"replicated {dtype}": (*REPLICAS, f"tp_training.dtype={dtype}") for dtype in DTYPES}
+    points = {name: tp_point(*SMALL, *overrides) for name, overrides in cases.items()}
     found: list[dict[str, Trained]] = run_ranks(
         2, train_points, points, device="cuda", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     )
@@ -97,11 +85,11 @@ def test_losses_agree(name: str, reference: str, tuned: Path) -> None:
 
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_replicas_train_as_in_float32(name: str) -> None:
-    for of_rank in replicated():
+def test_replicas_train_as_in_float32(name: str, tuned: Path) -> None:
+    first, second = ({dtype: of_rank[f"replicated {dtype}"] for dtype in DTYPES} for of_rank in trained(tuned))
+    for of_rank in (first, second):
         assert of_rank[name].losses == pytest.approx(of_rank["float32"].losses, rel=1e-2)
         assert of_rank[name].norms == pytest.approx(of_rank["float32"].norms, rel=5e-2)
-    first, second = replicated()
     assert first[name].details["optimizer"] == "distributed"
     assert first[name].losses != second[name].losses
 
