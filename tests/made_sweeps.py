@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
-from overlap_sweep.run_directory import SEARCH_FILE, LayerTrial, TunerRecord, VariantTimes, write_tuner_record
+from overlap_sweep.run_directory import (
+    LayerTrial,
+    PassSearch,
+    SearchRecord,
+    TriedSetting,
+    TunerRecord,
+    VariantTimes,
+    write_search_record,
+    write_tuner_record,
+)
 from tests.make_point import (
     copy_config,
     default_timing,
@@ -19,6 +27,7 @@ from tests.make_point import (
     kernel_config,
     layer_config,
     make_point,
+    missing_point,
     operator_config,
     pass_times,
     resolved,
@@ -33,47 +42,23 @@ def write_sweep(directory: Path) -> Path:
     fc1, TP 2: forward none 200, ring 220; backward none 400, floor 300, bulk sm4 320, sm8 360.
     fc2, TP 2: forward none 200, floor 100, pipeline sm8 150.
     """
-    # Times in us; the unsharded operator takes 500 forward and 500 backward.
-    fwd = {"none_us": 200.0, "floor_us": 100.0, "tp1_us": 500.0}
-    bwd = {"none_us": 400.0, "floor_us": 300.0, "tp1_us": 500.0}
-    none = {"fwd": pass_times(200.0, **fwd), "bwd": pass_times(400.0, **bwd)}
-    ring = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False)
-    make_point(
-        "operator", directory, ring, started="2026-11-20T21:14:03+00:00", **{**none, "fwd": pass_times(220.0, **fwd)}
-    )
-    for num_sm, time_us in ((4, 320.0), (8, 360.0)):
-        bulk = operator_config(2, "fc1", "all", "bulk", num_sm=num_sm)
-        make_point(
-            "operator",
-            directory,
-            bulk,
-            started="2026-11-20T21:15:00+00:00",
-            **{**none, "bwd": pass_times(time_us, **bwd)},
-        )
-        make_point("operator", directory, {**bulk, "tp_size": 4}, **{**none, "bwd": pass_times(500.0, **bwd)})
-    pipeline = operator_config(2, "fc2", "fprop", "pipeline", num_sm=8, num_splits=4)
-    make_point("operator", directory, pipeline, **{**none, "fwd": pass_times(150.0, **fwd)})
-    make_point(
-        "operator",
-        directory,
-        operator_config(2, "fc2", "dgrad", "bulk", num_sm=8),
-        status="skipped",
-        error="bulk does not fit\n...",
-    )
-    make_point(
-        "operator",
-        directory,
-        operator_config(2, "fc2", "wgrad", "bulk", num_sm=8),
-        status="skipped",
-        error="bulk does not fit",
-    )
-    make_point(
-        "operator",
-        directory,
-        operator_config(8, "fc1", "all", "bulk", num_sm=4),
-        status="failed",
-        error="[rank3] out of memory",
-    )
+
+    def write(*where: Any, fwd_us: float = 200.0, bwd_us: float = 400.0, at: str = "21:14:03", **knobs: Any) -> None:
+        fwd, bwd = pass_times(fwd_us, 200.0, 100.0, tp1_us=500.0), pass_times(bwd_us, 400.0, 300.0, tp1_us=500.0)
+        started = f"2026-11-20T{at}+00:00"
+        make_point("operator", directory, operator_config(*where, **knobs), fwd=fwd, bwd=bwd, started=started)
+
+    def fail(*where: Any, status: Any, error: str, **knobs: Any) -> None:
+        make_point("operator", directory, operator_config(*where, **knobs), status=status, error=error)
+
+    write(2, "fc1", "fprop", "ring_exchange", aggregate=False, fwd_us=220.0)
+    for num_sm, bwd_us in ((4, 320.0), (8, 360.0)):
+        write(2, "fc1", "all", "bulk", num_sm=num_sm, bwd_us=bwd_us, at="21:15:00")
+        write(4, "fc1", "all", "bulk", num_sm=num_sm, bwd_us=500.0)
+    write(2, "fc2", "fprop", "pipeline", num_sm=8, num_splits=4, fwd_us=150.0)
+    fail(2, "fc2", "dgrad", "bulk", num_sm=8, status="skipped", error="bulk does not fit\n...")
+    fail(2, "fc2", "wgrad", "bulk", num_sm=8, status="skipped", error="bulk does not fit")
+    fail(8, "fc1", "all", "bulk", num_sm=4, status="failed", error="[rank3] out of memory")
     overrides = {"task": ["tp_size=2,4,8", "method=bulk,ring_exchange"], "hydra": ["hydra.mode=MULTIRUN"]}
     (directory / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
     return directory
@@ -82,36 +67,21 @@ def write_sweep(directory: Path) -> Path:
 def write_sweep_of_training(directory: Path) -> Path:
     """Prefetch by accumulation on the same floor: prefetching saves a fifth, keeping parameters gathered some more, and
     accumulation communicates once for two micro batches."""
-    times_us: Sequence[tuple[dict[str, Any], float, float, float]] = (
-        ({}, 1500.0, 2000.0, 1000.0),
-        ({"fsdp.forward_prefetch": 1}, 1200.0, 2000.0, 1000.0),
-        ({"fsdp.reshard_after_forward": False}, 1450.0, 1800.0, 1000.0),
-        ({"fsdp.forward_prefetch": 1, "fsdp.reshard_after_forward": False}, 1150.0, 1800.0, 1000.0),
-        ({"training.gradient_accumulation": 2}, 2500.0, 3000.0, 2000.0),
-        ({"fsdp.forward_prefetch": 1, "training.gradient_accumulation": 2}, 2200.0, 3000.0, 2000.0),
+    for i, (prefetch, reshard, accumulation, step_us, none_us, floor_us) in enumerate(
         (
-            {
-                "fsdp.forward_prefetch": 1,
-                "fsdp.reshard_after_forward": False,
-                "training.gradient_accumulation": 2,
-            },
-            2100.0,
-            2800.0,
-            2000.0,
-        ),
-    )
-    for i, (changes, step_us, none_us, floor_us) in enumerate(times_us):
-        point = resolved("fsdp", **changes)
-        make_point(
-            "fsdp",
-            directory,
-            point,
-            step_us=step_us,
-            name=f"fsdp_{i}",
-            none_us=none_us,
-            floor_us=floor_us,
-            spread_us=step_us / 200,
+            (0, True, 1, 1500.0, 2000.0, 1000.0),
+            (1, True, 1, 1200.0, 2000.0, 1000.0),
+            (0, False, 1, 1450.0, 1800.0, 1000.0),
+            (1, False, 1, 1150.0, 1800.0, 1000.0),
+            (0, True, 2, 2500.0, 3000.0, 2000.0),
+            (1, True, 2, 2200.0, 3000.0, 2000.0),
+            (1, False, 2, 2100.0, 2800.0, 2000.0),
         )
+    ):
+        fsdp = {"forward_prefetch": prefetch, "reshard_after_forward": reshard}
+        point = resolved("fsdp", fsdp=fsdp, training={"gradient_accumulation": accumulation})
+        times = {"step_us": step_us, "none_us": none_us, "floor_us": floor_us, "spread_us": step_us / 200}
+        make_point("fsdp", directory, point, name=f"fsdp_{i}", **times)
     point = resolved("fsdp", **{"training.batch_size": 4096})
     make_point("fsdp", directory, point, name="large", status="failed", error="CUDA out of memory")
     refused = resolved("fsdp", **{"distributed.strategy": "ddp", "fsdp.forward_prefetch": 1})
@@ -123,31 +93,16 @@ def write_sweep_of_training(directory: Path) -> Path:
 def write_sweep_of_copies(directory: Path) -> Path:
     """To the host everything is hidden but at the smallest size; from one part of the GPU to another nothing."""
     for matrix_size, gemm_us in ((2048, 140.0), (4096, 1000.0)):
-        for copy_mb, copy_us in ((16.0, 300.0), (64.0, 1200.0)):
-            to_host = copy_config("device_to_host", matrix_size, copy_mb=copy_mb)
-            overlapped_us = max(gemm_us, copy_us) + 0.1 * min(gemm_us, copy_us)
-            numbers = {"bytes_copied": int(4 * copy_mb * 2**20), "flops": 4 * 2 * matrix_size**3}
-            make_point(
-                "copy_engine",
-                directory,
-                to_host,
-                overlapped_us=overlapped_us,
-                gemm_us=gemm_us,
-                copy_us=copy_us,
-                spread_us=2.0,
-                **numbers,
-            )
-            inside = copy_config("device_to_device", matrix_size, copy_mb=copy_mb)
-            make_point(
-                "copy_engine",
-                directory,
-                inside,
-                overlapped_us=gemm_us + copy_us / 10 + 1,
-                gemm_us=gemm_us,
-                copy_us=copy_us / 10,
-                spread_us=2.0,
-                **numbers,
-            )
+        for copy_mb, host_us in ((16.0, 300.0), (64.0, 1200.0)):
+            hidden_us = max(gemm_us, host_us) + 0.1 * min(gemm_us, host_us)
+            numbers = {"bytes_copied": int(4 * copy_mb * 2**20), "flops": 4 * 2 * matrix_size**3, "spread_us": 2.0}
+            for direction, copy_us, overlapped_us in (
+                ("device_to_host", host_us, hidden_us),
+                ("device_to_device", host_us / 10, gemm_us + host_us / 10 + 1),
+            ):
+                point = copy_config(direction, matrix_size, copy_mb=copy_mb)
+                times = {"overlapped_us": overlapped_us, "gemm_us": gemm_us, "copy_us": copy_us}
+                make_point("copy_engine", directory, point, **times, **numbers)
     refused = copy_config("peer", device="cpu")
     make_point("copy_engine", directory, refused, name="refused", status="skipped", error="needs a GPU")
     return directory
@@ -176,20 +131,13 @@ def write_sweep_of_stacks(directory: Path) -> Path:
 
 def write_sweep_of_kernels(directory: Path) -> Path:
     """Two backends at m=1024 and 8192: symm_mem wins at the first, torch at the second; bulk is independent."""
-    wrong = "wrong numbers: relative error 0.5, tolerance 0.01"
-    for m, ring_us, fused_us in ((1024, 160.0, 120.0), (8192, 130.0, 150.0)):
+    refused = {"refused": "too large\nfor it", "pipeline": "wrong numbers: relative error 0.5, tolerance 0.01"}
+    wrong = {"left_out": refused, "relative_error": {"pipeline": 0.5}}
+    for m, ring_us, fused_us, left_out in ((1024, 160.0, 120.0, wrong), (8192, 130.0, 150.0, {})):
         torch = {"ring": implementation(ring_us, 1.0), "bulk": implementation(110.0, independent=True)}
         make_point("kernel", directory, kernel_config(m), implementations=torch, name=f"torch_{m}")
-        left_out = {"refused": "too large\nfor it", "pipeline": wrong} if m == 1024 else {}
-        make_point(
-            "kernel",
-            directory,
-            kernel_config(m, "symm_mem"),
-            implementations={"fused": implementation(fused_us, 1.0)},
-            name=f"symm_mem_{m}",
-            left_out=left_out,
-            relative_error={"pipeline": 0.5} if left_out else {},
-        )
+        fused, point = {"fused": implementation(fused_us, 1.0)}, kernel_config(m, "symm_mem")
+        make_point("kernel", directory, point, implementations=fused, name=f"symm_mem_{m}", **left_out)
     flux = kernel_config(backend="flux")
     make_point("kernel", directory, flux, name="flux", status="skipped", error="flux is not installed")
     return directory
@@ -201,9 +149,17 @@ def write_layers(directory: Path) -> Path:
     variants = {name: variant([time_us] * 6) for name, time_us in times_us.items()}
     make_point("layer", directory, variants=variants, name="a_layer", warnings=["GPU 3 was throttled."])
     make_point("layer", directory, name="b_layer", status="failed", error="[rank3] out of memory\n...")
-    (directory / "c_layer" / ".hydra").mkdir(parents=True)
-    (directory / "c_layer" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(layer_config()))
+    missing_point(directory, layer_config(), "c_layer")
     return directory
+
+
+def write_every_workload(directory: Path) -> None:
+    write_sweep(directory / "operators")
+    write_layers(directory / "layers")
+    write_sweep_of_kernels(directory / "kernels")
+    write_sweep_of_training(directory / "training")
+    write_sweep_of_copies(directory / "copies")
+    write_sweep_of_stacks(directory / "stacks")
 
 
 def trial(point: str, variants: Mapping[str, str], tp_size: int = 4) -> LayerTrial:
@@ -216,12 +172,6 @@ def write_tuner(directory: Path, **fields: Any) -> None:
     known = {"command": "python launch.py +experiment=tp_overlap_tuner", "started": "2026-11-20T21:00:00+00:00"}
     numbers = {"wall_s": 750.0, "search_s": 485.0, "points": 143}
     write_tuner_record(directory, TunerRecord(**{**known, **numbers, **fields}))
-
-
-def write_search(directory: Path, searches: Sequence[Mapping[str, Any]], **fields: Any) -> None:
-    """search.json as a search leaves it, with what analysis does not read."""
-    content = {"schema": 1, "points": 143, "reused": 0, "elapsed_s": 485.0, "rounds": 9, "dropped": {}, **fields}
-    (directory / SEARCH_FILE).write_text(json.dumps({**content, "searches": list(searches)}))
 
 
 TUNED = "file:/far/away/llama3_8b_tp4_bf16_tokens8192_tuned.yaml"
@@ -255,25 +205,23 @@ def write_operators(directory: Path, tp_size: int = 4, **changed: Any) -> None:
 
     fc1: forward none 200, ring 220; backward none 400, bulk sm4 320, sm8 360. fc2: forward none 200, pipeline 150.
     """
-    changed = {"backend": "megatron", **changed}
-    fwd, bwd = {"none_us": 200.0, "floor_us": 100.0, "tp1_us": 500.0}, {"none_us": 400.0, "floor_us": 300.0}
-    bwd["tp1_us"] = 1000.0
-    fc1 = default_timing(210.0, none_us=200.0), default_timing(360.0, none_us=400.0)
-    fc2 = default_timing(160.0, none_us=200.0), default_timing(400.0, none_us=400.0)
-
-    def write(operator: str, phase: str, fwd_us: float, bwd_us: float, method: str, **knobs: Any) -> None:
-        default_fwd, default_bwd = fc1 if operator == "fc1" else fc2
+    defaults = {"fc1": (210.0, 360.0), "fc2": (160.0, 400.0)}
+    for operator, phase, fwd_us, bwd_us, method, knobs in (
+        ("fc1", "fprop", 220.0, 400.0, "ring_exchange", {"aggregate": False}),
+        ("fc1", "all", 200.0, 320.0, "bulk", {"num_sm": 4}),
+        ("fc1", "all", 200.0, 360.0, "bulk", {"num_sm": 8}),
+        ("fc2", "fprop", 150.0, 400.0, "pipeline", {"num_sm": 8, "num_splits": 4}),
+    ):
+        fwd, bwd = (
+            default_timing(default_us, none_us)
+            for default_us, none_us in zip(defaults[operator], (200.0, 400.0), strict=True)
+        )
         times = {
-            "fwd": pass_times(fwd_us, **fwd, default=default_fwd),
-            "bwd": pass_times(bwd_us, **bwd, default=default_bwd),
+            "fwd": pass_times(fwd_us, 200.0, 100.0, tp1_us=500.0, default=fwd),
+            "bwd": pass_times(bwd_us, 400.0, 300.0, tp1_us=1000.0, default=bwd),
         }
-        point = operator_config(tp_size, operator, phase, method, **knobs, **changed)
+        point = operator_config(tp_size, operator, phase, method, **{"backend": "megatron", **knobs, **changed})
         make_point("operator", directory, point, started="2026-11-20T21:02:00+00:00", **times)
-
-    write("fc1", "fprop", 220.0, 400.0, "ring_exchange", aggregate=False)
-    write("fc1", "all", 200.0, 320.0, "bulk", num_sm=4)
-    write("fc1", "all", 200.0, 360.0, "bulk", num_sm=8)
-    write("fc2", "fprop", 150.0, 400.0, "pipeline", num_sm=8, num_splits=4)
 
 
 def write_proof(
@@ -286,13 +234,11 @@ def write_proof(
     **result: Any,
 ) -> Path:
     """The layer point of a proof: by label the ratio to 60 ms, and what else is true of the variant."""
-    configs = {"default": LIBRARY, "tuned": BEST, "preset preset_tp4": PRESETS}
-    variants = {
-        {**LABELS, "floor": "floor"}[label]: rounds(
-            ratio, noise if label == "tuned" else 0.0, **{**configs.get(label, {}), **(changed or {}).get(label, {})}
-        )
-        for label, ratio in ratios.items()
-    }
+    names, configs = {**LABELS, "floor": "floor"}, {"default": LIBRARY, "tuned": BEST, "preset preset_tp4": PRESETS}
+    variants = {}
+    for label, ratio in ratios.items():
+        told = {**configs.get(label, {}), **(changed or {}).get(label, {})}
+        variants[names[label]] = rounds(ratio, noise if label == "tuned" else 0.0, **told)
     known = {"attention_backend": "fused (cuDNN 9.19.0)", "started": "2026-11-20T21:11:00+00:00"}
     point = result.pop("point", layer_config(tp_size=tp_size))
     return make_point("layer", directory, point, variants=variants, name=name, **{**known, **result})
@@ -300,14 +246,9 @@ def write_proof(
 
 def write_together(directory: Path, tp_size: int = 4) -> None:
     """Best of each slot takes 0.91 of none, one alternative 0.92."""
-    variants = {
-        "none": rounds(1.0),
-        "file:/far/a_0.yaml": rounds(0.91, **BEST),
-        "file:/far/a_1.yaml": rounds(0.92, **OTHER),
-    }
-    make_point(
-        "layer", directory, layer_config(tp_size=tp_size), variants={**variants, "floor": rounds(0.85)}, name="together"
-    )
+    tried = {"file:/far/a_0.yaml": rounds(0.91, **BEST), "file:/far/a_1.yaml": rounds(0.92, **OTHER)}
+    variants = {"none": rounds(1.0), **tried, "floor": rounds(0.85)}
+    make_point("layer", directory, layer_config(tp_size=tp_size), variants=variants, name="together")
 
 
 TOGETHER = trial(
@@ -323,34 +264,20 @@ def write_tuned_sweep(directory: Path, **proof: Any) -> Path:
     write_proof(directory, **proof)
     dropped = {"TP sizes": "TP=8 left out: 4 GPUs are visible"}
     write_tuner(directory, together=[TOGETHER], proofs=[trial("proof", LABELS)], dropped=dropped)
-    search = {"model": "llama3_8b", "tp_size": 4, "operator": "fc1", "exhaustive": 340, "evaluations": 12}
-    searches = [
-        {
-            **search,
-            "pass": "fwd",
-            "chosen": {},
-            "time_us": 200.0,
-            "none_us": 200.0,
-            "floor_us": 100.0,
-            "stopped": "nothing left promises 1.0%",
-            "notes": [],
-            "refused": {"num_sm=40 is more than 32": 3},
-            "tried": [{"setting": "ring_agg0", "time_us": 220.0, "noise_us": 1.0, "measurements": 1}],
-        },
-        {
-            **search,
-            "pass": "bwd",
-            "chosen": {"fc1_dgrad": BULK, "fc1_wgrad": BULK},
-            "time_us": 320.0,
-            "none_us": 400.0,
-            "floor_us": 300.0,
-            "stopped": "nothing left promises 1.0%",
-            "notes": ["pipeline dropped: 40% slower than the best"],
-            "refused": {"num_sm=40 is more than 32": 3},
-            "tried": [
-                {"setting": f"bulk_sm{sms}", "time_us": 320.0, "noise_us": 1.0, "measurements": 2} for sms in (4, 8)
-            ],
-        },
-    ]
-    write_search(directory, searches)
+
+    def search(of_pass: str, time_us: float, none_us: float, floor_us: float, **found: Any) -> PassSearch:
+        what = {"model": "llama3_8b", "tp_size": 4, "operator": "fc1", "exhaustive": 340, "evaluations": 12}
+        ended = {"stopped": "nothing left promises 1.0%", "refused": {"num_sm=40 is more than 32": 3}}
+        times = {"time_us": time_us, "none_us": none_us, "floor_us": floor_us}
+        return PassSearch(pass_name=of_pass, **what, **times, **ended, **found)
+
+    def tried(setting: str, time_us: float, measurements: int) -> TriedSetting:
+        return TriedSetting(setting=setting, time_us=time_us, noise_us=1.0, measurements=measurements)
+
+    fwd = search("fwd", 200.0, 200.0, 200.0, tried=[tried("ring_agg0", 220.0, 1)])
+    chosen, notes = {"fc1_dgrad": BULK, "fc1_wgrad": BULK}, ["pipeline dropped: 40% slower than the best"]
+    both = [tried(f"bulk_sm{sms}", 320.0, 2) for sms in (4, 8)]
+    bwd = search("bwd", 320.0, 400.0, 300.0, chosen=chosen, notes=notes, tried=both)
+    record = SearchRecord(points=143, elapsed_s=485.0, rounds=9, searches=[fwd, bwd])
+    write_search_record(directory, record)
     return directory

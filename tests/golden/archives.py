@@ -13,8 +13,10 @@ from pathlib import Path
 
 INPUTS = Path(__file__).parent / "inputs"
 
-_ANALYSIS = ("*.csv", "*.parquet", "*.html", "*.py", "*.txt", "tuning_report.json", "proof.json", "results_*.json")
-_ANALYSIS_YAML = ("optimal_tp_comm_overlap_cfg*.yaml", "ub_cfgs*.json", "async_tp*.json")
+_ANALYSIS = (
+    *("*.csv", "*.parquet", "*.html", "*.py", "*.txt", "tuning_report.json", "proof.json", "results_*.json"),
+    *("optimal_tp_comm_overlap_cfg*.yaml", "ub_cfgs*.json", "async_tp*.json"),
+)
 
 
 def pack(sweep: Path, archive: Path) -> None:
@@ -22,7 +24,7 @@ def pack(sweep: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:xz", preset=6) as tar:
         for path in sorted(sweep.rglob("*")):
             name = path.relative_to(sweep).as_posix()
-            made_by_analysis = any(path.match(pattern) for pattern in (*_ANALYSIS, *_ANALYSIS_YAML))
+            made_by_analysis = any(map(path.match, _ANALYSIS))
             if not path.is_file() or made_by_analysis or name.startswith(("plots/", "traces/")):
                 continue
             content = path.read_bytes()

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from overlap_sweep.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.store.sqlite import SqliteStore
-from tests.golden import made_analysis, made_report
+from tests.golden import made_analysis, made_report, refusals
 from tests.golden.archives import unpack
-from tests.golden.made_up import MADE_UP
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 REPORT = "report sweep --output out"
+OF_MADE_UP = ("summary.txt", "page.txt", "chart_data.txt", "*/optimal_tp_comm_overlap_cfg_tp?.yaml")
+"""What is held of the report of a made-up sweep: its tables and charts are made as others are."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,6 @@ def recorded(name: str, *commands: str) -> Case:
     return Case(name, lambda folder: unpack(name, folder / "sweep"), (REPORT, *commands))
 
 
-def made(name: str, build: Callable[[Path], object], *commands: str, files: tuple[str, ...] = ("summary.txt",)) -> Case:
-    """The report of a made-up sweep, for the words of what is rare; its tables and charts are those of others."""
-    return Case(f"made/{name}", lambda folder: build(folder / "sweep"), (REPORT, *commands), files)
-
-
 def _two_sweeps(folder: Path) -> None:
     unpack("operators", folder / "one_connection")
     unpack("operators_8_connections", folder / "eight_connections")
@@ -51,11 +47,6 @@ def _store(folder: Path) -> None:
             result = read_result(point / RESULT_FILE)
             if result.status == "ok":
                 store.add(result, Path("/results") / point.name)
-
-
-def _traces(folder: Path) -> None:
-    for path in TRACES.glob("*.json.gz"):
-        shutil.copy(path, folder)
 
 
 LAYERS = "none=h200x4_llama3_70b_layer_none.json.gz ring=h200x4_llama3_70b_layer_ring_rs.json.gz"
@@ -96,7 +87,7 @@ CASES = (
     Case("history", _store, ("history store.sqlite", "history store.sqlite \"operator == 'fc1'\" --format json")),
     Case(
         "traces",
-        _traces,
+        lambda folder: [shutil.copy(path, folder) for path in TRACES.glob("*.json.gz")],
         (
             "trace . --median",
             "trace h200x4_llama3_70b_layer_te_default.json.gz --format json",
@@ -118,12 +109,11 @@ CASES = (
             *(f"{command} --help" for command in ("report", "query", "trace", "compare", "timeline", "history")),
         ),
     ),
-    *(made(name, build) for name, build in MADE_UP.items()),
-    *(made(name, build, *made_analysis.COMMANDS.get(name, ())) for name, build in made_analysis.MADE_UP.items()),
     *(
-        made(name, build, *made_report.COMMANDS.get(name, ()), files=made_report.FILES_OF.get(name, made_report.FILES))
-        for name, build in made_report.MADE_UP.items()
+        Case(f"made/{name}", lambda folder, build=build: build(folder / "sweep"), (REPORT, *commands), OF_MADE_UP)
+        for name, (build, *commands) in (made_analysis.MADE_UP | made_report.MADE_UP).items()
     ),
     Case("made/compared", made_report.write_compared, made_report.COMPARISONS),
     Case("made/ranks", made_report.write_ranks, made_report.OF_RANKS),
+    Case("refusals", lambda folder: refusals.write(folder / "out"), commands=()),
 )

@@ -1,15 +1,15 @@
-"""Made-up sweeps for what analysis says of answers, ties, doubts and points that measured nothing."""
+"""Made-up sweeps of kernels, training runs, stacks and copies with what analysis says of answers, ties and doubts, of
+points that measured nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.analysis.knob_search import Gain, KnobRecord, KnobSearch
+from overlap_sweep.analysis.knob_search import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.report.knob_search import write_knobs
 from tests.analysis.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
-from tests.made_sweeps import LABELS, PRESET, TUNED, WINS, trial, write_proof, write_tuner
 from tests.make_point import (
     ENVIRONMENT,
     PIPELINE,
@@ -19,7 +19,6 @@ from tests.make_point import (
     falling,
     implementation,
     kernel_config,
-    layer_config,
     make_point,
     missing_point,
     operator_config,
@@ -29,6 +28,8 @@ from tests.make_point import (
     timing_of,
     variant,
 )
+
+DATA = Path(__file__).parent.parent / "data"
 
 
 def write_kernels(directory: Path) -> None:
@@ -62,11 +63,22 @@ def write_kernels(directory: Path) -> None:
     measure(6144, first=baselines(300.0, 100.0, 180.0), ring=implementation(150.0, 1.0))
     for m in (1024, 2048):
         measure(7168, "flux", m, slow=110.0, **{f"ring{i}": 80.0 + i for i in range(9)})
+        # Slower than no overlap by far; nearly all hidden; one of them bound by the host.
+        measure(8192, m=m, a=900.0)
+        measure(10240, m=m, first=baselines(300.0, 100.0, 160.0), a=240.0)
+        measure(12288, m=m, a=implementation(110.0, launch_bound=m == 1024), b=150.0)
     measure(7168, m=2048, ring=90.0)
+    # Of no model; below the bound in another environment; on another machine.
+    make_point("kernel", directory, kernel_config(operator=None), implementations={"ring": implementation(260.0)})
+    measure(9216, ring=150.0)
+    older, below = {**ENVIRONMENT, "packages": {"torch": "2.6.0"}}, {"fused": implementation(90.0)}
+    make_point("kernel", directory, kernel_config(n=9216, backend="flux"), implementations=below, environment=older)
+    h100, slow = {**ENVIRONMENT, "gpu": "NVIDIA H100"}, {"ring": implementation(250.0)}
+    make_point("kernel", directory, implementations=slow, environment=h100)
 
 
 def write_training(directory: Path) -> None:
-    """A model for each doubt, told apart by its ranks."""
+    """A case for each doubt, told apart by its ranks; searches of knobs; and recorded runs, one with wrong marks."""
 
     def step(ranks: int, changes: dict[str, Any] | None = None, **measured: Any) -> None:
         point = resolved("fsdp", **{"distributed.dp_size": ranks, **(changes or {})})
@@ -107,24 +119,39 @@ def write_training(directory: Path) -> None:
     step(12, {**ahead(1), "fsdp.reshard_after_forward": False}, step_us=960.0, spread_us=60.0)
     step(13, step_us=1000.0)
     step(13, ahead(1), step_us=996.0)
+    step(14, host_us={}, peak_memory_gb=None)
+    for changes, step_us in ((ahead(0), 1500.0), (ahead(1), 1400.0), ({"compile.enabled": True}, 1300.0)):
+        step(15, changes, step_us=step_us)
+    write_searches(directory)
+    shutil.copytree(DATA / "h200x2_fsdp", directory / "recorded")
 
 
 def write_searches(directory: Path) -> None:
     """What a search of knobs settled beside what the table alone would say: proven, nothing faster, not proven."""
     typed = ["workload=fsdp", "model=ranking", "training.batch_size=64", "profile=none"]
+    best, gain = {"fsdp.forward_prefetch": "1"}, Gain(0.2, 0.03)
     known = {
         "label": "ranking fsdp2 step on 4 ranks",
-        "overrides": typed,
-        "knobs": {"fsdp.forward_prefetch": ["0", "1"]},
+        "knobs": {"fsdp.forward_prefetch": ["false", "1", "2"], "fsdp.limit_all_gathers": ["false", "true"]},
+        **{"time_us": 1200.0, "baseline_us": 1500.0},
+    }
+    told: dict[str, Any] = {
+        "contributions": [
+            Contribution(key="fsdp.forward_prefetch", baseline="false", value="1", alone=gain, taken_away=None),
+            Contribution(key="fsdp.replicas", baseline="1", value="2", alone=None, taken_away=Gain(-0.01, 0.02)),
+        ],
+        **{"over_none": Gain(-0.002, 0.021), "by_time": True, "host_bound": 2, "notes": ["beware"]},
+        **{"refused": {"no such stream": 2}, "left_out": {"fsdp.reduce_dtype": "all are the same here"}},
+        "stopped": "search.max_points is used up",
+        "tried": [TriedKnobs(changed=best, time_us=1200.0, noise_us=9.0, measurements=1)],
     }
     answers: dict[str, dict[str, Any]] = {
-        "proven": {"best": {"fsdp.forward_prefetch": "1"}, "gain": Gain(0.2, 0.03), "proven": True},
+        "proven": {"best": best, "gain": gain, "proven": True, **told},
         "nothing": {"best": {}, "gain": None, "proven": False},
-        "unproven": {"best": {"fsdp.forward_prefetch": "1"}, "gain": Gain(0.2, 0.03), "proven": False},
+        "unproven": {"best": best, "gain": gain, "proven": False},
     }
     for layers, (name, answer) in enumerate(answers.items(), start=2):
-        overrides = [*typed, f"ranking.num_layers={layers}"]
-        found = {**known, **answer, "overrides": overrides, "time_us": 1200.0, "baseline_us": 1500.0, "tried": []}
+        found = {**known, **answer, "overrides": [*typed, f"ranking.num_layers={layers}"]}
         for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
             point = resolved("fsdp", **{"fsdp.forward_prefetch": ahead, "ranking.num_layers": layers})
             make_point("fsdp", directory / name, point, step_us=step_us)
@@ -134,12 +161,9 @@ def write_searches(directory: Path) -> None:
 def write_stacks(directory: Path) -> None:
     """A case for each answer about stacks, told apart by the length of its sequences."""
 
-    def run(
-        length: int, impl: str, step_us: float = 10_000.0, options: dict[str, Any] | None = None, **made: Any
-    ) -> None:
-        changes = {f"tp_training.{name}": value for name, value in (options or {}).items()}
-        point = stack_config(impl, **{"tp_training.seq_length": length, **changes})
-        make_point("tp_training", directory, point, step_us=step_us, **made)
+    def run(length: int, impl: str, step_us: float = 10_000.0, **made: Any) -> None:
+        options = {"seq_length": length, **made.pop("options", {})}
+        make_point("tp_training", directory, stack_config(impl, tp_training=options), step_us=step_us, **made)
 
     # Who computes something else: by its loss, by its gradients, by a loss that is no number, or nobody can tell.
     run(128, "autotp", 5_000.0, losses=falling(off={4: 6.4}))
@@ -149,15 +173,20 @@ def write_stacks(directory: Path) -> None:
         run(length, "fsdp_dtensor")
         run(length, "megatron", 8_000.0)
     run(512, "autotp", losses=falling(off={2: 6.0}))
-    run(512, "megatron")
+    run(512, "megatron", losses=falling(off={3: None, 6: 9.0}))
     for impl in ("autotp", "megatron"):
         run(640, impl, losses=falling(off={6: None}))
     # Times that say little, and one alone whose options are not the usual ones.
     for impl, step_us in (("autotp", 10_000.0), ("megatron", 9_000.0)):
-        run(768, impl, step_us, {"num_training_steps": 3})
+        run(768, impl, step_us, options={"num_training_steps": 3})
     run(896, "autotp", 10_000.0, spread_us=4_900.0)
     run(896, "megatron", 20_000.0, spread_us=9_900.0)
     run(1024, "autotp", options={"learning_rate": 0.001, "gradient_accumulation_steps": 4}, warnings=["beware"])
+    # The host limits one; the other ran in another environment; and who knows where the third did.
+    other = {**ENVIRONMENT, "driver": "590.2", "variables": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
+    run(1152, "autotp", launch_bound=True)
+    run(1152, "megatron", environment=other)
+    run(1152, "fsdp_dtensor", environment={"gpu": "something else"})
 
 
 def write_versions(directory: Path) -> None:
@@ -179,44 +208,29 @@ def write_copies(directory: Path) -> None:
     make_point("copy_engine", directory, launch_bound=bound, environment=environment)
 
 
-def write_proofs(directory: Path) -> None:
-    """A model for each verdict about a tuned configuration."""
-
-    def operators(model: str) -> Path:
-        make_point("operator", directory / model, operator_config(4, backend="megatron", model=model))
-        return directory / model
-
-    others = {"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}
-    left_out = {label: ratio for label, ratio in WINS.items() if not label.startswith("preset")}
-    wrong = {"warnings": [f"{TUNED} computes wrong numbers and was not measured: output differs."]}
-    failed = {"ratios": {}, "status": "failed", "error": "[rank3] out of memory\n..."}
-    verdicts: dict[str, dict[str, Any]] = {
-        "wins": {},
-        "tie": {"ratios": {**WINS, "tuned": 0.945}, "noise": 0.0095},
-        "preset": {"ratios": {**WINS, "preset preset_tp4": 0.89}},
-        "none": {"ratios": others},
-        "nothing_pays": {"ratios": {"none": 1.0, "default": 1.03, "floor": 0.9}},
-        "default": {"ratios": {"none": 1.0, "default": 0.98, "floor": 0.9}},
-        "left_out": {"ratios": left_out, "warnings": [f"{PRESET} was not measured: too many SMs.", "beware"]},
-        "failed": failed,
-        "launch_bound": {"changed": {"tuned": {"launch_bound": True}}},
-        "alone": {"ratios": {"tuned": 1.0, "floor": 0.9}},
-        "wrong": {"ratios": {"none": 1.0, "floor": 0.9}, **wrong},
-        "wrong_default": {"ratios": {"none": 1.0, "default": 0.95, "floor": 0.9}, **wrong},
+def write_statuses(directory: Path) -> None:
+    """A folder for each workload with points that are ok, failed, skipped, timed out and missing."""
+    kernels = {"ring_exchange": implementation(125.0, 1.0, RING), "bulk": implementation(110.0, independent=True)}
+    asked = kernel_config(implementations={"ring_exchange": RING, "pipeline": {**PIPELINE, "schedule": "x"}})
+    measured: dict[str, dict[str, Any]] = {
+        "operator": {"relative_error": {"output": 1e-6, "weight_grad": 1e-5}, "traces": ["trace_rank0.json.gz"]},
+        "layer": {"variants": {"none": variant([100.0] * 6), "default": variant([90.0] * 6)}},
+        "kernel": {"point": asked, "implementations": kernels, "left_out": {"pipeline": "refused: too large"}},
+        **{"fsdp": {}, "copy_engine": {}, "tp_training": {}},
     }
-    for model, proof in verdicts.items():
-        write_proof(operators(model), point=layer_config(model=model), **proof)
-        labels = {**LABELS, "tuned": "none"} if model in ("nothing_pays", "default") else LABELS
-        write_tuner(directory / model, proofs=[trial("proof", labels)])
-    reasons = {
-        "no_layer": {},
-        "dropped": {"dropped TP=4 qkv": "late", "dropped TP=4 fc1": "late", "dropped TP=4 fc2": "x"},
-    }
-    for model, dropped in reasons.items():
-        write_tuner(operators(model), dropped=dropped)
-    write_tuner(operators("given_up"), proofs=[trial("nowhere", LABELS)])
-    write_proof(directory / "stray", point=layer_config(model="stray"))
-    write_tuner(directory / "stray", proofs=[trial("proof", LABELS)])
+    points = {"operator": operator_config(method="pipeline", phase="fprop", num_sm=2, num_splits=4), "kernel": asked}
+    for workload, ok in measured.items():
+        make_point(workload, directory / workload, name="ok", **ok)
+        point = points.get(workload, resolved(workload))
+        for status in ("failed", "skipped", "timeout"):
+            make_point(workload, directory / workload, point, name=status, status=status, error=f"it {status}\n...")
+        missing_point(directory / workload, {**point, "precision": None})
+
+
+def write_nothing_measured(directory: Path) -> None:
+    error = "bulk does not fit fc1_fprop"
+    make_point("operator", directory, operator_config(2, "fc1", "fprop", "bulk"), status="skipped", error=error)
+    make_point("kernel", directory, kernel_config(backend="flux"), status="skipped", error="flux is not installed")
 
 
 def write_telemetry(directory: Path) -> None:
@@ -243,44 +257,22 @@ def write_telemetry(directory: Path) -> None:
         file.write("nonsense\n" * 3)
 
 
-def write_statuses(directory: Path) -> None:
-    """A folder for each workload with points that are ok, failed, skipped, timed out and missing."""
-    kernels = {"ring_exchange": implementation(125.0, 1.0, RING), "bulk": implementation(110.0, independent=True)}
-    asked = kernel_config(implementations={"ring_exchange": RING, "pipeline": {**PIPELINE, "schedule": "x"}})
-    measured: dict[str, dict[str, Any]] = {
-        "operator": {"relative_error": {"output": 1e-6, "weight_grad": 1e-5}, "traces": ["trace_rank0.json.gz"]},
-        "layer": {"variants": {"none": variant([100.0] * 6), "default": variant([90.0] * 6)}},
-        "kernel": {"point": asked, "implementations": kernels, "left_out": {"pipeline": "refused: too large"}},
-        **{"fsdp": {}, "copy_engine": {}, "tp_training": {}},
-    }
-    points = {"operator": operator_config(method="pipeline", phase="fprop", num_sm=2, num_splits=4), "kernel": asked}
-    for workload, ok in measured.items():
-        make_point(workload, directory / workload, name="ok", **ok)
-        point = points.get(workload, resolved(workload))
-        for status in ("failed", "skipped", "timeout"):
-            make_point(workload, directory / workload, point, name=status, status=status, error=f"it {status}\n...")
-        missing_point(directory / workload, {**point, "precision": None})
-
-
-MADE_UP: dict[str, Callable[[Path], object]] = {
-    "kernel_answers": write_kernels,
-    "training_doubts": write_training,
-    "searches": write_searches,
-    "stack_answers": write_stacks,
-    "stack_versions": write_versions,
-    "copy_answers": write_copies,
-    "proof_verdicts": write_proofs,
-    "telemetry_troubles": write_telemetry,
-    "statuses": write_statuses,
-}
-"""By name what writes the run directories into a folder that is not there yet."""
-
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "stack_versions": ("compare old=sweep/old new=sweep/new",),
-    "telemetry_troubles": ("compare a=sweep/a b=sweep/b",),
+MADE_UP: dict[str, tuple[Any, ...]] = {
+    "kernel_answers": (write_kernels,),
+    "training_doubts": (write_training,),
+    "stack_answers": (write_stacks,),
+    "stack_versions": (write_versions, "compare old=sweep/old new=sweep/new"),
+    "copy_answers": (write_copies,),
+    "telemetry_troubles": (write_telemetry, "compare a=sweep/a b=sweep/b"),
     "statuses": (
+        write_statuses,
         *(f"query sweep/{name} --format csv" for name in ("operator", "kernel", "fsdp", "copy_engine", "tp_training")),
         "query sweep/layer --layers --format csv",
     ),
+    "nothing_measured": (
+        write_nothing_measured,
+        "query sweep --kernels",
+        "report sweep --format csv --fail-if 'speedup < 1'",
+    ),
 }
-"""Run after the report."""
+"""By name what writes the run directories into a folder that is not there yet, and commands after the report."""

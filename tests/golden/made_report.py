@@ -1,16 +1,15 @@
-"""Made-up sweeps with what is rare in a report: one sweep has many such things, told apart by the model's name."""
+"""Made-up sweeps of operators and whole layers with what is rare in a report: one sweep has many such things, told
+apart by the model's name. Then sweeps of all workloads, and pairs to compare."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.analysis.knob_search import Gain, KnobRecord, KnobSearch, TriedKnobs
-from overlap_sweep.report.knob_search import write_knobs
 from overlap_sweep.run_directory import trace_file
 from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, write_run
 from tests.made_sweeps import (
@@ -18,35 +17,26 @@ from tests.made_sweeps import (
     BEST_SLOTS,
     LABELS,
     OTHER,
+    PRESET,
     TUNED,
     WINS,
     rounds,
     trial,
+    write_every_workload,
     write_layers,
     write_operators,
     write_proof,
-    write_sweep,
-    write_sweep_of_copies,
-    write_sweep_of_kernels,
-    write_sweep_of_stacks,
-    write_sweep_of_training,
     write_tuned_sweep,
     write_tuner,
 )
 from tests.make_point import (
-    ENVIRONMENT,
-    baselines,
     default_timing,
-    falling,
-    implementation,
-    kernel_config,
     layer_config,
     make_point,
     missing_point,
     operator_config,
     pass_times,
     resolved,
-    stack_config,
     variant,
 )
 
@@ -57,11 +47,12 @@ NONE_TRACE = TRACES / "h200x4_llama3_70b_layer_none.json.gz"
 
 
 def write_rare_operators(directory: Path) -> None:
-    ring = {"tp_size": 2, "operator": "fc1", "phase": "fprop", "method": "ring_exchange", "aggregate": False}
-    bulk = {"tp_size": 2, "operator": "fc1", "phase": "all", "method": "bulk", "num_sm": 4}
+    """What is said of operators; then what charts draw differently."""
+    ring = {"operator": "fc1", "phase": "fprop", "method": "ring_exchange", "aggregate": False}
+    bulk = {"operator": "fc1", "phase": "all", "method": "bulk", "num_sm": 4}
 
-    def write(model: str, setting: Mapping[str, Any], **measured: Any) -> Path:
-        return make_point("operator", directory, operator_config(**setting, model=model), **measured)
+    def write(model: str, setting: Mapping[str, Any], **measured: Any) -> None:
+        make_point("operator", directory, operator_config(**{**setting, "model": model}), **measured)
 
     fwd, bwd = default_timing(190.0, none_us=200.0), default_timing(440.0, none_us=400.0)
     for setting, fwd_us, bwd_us in ((ring, 220.0, 400.0), (bulk, 200.0, 320.0)):
@@ -85,22 +76,99 @@ def write_rare_operators(directory: Path) -> None:
     write("below_the_floor", bulk, bwd=pass_times(90.0, 200.0, 140.0), launch_bound=False)
     write("host_bound", bulk, launch_bound=True)
 
+    noisy = pass_times(160.0, 200.0, 150.0, spread_us=5.0, default=default_timing(260.0, 200.0))
+    write("noise_and_a_harmful_default", bulk, bwd=noisy)
+    write("nothing_to_hide", bulk, bwd=pass_times(90.0, 100.0, 100.0))
+    # Another day the machine takes twice as long.
+    for slower in (1, 2):
+        write("two_days", bulk, bwd=pass_times(150.0 * slower, 200.0 * slower, 100.0 * slower, spread_us=2.0 * slower))
+    for num_sm, use_ce in ((1, True), (2, False), (4, False)):
+        write("copy_engines", {**ring, "num_sm": num_sm, "use_ce": use_ce}, fwd=pass_times(80.0 + num_sm))
+    for num_sm in (1, 2, 4, 8):
+        write("one_level", {**ring, "num_sm": num_sm, "use_ce": True}, fwd=pass_times(80.0 - num_sm))
+    for dgrad, wgrad in ((4, 8), (4, 16), (8, 16)):
+        phases = {"dgrad": {"method": "bulk", "num_sm": dgrad}, "wgrad": {"method": "bulk", "num_sm": wgrad}}
+        write("apart", {"operator": "fc1", "phases": phases}, bwd=pass_times(150.0 + wgrad, 200.0, 100.0))
+    write("failed_and_launch_bound", bulk, bwd=pass_times(1500.0, 200.0, 100.0))
+    write("failed_and_launch_bound", {**bulk, "num_sm": 8}, status="failed", error="no")
+    write("failed_and_launch_bound", {**bulk, "num_sm": 16}, bwd=pass_times(1.0, 200.0, 100.0), launch_bound=True)
 
-def write_rare_proofs(directory: Path) -> None:
-    """Verdicts beside those of made_analysis.py, one sweep more than once, and a search without a tuner."""
-    for name, proof in {
-        "preset_in_between": {"ratios": {**WINS, "preset preset_tp4": 0.94}},
-        "default_ties": {"ratios": {**WINS, "tuned": 0.95}, "noise": 0.01},
-        "none_ties": {"ratios": {"none": 1.0, "default": 1.03, "tuned": 1.0, "floor": 0.9}, "noise": 0.01},
-        "only_none": {"ratios": {"none": 1.0, "tuned": 0.9, "floor": 0.8}},
-        "only_default": {"ratios": {"default": 1.0, "tuned": 0.9, "floor": 0.8}},
-        "together": {},
+
+MORE_SLOTS = {
+    "fc1_dgrad": BEST_SLOTS["fc1_dgrad"],
+    "fc2_fprop": {"method": "pipeline", "num_sm": 24, "num_splits": 4},
+    "qkv_dgrad": {"method": "bulk", "num_sm": 2},
+}
+ASYNC_TP = {**WINS, "tuned": 0.97, "preset preset_tp4": 0.99}
+WRONG = {"warnings": [f"{TUNED} computes wrong numbers and was not measured: output differs."]}
+PROOFS: dict[str, dict[str, Any]] = {
+    "wins": {"warnings": ["GPU 3 was throttled."]},
+    "tie": {"ratios": {**WINS, "tuned": 0.945}, "noise": 0.0095},
+    "preset": {"ratios": {**WINS, "preset preset_tp4": 0.89}},
+    "preset_in_between": {"ratios": {**WINS, "preset preset_tp4": 0.94}},
+    "preset_left_out": {
+        "ratios": {label: ratio for label, ratio in WINS.items() if not label.startswith("preset")},
+        "warnings": [f"{PRESET} was not measured: too many SMs.", "beware"],
+    },
+    "none": {"ratios": {"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}},
+    "none_wins_far": {"ratios": {**WINS, "none": 0.8}},
+    "none_ties": {"ratios": {"none": 1.0, "default": 1.03, "tuned": 1.0, "floor": 0.9}, "noise": 0.01},
+    "default": {"ratios": {**WINS, "tuned": 0.96}},
+    "default_ties": {"ratios": {**WINS, "tuned": 0.95}, "noise": 0.01},
+    "no_tuned_nothing_pays": {"ratios": {"none": 1.0, "default": 1.03, "floor": 0.9}},
+    "no_tuned_default": {"ratios": {"none": 1.0, "default": 0.98, "floor": 0.9}},
+    "beside_none": {"ratios": {"none": 1.0, "tuned": 0.9, "floor": 0.8}},
+    "beside_default": {"ratios": {"default": 1.0, "tuned": 0.9, "floor": 0.8}},
+    "alone": {"ratios": {"tuned": 1.0, "floor": 0.9}},
+    "wrong": {"ratios": {"none": 1.0, "floor": 0.9}, **WRONG},
+    "wrong_default": {"ratios": {"none": 1.0, "default": 0.95, "floor": 0.9}, **WRONG},
+    "failed": {"ratios": {}, "status": "failed", "error": "[rank3] out of memory\n..."},
+    "launch_bound": {"changed": {"tuned": {"launch_bound": True}}},
+    # Whose file is not what the operators say one by one, or is for another library.
+    "taken_together": {"changed": {"tuned": OTHER}},
+    "more_slots": {"changed": {"tuned": {**BEST, "settings": MORE_SLOTS}}},
+    "hint": {"backend": "torch"},
+    **{
+        f"async_tp_{name}": {"backend": "symm_mem", "ratios": {**ASYNC_TP, "default": default}}
+        for name, default in {"faster": 0.95, "slower": 1.04, "as_fast": 1.0}.items()
+    },
+}
+"""By model what `write_proof` takes, and the backend unless it is megatron."""
+
+
+def write_proofs(directory: Path) -> None:
+    """A model for each verdict about a tuned configuration; without a verdict; and one sweep more than once."""
+    for model, proof in PROOFS.items():
+        backend, told = proof.get("backend", "megatron"), {k: v for k, v in proof.items() if k != "backend"}
+        if model == "preset_left_out":
+            # One by one nothing is known of its operators.
+            make_point("operator", directory / model, operator_config(4, backend=backend, model=model))
+        else:
+            write_operators(directory / model, model=model, backend=backend)
+        write_proof(directory / model, point=layer_config(model=model, backend=backend), **told)
+        labels = {**LABELS, "tuned": "none"} if model.startswith("no_tuned") else LABELS
+        write_tuner(directory / model, proofs=[trial("proof", labels)])
+    dropped = {"dropped TP=4 qkv": "late", "dropped TP=4 fc1": "late", "dropped TP=4 fc2": "x"}
+    for model, record in {
+        "no_layer": {},
+        "dropped": {"dropped": dropped},
+        "given_up": {"proofs": [trial("nowhere", LABELS)]},
     }.items():
-        write_operators(directory / name, model=name)
-        write_proof(directory / name, **{"point": layer_config(model=name), **proof})
-        if name != "together":
-            write_tuner(directory / name, proofs=[trial("proof", LABELS)])
+        make_point("operator", directory / model, operator_config(4, backend="megatron", model=model))
+        write_tuner(directory / model, **record)
+    write_operators(directory / "async_tp_alone", model="async_tp_alone", backend="symm_mem")
+    for model, bwd in {
+        "not_timed": pass_times(90.0),
+        "better_as_a_whole": pass_times(390.0, 400.0, 300.0, default=default_timing(350.0, 400.0)),
+        "worse_than_none": pass_times(390.0, 400.0, 300.0, default=default_timing(450.0, 400.0)),
+    }.items():
+        point = operator_config(2, "fc1", "all", "bulk", model=model, backend="symm_mem")
+        make_point("operator", directory / model, point, bwd=bwd)
+    write_proof(directory / "stray", point=layer_config(model="stray"))
+    write_tuner(directory / "stray", proofs=[trial("proof", LABELS)])
     failed = layer_config(model="together")
+    write_operators(directory / "together", model="together")
+    write_proof(directory / "together", point=failed)
     make_point("layer", directory / "together", failed, name="together", status="failed", error="boom")
     together = [trial("together", {"best of each slot": "file:a"})]
     write_tuner(directory / "together", together=together, proofs=[trial("proof", LABELS)])
@@ -111,42 +179,6 @@ def write_rare_proofs(directory: Path) -> None:
     (directory / "12-00" / "tuner.json").unlink()
     search = directory / "12-00" / "search.json"
     search.write_text(search.read_text().replace('"dropped": {}', '"dropped": {"fc2": "no time"}'))
-
-
-def write_rare_files(directory: Path) -> None:
-    """Proofs whose files are not what the operators say one by one, or are for other libraries."""
-    more = {**BEST_SLOTS, "fc2_fprop": {"method": "pipeline", "num_sm": 24, "num_splits": 4}}
-    more["qkv_dgrad"] = {"method": "bulk", "num_sm": 2}
-    del more["fc1_wgrad"]
-    for name, proof in {
-        "proven": {"warnings": ["GPU 3 was throttled."]},
-        "taken_together": {"changed": {"tuned": OTHER}},
-        "more_slots": {"changed": {"tuned": {**BEST, "settings": more}}},
-        "don_t_overlap": {"ratios": {**WINS, "none": 0.8}},
-        "default": {"ratios": {**WINS, "tuned": 0.96}},
-        "failed": {"ratios": {}, "status": "failed", "error": "boom"},
-        "hint": {"point": {**layer_config(model="hint"), "backend": "torch"}},
-    }.items():
-        backend = {"backend": "torch"} if name == "hint" else {}
-        write_operators(directory / name, model=name, **backend)
-        write_proof(directory / name, **{"point": layer_config(model=name), **proof})
-        write_tuner(directory / name, proofs=[trial("proof", LABELS)])
-
-
-def write_async_tp(directory: Path) -> None:
-    symm_mem = {"backend": "symm_mem"}
-    for model, default in (("faster", 0.95), ("slower", 1.04), ("as_fast", 1.0)):
-        write_operators(directory / model, model=model, **symm_mem)
-        ratios = {**WINS, "default": default, "tuned": 0.97, "preset preset_tp4": 0.99}
-        write_proof(directory / model, ratios, point={**layer_config(model=model), **symm_mem})
-        write_tuner(directory / model, proofs=[trial("proof", LABELS)])
-    write_operators(directory / "no_layer", model="no_layer", **symm_mem)
-    bulk = operator_config(2, "fc1", "all", "bulk", model="not_timed", **symm_mem)
-    make_point("operator", directory, bulk, bwd=pass_times(90.0))
-    for model, default_us in (("better_as_a_whole", 350.0), ("worse_than_none", 450.0)):
-        as_a_whole = pass_times(390.0, 400.0, 300.0, default=default_timing(default_us, 400.0))
-        bulk = operator_config(2, "fc1", "all", "bulk", model=model, **symm_mem)
-        make_point("operator", directory, bulk, bwd=as_a_whole)
 
 
 def write_rare_layers(directory: Path) -> None:
@@ -166,69 +198,16 @@ def write_rare_layers(directory: Path) -> None:
         "step": {"none": variant([60_000.0] * 6, step_us=1234.0)},
         "few_rounds": {"default": variant([100.0] * 3), "file:a": variant([90.0] * 3, launch_bound=True)},
         "same_names": {"none": none, "file:/one/a.yaml": alternating(0.9), "file:/two/a.yaml": noisy},
+        "drifting": {
+            **{"none": rounds(1.0), "file:/far/away/tp4.yaml": rounds(0.9, 0.01), "floor": rounds(0.8)},
+            "default": rounds(1.1, launch_bound=True),
+        },
     }.items():
         make_point("layer", directory, layer_config(model=name), variants=variants, name=name)
     replicas = layer_config("linear", 2, num_replicas=2, training=True)
     settings = {"settings": {"fc1_fprop": {"method": "ring_exchange"}}, "switches": {"tp_comm_overlap": True}}
     variants = {"none": none, "file:a.yaml": variant([90.0] * 6, **settings)}
     make_point("layer", directory, replicas, variants=variants, name="replicas", attention_backend="fused")
-
-
-def write_rare_kernels(directory: Path) -> None:
-    """Of no model, below the bound, in environments that differ, on another machine."""
-    ring = {"ring": implementation(150.0)}
-    make_point("kernel", directory, kernel_config(operator=None), implementations={"ring": implementation(260.0)})
-    make_point("kernel", directory, kernel_config(n=4096), implementations=ring)
-    below = {"fused": implementation(90.0)}
-    older = {**ENVIRONMENT, "packages": {"torch": "2.6.0"}}
-    make_point("kernel", directory, kernel_config(n=4096, backend="flux"), implementations=below, environment=older)
-    h100 = {**ENVIRONMENT, "gpu": "NVIDIA H100"}
-    make_point("kernel", directory, implementations={"ring": implementation(250.0)}, environment=h100)
-
-
-def write_rare_training(directory: Path) -> None:
-    def write(model: str, changes: Mapping[str, Any] | None = None, **measured: Any) -> None:
-        make_point("fsdp", directory, resolved("fsdp", model=model, **(changes or {})), **measured)
-
-    prefetch = {"fsdp.forward_prefetch": 1}
-    write("alone", host_us={}, peak_memory_gb=None)
-    write("noisy", spread_us=30.0)
-    write("noisy", prefetch, step_us=1490.0, spread_us=30.0)
-    write("compiled", step_us=1500.0)
-    write("compiled", prefetch, step_us=1400.0)
-    write("compiled", {"compile.enabled": True}, step_us=1300.0)
-    found = KnobSearch(
-        label="ranking fsdp2 step on 4 ranks",
-        overrides=["workload=fsdp", "model=ranking"],
-        knobs={"fsdp.forward_prefetch": ["false", "1", "2"], "fsdp.limit_all_gathers": ["false", "true"]},
-        best={"fsdp.forward_prefetch": "1"},
-        time_us=1200.0,
-        baseline_us=1500.0,
-        gain=Gain(0.2, 0.03),
-        proven=True,
-        stopped="search.max_points is used up",
-        tried=[TriedKnobs(changed={"fsdp.forward_prefetch": "1"}, time_us=1200.0, noise_us=9.0, measurements=1)],
-    )
-    for ahead, step_us in ((0, 1500.0), (1, 1200.0), (2, 1100.0)):
-        write("ranking", {"fsdp.forward_prefetch": ahead}, step_us=step_us)
-    write_knobs(directory, KnobRecord(searches=[found]))
-
-
-def write_rare_stacks(directory: Path) -> None:
-    autotp = stack_config("autotp")
-    make_point("tp_training", directory, autotp, launch_bound=True, warnings=["attention is not fused"])
-    other = {**ENVIRONMENT, "driver": "590.2", "variables": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
-    make_point("tp_training", directory, stack_config("megatron"), environment=other)
-    make_point("tp_training", directory, environment={"gpu": "something else"})
-
-
-def write_every_workload(directory: Path) -> None:
-    write_sweep(directory / "operators")
-    write_layers(directory / "layers")
-    write_sweep_of_kernels(directory / "kernels")
-    write_sweep_of_training(directory / "training")
-    write_sweep_of_copies(directory / "copies")
-    write_sweep_of_stacks(directory / "stacks")
 
 
 def write_damaged(directory: Path) -> None:
@@ -242,20 +221,15 @@ def write_damaged(directory: Path) -> None:
     (directory / "tuner.json").write_text("{")
 
 
-def write_nothing_measured(directory: Path) -> None:
-    error = "bulk does not fit fc1_fprop"
-    make_point("operator", directory, operator_config(2, "fc1", "fprop", "bulk"), status="skipped", error=error)
-    make_point("kernel", directory, kernel_config(backend="flux"), status="skipped", error="flux is not installed")
-
-
 def write_traced(directory: Path) -> None:
     """Timelines: no overlap above the best, the best alone, what was not chosen, a trace that is broken."""
+    best = {"trace_rank0.json.gz": BEST_TRACE}
     for model, bwd_us, traces in (
-        ("both", 80.0, {"trace_rank0.json.gz": BEST_TRACE, "trace_none_rank0.json.gz": NONE_TRACE}),
-        ("beside_another_point", 80.0, {"trace_rank0.json.gz": BEST_TRACE}),
-        ("best_alone", 80.0, {"trace_rank0.json.gz": BEST_TRACE}),
-        ("not_chosen", 120.0, {"trace_rank0.json.gz": BEST_TRACE}),
-        ("broken", 80.0, {"trace_rank0.json.gz": BEST_TRACE, "trace_none_rank0.json.gz": None}),
+        ("both", 80.0, {**best, "trace_none_rank0.json.gz": NONE_TRACE}),
+        ("beside_another_point", 80.0, best),
+        ("best_alone", 80.0, best),
+        ("not_chosen", 120.0, best),
+        ("broken", 80.0, {**best, "trace_none_rank0.json.gz": None}),
         ("untraced", 80.0, {}),
     ):
         point = operator_config(2, "fc1", "all", "bulk", num_sm=4, model=model)
@@ -274,57 +248,6 @@ def write_traced(directory: Path) -> None:
     shutil.copy(NONE_TRACE, written / "trace_rank0.json.gz")
 
 
-def write_rare_charts(directory: Path) -> None:
-    """What charts draw differently: of operators by model, of kernels by n, of training runs by model, of stacks."""
-    bulk = {"operator": "fc1", "phase": "all", "method": "bulk", "num_sm": 4}
-    ring = {"operator": "fc1", "phase": "fprop", "method": "ring_exchange", "aggregate": False}
-
-    def write(model: str, setting: Mapping[str, Any], **measured: Any) -> None:
-        make_point("operator", directory, operator_config(**{**setting, "model": model}), **measured)
-
-    noisy = pass_times(160.0, 200.0, 150.0, spread_us=5.0, default=default_timing(260.0, 200.0))
-    write("noise_and_a_harmful_default", bulk, bwd=noisy)
-    write("nothing_to_hide", bulk, bwd=pass_times(90.0, 100.0, 100.0))
-    write("more_than_all_hidden", bulk, bwd=pass_times(90.0, 200.0, 140.0))
-    # Another day the machine takes twice as long.
-    for slower in (1, 2):
-        times = pass_times(150.0 * slower, 200.0 * slower, 100.0 * slower, spread_us=2.0 * slower)
-        write("two_days", bulk, bwd=times)
-    for num_sm, use_ce in ((1, True), (2, False), (4, False)):
-        write("copy_engines", {**ring, "num_sm": num_sm, "use_ce": use_ce}, fwd=pass_times(80.0 + num_sm))
-    for num_sm in (1, 2, 4, 8):
-        write("one_level", {**ring, "num_sm": num_sm, "use_ce": True}, fwd=pass_times(80.0 - num_sm))
-    for dgrad, wgrad in ((4, 8), (4, 16), (8, 16)):
-        phases = {"dgrad": {"method": "bulk", "num_sm": dgrad}, "wgrad": {"method": "bulk", "num_sm": wgrad}}
-        write("apart", {"operator": "fc1", "phases": phases}, bwd=pass_times(150.0 + wgrad, 200.0, 100.0))
-    write("failed_and_launch_bound", bulk, bwd=pass_times(1500.0, 200.0, 100.0))
-    write("failed_and_launch_bound", {**bulk, "num_sm": 8}, status="failed", error="no")
-    bound = pass_times(1.0, 200.0, 100.0)
-    write("failed_and_launch_bound", {**bulk, "num_sm": 16}, bwd=bound, launch_bound=True)
-    variants = {"none": rounds(1.0), "file:/far/away/tp4.yaml": rounds(0.9, 0.01), "floor": rounds(0.8)}
-    make_point("layer", directory, variants={**variants, "default": rounds(1.1, launch_bound=True)})
-    for m in (1024, 2048):
-        for n, measured in {
-            4096: {"a": implementation(900.0)},
-            8192: baselines(300.0, 100.0, 160.0) | {"a": implementation(240.0)},
-            16384: {"a": implementation(110.0, launch_bound=m == 1024), "b": implementation(150.0)},
-        }.items():
-            make_point("kernel", directory, kernel_config(m, n=n), implementations=measured)
-    dots = {f"ring{i}": implementation(150.0 + 10 * i, 1.0) for i in range(3)}
-    dots["bulk"] = implementation(110.0, independent=True)
-    make_point("kernel", directory, implementations=dots)
-    fused = {"fused": implementation(145.0)}
-    make_point("kernel", directory, kernel_config(backend="symm_mem"), implementations=fused)
-    write_sweep_of_training(directory / "by_the_sample")
-    for ahead, step_us in ((0, 1500.0), (1, 1200.0)):
-        point = resolved("fsdp", **{"model": "by_the_step", "fsdp.forward_prefetch": ahead})
-        make_point("fsdp", directory, point, step_us=step_us, spread_us=10.0)
-    make_point("copy_engine", directory, overlapped_us=1100.0)
-    write_sweep_of_stacks(directory / "stacks")
-    unknown = {"environment": {"gpu": "something else"}}
-    make_point("tp_training", directory, losses=falling(off={3: None, 6: 9.0}), **unknown)
-
-
 def write_compared(folder: Path) -> None:
     """Pairs to compare: operators, many of them, layers, copies, and training runs with dips."""
 
@@ -332,6 +255,11 @@ def write_compared(folder: Path) -> None:
         for name, time_us in times_us.items():
             point = operator_config(2, "fc1", "all", "bulk", num_sm=int(name.removeprefix("sm")))
             make_point("operator", directory, point, bwd=pass_times(time_us, 400.0, 300.0))
+
+    def run(directory: Path, name: str, factor: float, changes: dict[str, Any]) -> None:
+        point = resolved("fsdp", **{"distributed.dp_size": 2, **changes})
+        written = make_point("fsdp", directory, point, name=name, step_us=1500.0 * factor, spread_us=5.0)
+        write_run(written, factor=factor)
 
     bulk(folder / "old", sm4=320.0, sm8=360.0)
     bulk(folder / "new", sm4=400.0, sm8=310.0, sm16=330.0)
@@ -349,6 +277,7 @@ def write_compared(folder: Path) -> None:
     write_run(folder / "rocm", factor=1.1, dips={(17, 1): slow, (25, 0): exposed})
     for name, dip in {
         "elsewhere": {(9, 0): exposed, (9, 1): {"device": SLOW_DEVICE}},
+        "both_ranks": {(9, 0): exposed, (9, 1): {**exposed, "exposed_ms": 31.0}},
         "capped": {(9, 0): {**exposed, "device": {**USUAL_DEVICE, "sm_clock_mhz": 1965.0, "throttle_reasons": 4.0}}},
         "little": {(9, 0): little},
         "near": {(9, 0): {**exposed, "device": {**USUAL_DEVICE, "sm_clock_mhz": 1950.0, "temperature_c": 66.0}}},
@@ -356,33 +285,13 @@ def write_compared(folder: Path) -> None:
     }.items():
         write_run(folder / "dips" / name, dips=dip)
     for batch_size, factor in ((64, 1.0), (32, 0.8)):
-        changes = {"distributed.dp_size": 2, "training.batch_size": batch_size}
-        point = {"step_us": 1500.0 * factor, "spread_us": 5.0, "name": f"m_training.batch_size={batch_size}"}
-        write_run(make_point("fsdp", folder / "work", resolved("fsdp", **changes), **point), factor=factor)
+        run(folder / "work", f"m_training.batch_size={batch_size}", factor, {"training.batch_size": batch_size})
     for side, factor in (("a", 1.0), ("b", 0.8)):
         for i in range(4):
-            changes = {"distributed.dp_size": 2, "fsdp.forward_prefetch": i, "distributed.enable_overlap": side == "b"}
-            point = {"step_us": 1500.0 * factor, "spread_us": 5.0, "name": f"fsdp_{i}"}
-            written = make_point("fsdp", folder / "runs" / side, resolved("fsdp", **changes), **point)
-            write_run(written, factor=factor)
+            changes = {"fsdp.forward_prefetch": i, "distributed.enable_overlap": side == "b"}
+            run(folder / "runs" / side, f"fsdp_{i}", factor, changes)
     write_run(folder / "runs" / "b" / "fsdp_more")
     shutil.copytree(DATA / "h200x2_fsdp", folder / "h200x2_fsdp")
-
-
-COMPARISONS = (
-    "compare old new",
-    "compare a=old b=new --reference b --by slot",
-    "compare many/old many/new",
-    "compare layers/old layers/new",
-    "compare copies/old copies/new",
-    "compare cuda rocm",
-    "compare cuda=cuda rocm=rocm capped=dips/capped --candidate rocm",
-    *(f"compare cuda dips/{name}" for name in ("elsewhere", "capped", "little", "near", "blind")),
-    "compare big=work/m_training.batch_size=64 small=work/m_training.batch_size=32",
-    "compare runs/a runs/b",
-    "compare runs/a runs/b --by point",
-    "compare ddp=h200x2_fsdp/ddp_one_connection fsdp=h200x2_fsdp/fsdp2",
-)
 
 
 def write_rank(directory: Path, rank: int, slower: float = 1.0) -> Path:
@@ -406,6 +315,38 @@ def write_ranks(folder: Path) -> None:
     (folder / "cut.json").write_bytes(whole[: len(whole) * 3 // 4])
 
 
+MADE_UP: dict[str, tuple[Any, ...]] = {
+    "rare_operators": (write_rare_operators, "query sweep --columns all"),
+    "rare_proofs": (write_proofs,),
+    "rare_layers": (write_rare_layers, "query sweep --layers"),
+    "every_workload": (
+        write_every_workload,
+        "query sweep \"tp_size == 2 and num_splits == 4 or status != 'ok'\"",
+        "query sweep --layers",
+        "query sweep chosen --kernels --sort m",
+        "query sweep chosen --training",
+        "query sweep 'hidden_fraction > 0.5' --copies --sort matrix_size",
+        "query sweep 'chosen and tp_size == 4' --tp-training",
+        "report sweep --output out --format csv --fail-if 'hidden_fraction < 0.3'",
+    ),
+    "damaged": (write_damaged,),
+    "traced": (write_traced,),
+}
+"""By name what writes the run directories into a folder that is not there yet, and commands after the report."""
+COMPARISONS = (
+    "compare old new",
+    "compare a=old b=new --reference b --by slot",
+    "compare many/old many/new",
+    "compare layers/old layers/new",
+    "compare copies/old copies/new",
+    "compare cuda rocm",
+    "compare cuda=cuda rocm=rocm capped=dips/capped --candidate rocm",
+    *(f"compare cuda dips/{name}" for name in ("elsewhere", "both_ranks", "capped", "little", "near", "blind")),
+    "compare big=work/m_training.batch_size=64 small=work/m_training.batch_size=32",
+    "compare runs/a runs/b",
+    "compare runs/a runs/b --by point",
+    "compare ddp=h200x2_fsdp/ddp_one_connection fsdp=h200x2_fsdp/fsdp2",
+)
 OF_RANKS = (
     "trace ranks --phase all",
     "trace ranks --by rank",
@@ -415,39 +356,3 @@ OF_RANKS = (
     "timeline ranks --output timeline.json",
     "timeline alone --iteration 1 --output timeline.json.gz",
 )
-
-MADE_UP: dict[str, Callable[[Path], object]] = {
-    "rare_operators": write_rare_operators,
-    "rare_proofs": write_rare_proofs,
-    "rare_files": write_rare_files,
-    "async_tp": write_async_tp,
-    "rare_layers": write_rare_layers,
-    "rare_kernels": write_rare_kernels,
-    "rare_training": write_rare_training,
-    "rare_stacks": write_rare_stacks,
-    "every_workload": write_every_workload,
-    "damaged": write_damaged,
-    "nothing_measured": write_nothing_measured,
-    "traced": write_traced,
-    "rare_charts": write_rare_charts,
-}
-"""By name what writes the run directories into a folder that is not there yet."""
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "rare_operators": ("query sweep --columns all",),
-    "rare_layers": ("query sweep --layers",),
-    "every_workload": (
-        "query sweep \"tp_size == 2 and num_splits == 4 or status != 'ok'\"",
-        "query sweep --layers",
-        "query sweep chosen --kernels --sort m",
-        "query sweep chosen --training",
-        "query sweep 'hidden_fraction > 0.5' --copies --sort matrix_size",
-        "query sweep 'chosen and tp_size == 4' --tp-training",
-        "report sweep --output out --format csv --fail-if 'hidden_fraction < 0.3'",
-    ),
-    "nothing_measured": ("query sweep --kernels", "report sweep --format csv --fail-if 'speedup < 1'"),
-}
-"""Run after the report."""
-FILES = ("summary.txt", "page.txt", "*/optimal_tp_comm_overlap_cfg_tp?.yaml")
-"""What of the written files is held."""
-FILES_OF = {"rare_charts": ("chart_data.txt",)}
-"""Of some, what is held instead."""

@@ -18,7 +18,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from unittest import mock
 
-from overlap_sweep.report.comparison.charts import Chart
 from tests.analyze import analyze
 from tests.golden.cases import CASES, Case
 from tests.golden.page_text import DATA, chart_text, page_text
@@ -48,17 +47,14 @@ def outputs(case: Case, folder: Path) -> dict[str, str]:
         elif path.suffix == ".png" and path.stat().st_size:
             found["charts.txt"] = found.get("charts.txt", "") + chart_text(path.stem, json.loads(path.read_text()))
         elif path.is_file() and path.suffix not in BINARY:
-            found[_name(path.relative_to(folder / "out"))] = path.read_text()
+            name = path.relative_to(folder / "out").as_posix()
+            # Presets for Megatron-Bridge are Python, but none of ours to lint.
+            found[f"{name}.txt" if path.suffix == ".py" else name] = path.read_text()
     if case.files is None:
         # It is in charts.txt.
         found.pop(DATA, None)
     kept = {name for name in found if case.files is None or any(fnmatch(name, held) for held in case.files)}
     return {name: _settled(found[name]) for name in found if name in {"commands.txt", *kept}}
-
-
-def _name(path: Path) -> str:
-    """Presets for Megatron-Bridge are Python, but none of ours to lint."""
-    return f"{path.as_posix()}.txt" if path.suffix == ".py" else path.as_posix()
 
 
 def _run(command: str) -> str:
@@ -75,13 +71,9 @@ def drawing_no_images() -> Iterator[None]:
     """
     with (
         mock.patch("overlap_sweep.report.page.pngs._rendered", return_value=b""),
-        mock.patch("overlap_sweep.report.comparison.files.as_png", _specification),
+        mock.patch("overlap_sweep.report.comparison.files.as_png", lambda chart: json.dumps(chart.spec).encode()),
     ):
         yield
-
-
-def _specification(chart: Chart) -> bytes:
-    return json.dumps(chart.spec).encode()
 
 
 def _settled(text: str) -> str:

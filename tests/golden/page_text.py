@@ -8,23 +8,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
-_BLOCKS = {
-    "p",
-    "li",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "caption",
-    "figure",
-    "summary",
-    "dt",
-    "dd",
-    "div",
-    "pre",
-    "button",
-    "title",
-}
+_BLOCKS = re.compile("p|li|h[1-4]|caption|figure|summary|dt|dd|div|pre|button|title")
 _CELLS = {"td", "th"}
 _CODE = "application/json"
 DATA = "chart_data.txt"
@@ -47,7 +31,7 @@ class _Page(HTMLParser):
         if tag in ("script", "style"):
             self._skipped = given.get("type") or tag
             return
-        if tag in _BLOCKS:
+        if _BLOCKS.fullmatch(tag):
             self._end_line()
         if tag == "tr":
             self._end_line()
@@ -67,7 +51,7 @@ class _Page(HTMLParser):
         elif tag == "tr" and self._cells is not None:
             self.lines.append(" | ".join(self._cells))
             self._cells = None
-        elif tag in _BLOCKS:
+        elif _BLOCKS.fullmatch(tag):
             self._end_line()
 
     def handle_data(self, data: str) -> None:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Records the run directories of tests/golden/inputs on two GPUs, each with its log in OUT; pack.py makes archives of them.
+# Records the run directories of tests/golden/inputs on two GPUs, each with its log in OUT; archives.py packs them. Of
+# knob_search without its rank_*_metrics.jsonl, which would be most of the archive; paths of the machine are replaced.
 #   tests/golden/record.sh OUT [NAME ...]     only those of these names
 set -uo pipefail
 cd "$(dirname "$0")/../.."
