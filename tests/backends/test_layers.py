@@ -331,20 +331,17 @@ def test_what_is_gathered_on_the_floor_are_numbers_and_no_copy_is_made_twice() -
     assert scattered.data_ptr() == full[2:4].data_ptr()
 
 
-def test_variants_have_the_same_weights() -> None:
+def test_variants_have_the_same_weights_in_the_precision() -> None:
     ranks = Ranks(0, 2, CPU)
-    one, other, another = (layers.build(torch_point(), "floor", NONE, ranks, seed) for seed in (3, 3, 4))
-    weights = [dict(layer.module.named_parameters()) for layer in (one, other, another)]
-    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
-    assert not weights[0]["mlp.block.fc1.weight"].equal(weights[2]["mlp.block.fc1.weight"])
-    assert weights[0]["mlp.block.fc2.weight"].std().item() == pytest.approx(24**-0.5, rel=0.2)
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_weights_are_in_the_precision(precision: str, dtype: torch.dtype) -> None:
-    point = {**torch_point(model=GPT), "precision": precision}
-    layer = layers.build(point, "floor", NONE, Ranks(0, 2, CPU), 0)
-    assert {parameter.dtype for parameter in layer.module.parameters()} == {dtype}
+    in_bf16 = {**torch_point(model=GPT), "precision": "bf16"}
+    asked = ((torch_point(), 3), (torch_point(), 3), (torch_point(), 4), (in_bf16, 3))
+    built = [layers.build(point, "floor", NONE, ranks, seed) for point, seed in asked]
+    weights, same, other, rounded = (dict(layer.module.named_parameters()) for layer in built)
+    assert all(tensor.equal(same[name]) for name, tensor in weights.items())
+    assert not weights["mlp.block.fc1.weight"].equal(other["mlp.block.fc1.weight"])
+    assert weights["mlp.block.fc2.weight"].std().item() == pytest.approx(24**-0.5, rel=0.2)
+    assert {parameter.dtype for parameter in weights.values()} == {torch.float32}
+    assert {parameter.dtype for parameter in rounded.values()} == {torch.bfloat16}
 
 
 def test_who_computes_attention_is_named() -> None:

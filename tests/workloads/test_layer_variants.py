@@ -1,3 +1,5 @@
+"""The configurations that variants stand for; which names are none, or said twice, is in tests/golden."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,16 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from overlap_sweep import overlap_cfg, space
-from overlap_sweep.errors import UserError
+from overlap_sweep import overlap_cfg
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
 from overlap_sweep.workloads import layer_variants
 from overlap_sweep.workloads.layer_variants import PRESETS
 from tests.points import layer_point
-
-
-def names(backend: str = "transformer_engine", **layer: Any) -> list[str]:
-    return layer_variants.names(layer_point(backend=backend, layer=layer))
 
 
 @pytest.mark.parametrize(
@@ -29,88 +26,37 @@ def names(backend: str = "transformer_engine", **layer: Any) -> list[str]:
 def test_unasked_the_users_one_configuration_or_the_default_runs_beside_none(
     layer: dict[str, Any], overlapped: str | None
 ) -> None:
-    assert names(**layer) == ["none", overlapped or "default", "floor"]
-    assert names(**layer, comm_overlap=False) == ["none", "floor"]
+    assert layer_variants.names(layer_point(layer=layer)) == ["none", overlapped or "default", "floor"]
     # A backend without a default runs none.
-    assert names("torch", **layer) == ["none", *([overlapped] if overlapped else []), "floor"]
-
-
-@pytest.mark.parametrize(
-    ("variants", "overlapping", "not_overlapping"),
-    [
-        (["none", "default"], ["none", "default", "floor"], ["none", "floor"]),
-        (["default", "none"], ["default", "none", "floor"], ["none", "floor"]),
-        (["floor", "bulk", "none"], ["bulk", "none", "floor"], ["none", "floor"]),
-        (["bulk", "bulk", "file:x"], ["bulk", "file:x", "floor"], ["none", "floor"]),
-        (["none"], ["none", "floor"], ["none", "floor"]),
-        (list(PRESETS), [*PRESETS, "floor"], ["none", "floor"]),
-        # The floor is never alone.
-        ([], ["none", "floor"], ["none", "floor"]),
-        (["floor"], ["none", "floor"], ["none", "floor"]),
-    ],
-)
-def test_a_list_of_ones_own_is_kept_in_its_order_with_the_floor_last(
-    variants: list[str], overlapping: list[str], not_overlapping: list[str]
-) -> None:
-    assert names(variants=variants) == overlapping
-    assert names(variants=variants, comm_overlap=False) == not_overlapping
-
-
-@pytest.mark.parametrize(
-    "several",
-    [
-        {"variants": ["default"], "ub_overlap_rs_dgrad": True},
-        {"variants": ["default"], "tp_comm_overlap_cfg": "/a/b.yaml"},
-        {"tp_comm_overlap_cfg": "/a/b.yaml", "ub_overlap_rs_dgrad": True},
-    ],
-)
-def test_what_overlaps_is_said_once(several: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^layer\.\w+ and layer\.\w+ both say how the layer overlaps; give one of"):
-        names(**several)
-    assert names(**several, comm_overlap=False) == ["none", "floor"]
-
-
-def test_two_files_of_one_name_in_the_run_directory_are_refused(tmp_path: Path) -> None:
-    point = layer_point(layer={"variants": [f"file:{tmp_path}/a/b.yaml", f"file:{tmp_path}/a-b.yaml"]})
-    with pytest.raises(UserError, match="would have one name; rename one"):
-        layer_variants.configurations(point)
+    on_torch = layer_point(backend="torch", layer=layer)
+    assert layer_variants.names(on_torch) == ["none", *([overlapped] if overlapped else []), "floor"]
 
 
 def configuration(name: str, **changes: Any) -> OverlapConfig:
-    point = layer_point(**changes, layer={"variants": [name]})
-    return layer_variants.configurations(point)[name]
+    """By a list of variants, in which what does not overlap has no configuration."""
+    (config,) = layer_variants.configurations(layer_point(**changes, layer={"variants": ["none", name]})).values()
+    return config
 
 
 KNOBS: dict[str, dict[str, Any]] = {
     "none given": {},
     "num_sm alone": {"num_sm": 2},
     "all": {
-        "num_sm": 1,
-        "aggregate": True,
-        "num_splits": 2,
-        "cga_size": 1,
-        "set_sm_margin": False,
-        "use_ce": False,
-        "atomic_gemm": False,
-        "fp8_buf": True,
+        **{"num_sm": 1, "aggregate": True, "num_splits": 2, "cga_size": 1, "set_sm_margin": False, "use_ce": False},
+        **{"atomic_gemm": False, "fp8_buf": True},
     },
 }
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
-@pytest.mark.parametrize("kind", space.LAYER_KINDS)
-def test_every_preset_is_one_that_the_library_takes(preset: str, knobs: dict[str, Any], kind: str) -> None:
+def test_every_preset_is_one_that_the_library_takes(preset: str, knobs: dict[str, Any]) -> None:
     config = configuration(preset, **knobs)
     assert overlap_cfg.slots_refusal(config.slots) is None
     assert overlap_cfg.switches_refusal(config) is None
     assert set(config.switches) == set(SWITCH_DEFAULTS)
     assert config.switches["tp_comm_overlap"]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_what_a_preset_configures_its_switches_let_run_and_what_a_method_does_not_is_off(preset: str) -> None:
-    config = configuration(preset)
+    # What a preset configures its switches let run, and what a method does not configure is off.
     allowed = methods_allowed(config.switches)
     assert all(setting["method"] in allowed[slot] for slot, setting in config.slots.items())
     if preset in ("bulk", "ring_exchange", "pipeline", "split"):
@@ -124,33 +70,26 @@ OWN_SCATTER = ["qkv_dgrad", "fc1_dgrad"]
 
 
 @pytest.mark.parametrize(
-    ("preset", "methods"),
+    ("preset", "methods", "switches"),
     [
-        ("default", {}),
-        ("bulk", dict.fromkeys(BULK, "bulk")),
-        ("ring_exchange", dict.fromkeys([*GATHERING, *SCATTERING, *OWN_SCATTER], "ring_exchange")),
-        ("pipeline", dict.fromkeys([*SCATTERING, *OWN_SCATTER], "pipeline")),
-        ("split", {**dict.fromkeys(GATHERING, "ring_exchange"), **dict.fromkeys(SCATTERING, "pipeline")}),
-        ("rs_dgrad", dict.fromkeys(OWN_SCATTER, "ring_exchange")),
-        ("atomic", dict.fromkeys(["qkv_fprop", "proj_fprop", "fc1_fprop", "fc2_fprop"], "ring_exchange")),
+        ("default", {}, {}),
+        ("bulk", dict.fromkeys(BULK, "bulk"), None),
+        ("ring_exchange", dict.fromkeys([*GATHERING, *SCATTERING, *OWN_SCATTER], "ring_exchange"), None),
+        ("pipeline", dict.fromkeys([*SCATTERING, *OWN_SCATTER], "pipeline"), None),
+        ("split", {**dict.fromkeys(GATHERING, "ring_exchange"), **dict.fromkeys(SCATTERING, "pipeline")}, None),
+        ("rs_dgrad", dict.fromkeys(OWN_SCATTER, "ring_exchange"), {"tp_comm_overlap_rs_dgrad": True}),
+        ("atomic", dict.fromkeys(["qkv_fprop", "proj_fprop", "fc1_fprop", "fc2_fprop"], "ring_exchange"), {}),
     ],
 )
-def test_the_slots_of_every_preset(preset: str, methods: dict[str, str]) -> None:
-    assert {slot: setting["method"] for slot, setting in configuration(preset).slots.items()} == methods
-
-
-@pytest.mark.parametrize(
-    ("preset", "changed"),
-    [("default", {}), ("atomic", {}), ("rs_dgrad", {"tp_comm_overlap_rs_dgrad": True})],
-)
-def test_other_presets_leave_the_switches_at_megatron_cores_defaults(preset: str, changed: dict[str, bool]) -> None:
-    assert configuration(preset).switches == {**SWITCH_DEFAULTS, **changed}
-
-
-def test_atomic_is_one_atomic_gemm_by_ring_exchange_in_both_of_a_pair() -> None:
-    slots = configuration("atomic", num_sm=1).slots
-    assert all(setting["atomic_gemm"] is True for setting in slots.values())
-    assert all(setting["num_sm"] == 1 for setting in slots.values())
+def test_the_slots_of_every_preset_and_switches_that_are_not_at_their_defaults(
+    preset: str, methods: dict[str, str], switches: dict[str, bool] | None
+) -> None:
+    config = configuration(preset, num_sm=1)
+    assert {slot: setting["method"] for slot, setting in config.slots.items()} == methods
+    if switches is not None:
+        assert config.switches == {**SWITCH_DEFAULTS, **switches}
+    if preset == "atomic":
+        assert all((s["atomic_gemm"], s["num_sm"]) == (True, 1) for s in config.slots.values())
 
 
 def test_knobs_go_to_every_slot_that_has_them_and_others_are_the_methods_defaults() -> None:
@@ -169,36 +108,13 @@ def test_knobs_go_to_every_slot_that_has_them_and_others_are_the_methods_default
     }
 
 
-def test_what_does_not_overlap_has_no_configuration() -> None:
-    assert layer_variants.configurations(layer_point(layer={"comm_overlap": False})) == {}
-    several = layer_point(layer={"variants": ["bulk", "none", "default", "floor"]})
-    assert list(layer_variants.configurations(several)) == ["bulk", "default"]
-
-
-def test_a_file_is_read_with_its_switches(tmp_path: Path) -> None:
+def test_a_file_is_read_with_its_switches_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = {"fc1_dgrad": {"method": "pipeline", "num_sm": 4}}
     path = tmp_path / "cfg.yaml"
     path.write_text("#   tp_comm_overlap_disable_qkv: true\n" + yaml.safe_dump(slots))
-    config = configuration(f"file:{path}")
-    assert config.slots == slots
     changed = {"tp_comm_overlap_disable_qkv": True, "tp_comm_overlap_rs_dgrad": True}
-    assert config.switches == {**SWITCH_DEFAULTS, **changed}
+    config = OverlapConfig(slots, {**SWITCH_DEFAULTS, **changed})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert configuration(f"file:{path}") == configuration("file:~/cfg.yaml") == config
     same = layer_variants.configurations(layer_point(layer={"tp_comm_overlap_cfg": str(path)}))
     assert same == {f"file:{path}": config}
-
-
-def test_a_file_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "cfg.yaml").write_text("{}\n")
-    assert configuration("file:~/cfg.yaml") == OverlapConfig()
-
-
-@pytest.mark.parametrize("name", ["magic", "Default", "fc1_dgrad", "cfg.yaml", ""])
-def test_an_unknown_variant_is_told_the_known_ones(name: str) -> None:
-    with pytest.raises(UserError, match=r"is not known; choose among none, floor, default, bulk, .*, file:<path>\.$"):
-        configuration(name)
-
-
-def test_a_file_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        configuration(f"file:{tmp_path}/nowhere.yaml")

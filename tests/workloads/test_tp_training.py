@@ -1,4 +1,4 @@
-"""What a point of workload=tp_training is, and which are refused with which mend."""
+"""What a point of workload=tp_training is; which are refused is in tests/golden/expected/refusals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from overlap_sweep.tp_training.memory import least_bytes
 from overlap_sweep.workloads import tp_training
 from tests.sweeps import ROOT
 from tests.training.points import composed, tp_point
-
-
-def refusal(*overrides: str) -> str | None:
-    return tp_training.refusal(tp_point(*overrides))
 
 
 def test_a_point_says_all_that_is_trained() -> None:
@@ -63,67 +59,6 @@ def test_implementations_share_no_process() -> None:
     assert len(configs) == 3
     assert GroupConfig.of(tp_point("impl=megatron")).max_connections == 1
     assert GroupConfig.of(tp_point("impl=autotp")).max_connections == 8
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (["tp_size=4"], "num_key_value_heads=2 of qwen3_tiny does not divide by tp_size=4; use a divisor"),
-        (["model.num_attention_heads=6", "model.num_kv_heads=4", "tp_size=4"], "num_attention_heads=6"),
-        (["model.num_attention_heads=6", "model.num_kv_heads=4"], "does not divide by num_key_value_heads=4; give"),
-        (["model.head_dim=7"], "head_dim=7 is odd, and rotary embeddings turn pairs; give an even model.head_dim"),
-        (["model.ffn_hidden_size=97"], "intermediate_size=97"),
-        (["impl=async_tp", "tp_training.seq_length=15"], "seq_length=15 does not divide by tp_size=2; use a multiple"),
-        (["impl=async_tp", "tp_size=1"], "use impl=fsdp_dtensor"),
-        (["impl=async_tp", "tp_training.sequence_parallel=false"], "without tp_training.sequence_parallel"),
-        (["impl=autotp", "tp_training.sequence_parallel=true"], "AutoTP has no sequence parallelism"),
-        (["tp_training.attn_impl=flash_attention_2"], "needs a GPU; use sdpa"),
-        (["impl=megatron", "tp_training.autocast=true"], "leave tp_training.autocast out"),
-        (["impl=megatron", "tp_training.compile=true"], "leave tp_training.compile out"),
-        (["impl=megatron", "tp_training.vocab_parallel=false"], "leave tp_training.vocab_parallel out"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_with_the_mend(overrides: list[str], reason: str) -> None:
-    assert reason in str(refusal(*overrides))
-
-
-@pytest.mark.parametrize(
-    ("impl", "package", "extra"), [("autotp", "deepspeed", "autotp"), ("megatron", "megatron", "gpu")]
-)
-def test_a_missing_library_is_named_with_its_installation(
-    impl: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = tp_training.find_spec
-    monkeypatch.setattr(tp_training, "find_spec", lambda name: None if name == package else found(name))
-    assert f"pip install 'overlap-sweep[{extra}]'" in str(refusal(f"impl={impl}"))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["runtime.device=cuda", "dp_size=512"], "tp_size=2 x dp_size=512 needs 1024 GPUs"),
-        (["tp_training.warmup_steps=5"], "leaves nothing of tp_training.num_training_steps=5 to be timed"),
-        (["backend=torch"], "who trains is said by impl"),
-        (["precision=bf16"], "give tp_training.dtype to workload=tp_training instead"),
-        (["impl=zero"], "impl=zero is not known; choose one of autotp, fsdp_dtensor, async_tp, megatron"),
-        (["model=gpt3_175b"], "no architecture, so it is no language model"),
-        (["model.architecture=bert"], "cannot be trained; choose one of llama, mistral, qwen2, qwen3"),
-        (["model.vocab_size=null"], "has no vocab_size, which a language model needs; give model.vocab_size=..."),
-        (["tp_training.zero_stage=3"], "out of range"),
-        (["impl=megatron", "tp_training.tp_comm_overlap_cfg=/nowhere.yaml"], "give a tp_comm_overlap_cfg"),
-    ],
-)
-def test_wrong_input_is_told_in_one_line(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        tp_point(*overrides)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_other_workloads_know_none_of_it() -> None:
-    for override in ("impl=autotp", "dp_size=2", "tp_training.batch_size=2"):
-        with pytest.raises(UserError, match="is for workload=tp_training"):
-            tp_point("workload=fsdp", override)
 
 
 def test_a_tuned_file_becomes_part_of_the_point(tmp_path: Path) -> None:

@@ -1,50 +1,42 @@
+"""What backends that overlap by userbuffers say of themselves without their library: switches, defaults, parameters.
+
+What they refuse is in tests/golden/expected/refusals.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
+from itertools import product
+from typing import Any
 
 import pytest
 
-from overlap_sweep import space
+from overlap_sweep import models, space
 from overlap_sweep.analysis.switches import methods_allowed
-from overlap_sweep.backends import Purpose
+from overlap_sweep.backends import Purpose, transformer_engine
 from overlap_sweep.backends.transformer_engine.switches import DEFAULTS, MEGATRON_NAMES, operator_switches
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
 from tests.points import gpu_point
 
+COLUMN_FPROP, ROW_FPROP = ("qkv_fprop", "fc1_fprop"), ("proj_fprop", "fc2_fprop")
+COLUMN_DGRAD, ROW_DGRAD = ("qkv_dgrad", "fc1_dgrad"), ("proj_dgrad", "fc2_dgrad")
 # The argument of te.LayerNormLinear (qkv, fc1) or te.Linear (proj, fc2) that has the slot overlapped.
 SWITCH = {
-    ("qkv_fprop", "ring_exchange"): "ub_overlap_ag",
-    ("qkv_dgrad", "bulk"): "ub_bulk_dgrad",
-    ("qkv_dgrad", "ring_exchange"): "ub_overlap_rs_dgrad",
-    ("qkv_dgrad", "pipeline"): "ub_overlap_rs_dgrad",
-    ("qkv_wgrad", "bulk"): "ub_bulk_wgrad",
-    ("proj_fprop", "ring_exchange"): "ub_overlap_rs",
-    ("proj_fprop", "pipeline"): "ub_overlap_rs",
-    ("proj_dgrad", "ring_exchange"): "ub_overlap_ag",
-    ("fc1_fprop", "ring_exchange"): "ub_overlap_ag",
-    ("fc1_dgrad", "bulk"): "ub_bulk_dgrad",
-    ("fc1_dgrad", "ring_exchange"): "ub_overlap_rs_dgrad",
-    ("fc1_dgrad", "pipeline"): "ub_overlap_rs_dgrad",
-    ("fc1_wgrad", "bulk"): "ub_bulk_wgrad",
-    ("fc2_fprop", "ring_exchange"): "ub_overlap_rs",
-    ("fc2_fprop", "pipeline"): "ub_overlap_rs",
-    ("fc2_dgrad", "ring_exchange"): "ub_overlap_ag",
+    **dict.fromkeys(product(COLUMN_FPROP + ROW_DGRAD, ["ring_exchange"]), "ub_overlap_ag"),
+    **dict.fromkeys(product(ROW_FPROP, ["ring_exchange", "pipeline"]), "ub_overlap_rs"),
+    **dict.fromkeys(product(COLUMN_DGRAD, ["ring_exchange", "pipeline"]), "ub_overlap_rs_dgrad"),
+    **dict.fromkeys(product(COLUMN_DGRAD, ["bulk"]), "ub_bulk_dgrad"),
+    **dict.fromkeys(product(("qkv_wgrad", "fc1_wgrad"), ["bulk"]), "ub_bulk_wgrad"),
 }
 SILENT: tuple[Purpose, ...] = ("none", "floor", "tp1")
-CASES = [pytest.param(*case, id="-".join(case)) for case in SWITCH]
 
 
 def test_no_slot_and_no_method_is_left_out() -> None:
-    pairs = {
-        (space.slot(operator, phase), method)
-        for operator in space.OPERATORS
-        for phase in space.PHASES
-        for method in space.methods_of(operator, phase)
-    }
-    assert pairs == set(SWITCH)
+    assert {(slot, method) for slot, methods in space.SLOTS.items() for method in methods} == set(SWITCH)
 
 
-@pytest.mark.parametrize(("slot", "method"), CASES)
+@pytest.mark.parametrize(("slot", "method"), [pytest.param(*case, id="-".join(case)) for case in SWITCH])
 def test_a_slots_switch_goes_on_for_exactly_its_own_slot_as_the_analysis_says(slot: str, method: str) -> None:
     operator, phase = slot.split("_")
     settings = space.settings(gpu_point(operator=operator, phase=phase, method=method))
@@ -76,12 +68,58 @@ def test_the_switches_of_an_operator(operator: str) -> None:
     assert default == {name: SWITCH_DEFAULTS[MEGATRON_NAMES[name]] for name in default}
     bulk = ["ub_bulk_dgrad", "ub_bulk_wgrad"] if operator in ("qkv", "fc1") else ["ub_overlap_rs"]
     assert on(default) == {"ub_overlap_ag", *bulk}
-    assert default.keys() == operator_switches(operator, "point", {}).keys()
-
-
-def test_slots_of_other_operators_switch_nothing_on() -> None:
-    assert not on(operator_switches("qkv", "point", {"fc1_fprop": {"method": "ring_exchange"}}))
+    # Slots of other operators switch nothing on.
+    others = operator_switches(operator, "point", {"other_fprop": {"method": "ring_exchange"}})
+    assert others == dict.fromkeys(default, False)
 
 
 def test_the_defaults_have_a_name_in_megatron_core_each() -> None:
     assert {name: SWITCH_DEFAULTS[theirs] for name, theirs in MEGATRON_NAMES.items()} == DEFAULTS
+
+
+def test_the_cuda_that_it_was_built_for_is_told_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed, major in (("transformer-engine-cu12", 12), ("transformer-engine-cu13", 13), ("numpy", None)):
+
+        def version(package: str, installed: str = installed) -> str:
+            if package != installed:
+                raise PackageNotFoundError(package)
+            return "2.20.2"
+
+        monkeypatch.setattr(transformer_engine, "version", version)
+        assert transformer_engine.cuda_major.__wrapped__() == major
+
+
+# Transformer Engine 2.20, module/base.py, get_default_config.
+@pytest.mark.parametrize(
+    ("method", "cga_size", "set_sm_margin"), [("bulk", 2, True), ("pipeline", 2, True), ("ring_exchange", 1, False)]
+)
+def test_the_default_knobs_are_the_librarys(method: str, cga_size: int, set_sm_margin: bool) -> None:
+    given = transformer_engine.default_knobs(method)
+    assert (given["cga_size"], given["set_sm_margin"]) == (cga_size, set_sm_margin)
+    assert given.get("use_ce", True)
+    assert given.get("num_splits", 4) == 4
+    assert not given.get("aggregate", False)
+
+
+def test_the_librarys_default_has_bulk_and_pipeline() -> None:
+    has_default = {size: transformer_engine.has_default(gpu_point(tp_size=size)) for size in (1, 2, 3, 4, 6, 8)}
+    assert has_default == {1: False, 2: True, 3: False, 4: True, 6: False, 8: True}
+
+
+@pytest.mark.parametrize(
+    ("operator", "model", "names"),
+    [
+        ("fc1", {"bias": False, "normalization": "RMSNorm"}, {"layer_norm_weight"}),
+        ("qkv", {"bias": True, "normalization": "LayerNorm"}, {"bias", "layer_norm_weight", "layer_norm_bias"}),
+        ("fc2", {"bias": False, "normalization": "LayerNorm"}, set()),
+        ("proj", {"bias": True, "normalization": "RMSNorm"}, {"bias"}),
+    ],
+)
+def test_parameters_of_every_operator(operator: str, model: dict[str, Any], names: set[str]) -> None:
+    point = gpu_point(operator=operator, model=model)
+    shape = models.linear_shape(point["model"], operator, 128, 2)
+    shapes = transformer_engine.parameter_shapes(point, shape)
+    assert set(shapes) == {"weight", *names}
+    assert shapes["weight"] == shape.weight_shape
+    assert shapes.get("bias", (shape.weight_shape[0],)) == (shape.weight_shape[0],)
+    assert shapes.get("layer_norm_weight", (256,)) == (256,)
