@@ -44,8 +44,8 @@ def operator_result(
         own = {s: setting for s, setting in given.items() if space.PASS_OF_PHASE[s.partition("_")[2]] == name}
         point_us = none_us * (ratio(name, own) if own else 1.0)
         times[name] = pass_times(point_us, none_us, none_us / 2, tp1_us=none_us / 2 * point["tp_size"])
-    known = {"settings": given, "times": times, "objective_us": 1.0}
-    return Result(name="", point=dict(point), **{"status": "ok", **known, **fields})
+    known = {"status": "ok", "settings": given, "times": times, "objective_us": 1.0}
+    return Result(name="", point=dict(point), **{**known, **fields})
 
 
 def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], float]) -> Result:
@@ -54,14 +54,11 @@ def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], floa
     ratios = {name: ratio(config) if name != "none" else 1.0 for name, config in configs.items()} | {"floor": 0.5}
     # What the machine does to all variants of a round alike.
     rounds_us = [10_000.0 * slow for slow in (0.999, 1.0, 1.001, 1.0, 0.999, 1.001, 1.0)]
-    variants = {
-        name: variant(
-            [time_us * share for time_us in rounds_us],
-            settings=configs[name].slots if name in configs else {},
-            switches=configs[name].switches if name in configs else {},
-        )
-        for name, share in ratios.items()
-    }
+    variants = {}
+    for name, share in ratios.items():
+        config = configs.get(name, OverlapConfig({}, {}))
+        times_us = [time_us * share for time_us in rounds_us]
+        variants[name] = variant(times_us, settings=config.slots, switches=config.switches)
     known = {"variants": variants, "objective_us": 10_000.0, "attention_backend": "made up"}
     return Result(name="", point=dict(point), status="ok", **known)
 

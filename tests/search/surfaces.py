@@ -13,7 +13,7 @@ from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import NONE, Candidate, Cell
 from overlap_sweep.search.start import Start, usual
-from overlap_sweep.search.trail import Baselines, Failure, Measured, Trail, unlimited
+from overlap_sweep.search.trail import Baselines, Failure, Measured, Trail
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 """The tuner's num_sm."""
@@ -89,17 +89,10 @@ class Surface:
     def true_us(self, candidate: Candidate) -> float:
         return self.none_us if candidate == NONE else self.time_us(candidate)
 
-    @property
-    def right(self) -> list[Candidate]:
-        """What can be measured, `none` among it."""
-        return [NONE, *(candidate for candidate in self.cell.candidates if candidate not in self.failures)]
-
-    @property
-    def best_us(self) -> float:
-        return min(map(self.true_us, self.right))
-
     def regret(self, candidate: Candidate) -> float:
-        return self.true_us(candidate) / self.best_us - 1
+        """Against the best of what can be measured, `none` among it."""
+        right = [c for c in (NONE, *self.cell.candidates) if c not in self.failures]
+        return self.true_us(candidate) / min(map(self.true_us, right)) - 1
 
     def answer(self, candidate: Candidate) -> Measured:
         before = self.asked[candidate]
@@ -118,15 +111,9 @@ class Surface:
         none = Estimate(self.none_us, self._said_noise * self.none_us, 14)
         return Trail(self.cell, Baselines(none, floor_us=0.5 * self.none_us), **fields)
 
-    def search(
-        self,
-        effort: Effort | None = None,
-        start: Start = usual,
-        most_samples: Callable[[Candidate], int] = unlimited,
-        seeds: Sequence[Candidate] = (),
-    ) -> Trail:
-        """To the end."""
-        trail = self.trail(most_samples=most_samples, seeds=seeds)
+    def search(self, effort: Effort | None = None, start: Start = usual, **fields: Any) -> Trail:
+        """To the end; `fields` are the trail's."""
+        trail = self.trail(**fields)
         steps = bisect(trail, effort or Effort(), start)
         try:
             wanted = list(next(steps))

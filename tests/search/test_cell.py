@@ -1,18 +1,110 @@
-"""What a search sees of its candidates: arms, ladders, flips, groups."""
+"""From the values of the knobs to the candidates of each pass, and what a search sees of them: arms, ladders, flips."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from overlap_sweep import backends, space, workloads
+from overlap_sweep.backends import transformer_engine
+from overlap_sweep.search.candidates import Choices, candidates
 from overlap_sweep.search.cell import NONE, Candidate, distance
+from tests.points import gpu_point, operator_point
 from tests.search.surfaces import cell, method_of, num_sm, one_slot, pair, pairs, settings
 
+KNOBS: dict[str, Sequence[Any]] = {**dict.fromkeys(space.KNOBS, (None,)), "num_sm": (1, 16)}
 BULK = settings("bulk", num_sm=(1, 2, 4), set_sm_margin=(False, True))
 PIPELINE = settings("pipeline", num_sm=(2, 4), num_splits=(2, 4))
 ONE, TWO = settings("bulk", num_sm=(1, 2))
 PAIRS = pairs([ONE, TWO])
+
+
+@pytest.fixture(autouse=True)
+def with_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer_engine, "missing", lambda: None)
+
+
+def found(
+    point: Mapping[str, Any], methods: Sequence[str] = space.METHODS[1:], phase: str = "all", **knobs: Sequence[Any]
+) -> tuple[dict[str, list[Candidate]], Counter[str]]:
+    backend, workload = backends.load(point["backend"]), workloads.load("operator")
+    return candidates(
+        point["operator"],
+        Choices(methods, {**KNOBS, **knobs}, phase),
+        backend.default_knobs,
+        backend.knobs(point),
+        lambda phases: workload.refusal({**point, "phases": phases}),
+    )
+
+
+RINGS = ["ring_agg0_sm1", "ring_agg1_sm1", "ring_agg0_sm16", "ring_agg1_sm16"]
+PIPELINES = [f"pipeline_sm{n}_split{splits}" for n in (1, 16) for splits in (2, 4)]
+BULKS = [
+    *("dgrad bulk_sm1 + wgrad bulk_sm1", "dgrad bulk_sm1 + wgrad bulk_sm16", "dgrad bulk_sm1"),
+    *("dgrad bulk_sm16 + wgrad bulk_sm1", "dgrad bulk_sm16 + wgrad bulk_sm16", "dgrad bulk_sm16"),
+]
+LIKE_FC1 = {"fwd": RINGS, "bwd": [*BULKS, "ring_sm1", "ring_sm16", *PIPELINES, "wgrad bulk_sm1", "wgrad bulk_sm16"]}
+LIKE_FC2 = {"fwd": ["ring_sm1", "ring_sm16", *PIPELINES], "bwd": RINGS}
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"), [("fc1", LIKE_FC1), ("qkv", LIKE_FC1), ("proj", LIKE_FC2), ("fc2", LIKE_FC2)]
+)
+def test_every_slot_gets_the_methods_and_knobs_that_it_takes(operator: str, expected: dict[str, list[str]]) -> None:
+    """Backward is a product, both slots before one of them. wgrad has nothing beside a dgrad that scatters, which is
+    no refusal worth a word: no one asked for it."""
+    point = operator_point(operator=operator)
+    of_pass, refused = found(point, num_splits=(2, 4), aggregate=(False, True))
+    assert {name: list(map(str, of_each)) for name, of_each in of_pass.items()} == expected
+    assert not refused
+
+
+@pytest.mark.parametrize("phase", space.PHASES)
+def test_a_single_phase_leaves_the_others_without_overlap(phase: str) -> None:
+    of_pass, _ = found(operator_point(), phase=phase)
+    assert {slot for of_each in of_pass.values() for c in of_each for slot in c.settings} == {f"fc1_{phase}"}
+
+
+def test_only_knobs_that_the_backend_has_are_varied_and_what_is_left_open_is_what_it_gives_them() -> None:
+    knobs = {"set_sm_margin": (False, True), "use_ce": (False,), "cga_size": (1, 2)}
+    of_pass, refused = found(operator_point(), methods=["bulk"], phase="dgrad", **knobs)
+    assert list(map(str, of_pass["bwd"])) == ["dgrad bulk_sm1", "dgrad bulk_sm16"]
+    of_pass, _ = found(gpu_point(), methods=["bulk"], phase="dgrad", **knobs)
+    assert len(of_pass["bwd"]) == 2 * 2 * 2
+    assert not refused
+    of_pass, _ = found(gpu_point(), methods=["bulk"], phase="dgrad")
+    usual = {"method": "bulk", **space.USERBUFFERS_DEFAULTS["bulk"]}
+    assert [c.settings["fc1_dgrad"] for c in of_pass["bwd"]] == [{**usual, "num_sm": n} for n in (1, 16)]
+
+
+def test_copy_engines_make_one_of_all_num_sm_and_every_candidate_occurs_once() -> None:
+    of_pass, _ = found(gpu_point(), num_sm=(1, 4, 16), use_ce=(True, False, True), num_splits=(4, 4))
+    given = [c.settings["fc1_fprop"] for c in of_pass["fwd"]]
+    assert [(setting["use_ce"], setting["num_sm"]) for setting in given] == [
+        *((True, 1), (False, 1), (False, 4), (False, 16))
+    ]
+    assert len(of_pass["bwd"]) == len(set(of_pass["bwd"]))
+
+
+def test_refusals_are_counted_by_their_reason() -> None:
+    of_pass, refused = found(gpu_point(operator="fc2"), methods=["pipeline"], num_splits=(4, 3), num_sm=(1, 16, 40))
+    assert list(map(str, of_pass["fwd"])) == ["pipeline_sm1_split4", "pipeline_sm16_split4"]
+    assert refused == {
+        "fc2_fprop: 256 columns cannot be cut into num_splits=3 equal parts": 3,
+        "fc2_fprop: num_sm=40 is more than the 32 that userbuffers take": 1,
+    }
+
+
+def test_a_candidate_is_what_its_slots_are_given_in_whatever_order_it_was_said() -> None:
+    said = Candidate.of({"fc1_wgrad": {"num_sm": 2, "method": "bulk"}, "fc1_dgrad": {"method": "bulk", "num_sm": 4}})
+    other = pair({"method": "bulk", "num_sm": 4}, {"num_sm": 2, "method": "bulk"})
+    assert (said, hash(said)) == (other, hash(other))
+    assert said.family == (("fc1_dgrad", "bulk"), ("fc1_wgrad", "bulk"))
+    assert str(said) == "dgrad bulk_sm4 + wgrad bulk_sm2"
+    assert (str(NONE), Candidate.of({})) == ("none", NONE)
 
 
 def only(candidates: list[Candidate], **knobs: Any) -> Candidate:
@@ -21,68 +113,47 @@ def only(candidates: list[Candidate], **knobs: Any) -> Candidate:
     return found
 
 
-def test_a_candidate_is_what_its_slots_are_given_in_whatever_order_it_was_said() -> None:
-    said = Candidate.of({"fc1_wgrad": {"num_sm": 2, "method": "bulk"}, "fc1_dgrad": {"method": "bulk", "num_sm": 4}})
-    assert said == pair({"method": "bulk", "num_sm": 4}, {"method": "bulk", "num_sm": 2})
-    assert hash(said) == hash(pair({"num_sm": 4, "method": "bulk"}, {"method": "bulk", "num_sm": 2}))
-    assert said.family == (("fc1_dgrad", "bulk"), ("fc1_wgrad", "bulk"))
-    assert str(said) == "dgrad bulk_sm4 + wgrad bulk_sm2"
-    assert (str(NONE), Candidate.of({})) == ("none", NONE)
-
-
 def test_an_arm_is_everything_but_num_sm() -> None:
     candidates = one_slot(BULK, "fc1_dgrad")
-    found = cell(candidates)
-    assert [[num_sm(c) for c in arm] for arm in found.arms.values()] == [[1, 2, 4], [1, 2, 4]]
-    assert found.arm(candidates[0]) == found.arm(only(candidates, num_sm=4, set_sm_margin=False))
-    assert found.arm(candidates[0]) != found.arm(only(candidates, num_sm=1, set_sm_margin=True))
-
-
-def test_a_slot_that_is_left_out_makes_another_arm() -> None:
+    arms = cell(candidates).arms.values()
+    assert [[num_sm(c) for c in arm] for arm in arms] == [[1, 2, 4], [1, 2, 4]]
+    assert [len({c.settings["fc1_dgrad"]["set_sm_margin"] for c in arm}) for arm in arms] == [1, 1]
+    # A slot that is left out makes another arm.
     found = cell(PAIRS)
     assert len({found.arm(c) for c in (pair(ONE, ONE), pair(ONE, None), pair(None, ONE))}) == 3
     assert sorted(map(len, found.arms.values())) == [2, 2, 4]
 
 
-@pytest.mark.parametrize("slot", ["fc1_dgrad", "fc1_wgrad"])
-def test_a_ladder_goes_along_one_slot_and_keeps_the_other(slot: str) -> None:
-    other = {"fc1_dgrad": "fc1_wgrad", "fc1_wgrad": "fc1_dgrad"}[slot]
+@pytest.mark.parametrize(("slot", "other"), [("fc1_dgrad", "fc1_wgrad"), ("fc1_wgrad", "fc1_dgrad")])
+def test_a_ladder_goes_along_one_slot_and_keeps_the_other(slot: str, other: str) -> None:
     ladder = cell(reversed(PAIRS)).ladder(pair(TWO, TWO), slot)
-    assert [num_sm(c, slot) for c in ladder] == [1, 2]
-    assert {num_sm(c, other) for c in ladder} == {2}
+    assert [(num_sm(c, slot), num_sm(c, other)) for c in ladder] == [(1, 2), (2, 2)]
+    # With holes it has what there is.
+    ladder = cell(c for c in PAIRS if c not in (pair(ONE, TWO), pair(TWO, ONE))).ladder(pair(TWO, TWO), slot)
+    assert [num_sm(c, slot) for c in ladder] == [2]
 
 
-def test_cga_size_that_follows_num_sm_is_no_knob() -> None:
+def test_cga_size_that_follows_num_sm_is_no_knob_and_of_its_own_it_is_one() -> None:
     following = [{"method": "bulk", "num_sm": n, "cga_size": 2 - n % 2} for n in (1, 2, 3, 4)]
     found = cell(one_slot(following, "fc1_dgrad"))
     assert len(found.arms) == 1
     assert [num_sm(c) for c in found.ladder(found.candidates[2], "fc1_dgrad")] == [1, 2, 3, 4]
     led_to = [c for by in found.flips(found.candidates[0]).values() for others in by.values() for c in others]
     assert {found.arm(c) for c in led_to} <= set(found.arms)
-
-
-def test_cga_size_of_its_own_is_a_knob_like_others() -> None:
+    # A single num_sm with two sizes, and they cannot be told apart by num_sm anywhere.
+    assert len(cell(one_slot([*following[:2], {"method": "bulk", "num_sm": 2, "cga_size": 1}])).arms) == 2
     found = cell(one_slot(settings("bulk", num_sm=(2, 4), cga_size=(1, 2)), "fc1_dgrad"))
     assert len(found.arms) == 2
-    flips = found.flips(found.candidates[0])
-    assert set(flips) == {("fc1_dgrad", "cga_size")}
-    assert [num_sm(c) for c in flips["fc1_dgrad", "cga_size"][2]] == [2, 4]
-
-
-def test_cga_size_follows_in_all_slots_or_in_none() -> None:
-    """A single num_sm with two sizes, and they cannot be told apart by num_sm anywhere."""
-    following = [{"method": "bulk", "num_sm": n, "cga_size": 2 - n % 2} for n in (1, 2)]
-    found = cell(one_slot([*following, {"method": "bulk", "num_sm": 2, "cga_size": 1}], "fc1_dgrad"))
-    assert len(found.arms) == 2
+    ((flipped, by_value),) = found.flips(found.candidates[0]).items()
+    assert flipped == ("fc1_dgrad", "cga_size")
+    assert [num_sm(c) for c in by_value[2]] == [2, 4]
 
 
 def test_flips_change_one_knob_and_leave_num_sm_open() -> None:
     candidates = one_slot(PIPELINE, "fc2_fprop")
+    flipped = [only(candidates, num_sm=2, num_splits=4), only(candidates, num_sm=4, num_splits=4)]
     flips = cell(candidates).flips(only(candidates, num_sm=4, num_splits=2))
-    assert set(flips) == {("fc2_fprop", "num_splits")}
-    assert flips["fc2_fprop", "num_splits"] == {
-        4: [only(candidates, num_sm=2, num_splits=4), only(candidates, num_sm=4, num_splits=4)]
-    }
+    assert flips == {("fc2_fprop", "num_splits"): {4: flipped}}
 
 
 def test_one_of_two_slots_may_be_flipped_to_none_where_the_rest_is_a_candidate() -> None:
@@ -95,46 +166,22 @@ def test_one_of_two_slots_may_be_flipped_to_none_where_the_rest_is_a_candidate()
     assert cell([pair(ONE, ONE), pair(None, ONE)]).flips(pair(ONE, ONE)) == without_dgrad
 
 
-def test_groups_are_the_methods() -> None:
-    """From every candidate of a group the others can be reached; from one method to another nothing leads."""
+def test_groups_are_what_can_be_reached_from_each_other_by_changing_one_knob_at_a_time() -> None:
+    """Nothing leads from one method to another, or from two slots to one of them."""
     ring = settings("ring_exchange", num_sm=(1, 2), use_ce=(False,))
     groups = cell(one_slot([*PIPELINE, *ring], "fc2_fprop")).groups
-    assert [{method_of(c) for c in group} for group in groups] == [{"pipeline"}, {"ring_exchange"}]
-    assert [len(group) for group in groups] == [4, 2]
-
-
-def test_two_slots_and_either_of_them_are_groups_of_their_own() -> None:
-    groups = cell(PAIRS).groups
-    assert [len(group) for group in groups] == [4, 2, 2]
-    slots = [{"+".join(c.settings) for c in group} for group in groups]
-    assert slots == [{"fc1_dgrad+fc1_wgrad"}, {"fc1_dgrad"}, {"fc1_wgrad"}]
-
-
-def test_with_holes_what_nothing_leads_to_is_a_group_of_its_own() -> None:
-    here, above, apart = one_slot(
-        [
-            {"method": "pipeline", "num_sm": 2, "num_splits": 2},
-            {"method": "pipeline", "num_sm": 4, "num_splits": 2},
-            {"method": "pipeline", "num_sm": 4, "num_splits": 4, "set_sm_margin": True},
-        ]
-    )
+    assert [list(map(method_of, group)) for group in groups] == [["pipeline"] * 4, ["ring_exchange"] * 2]
+    slots = [["+".join(c.settings) for c in group] for group in cell(PAIRS).groups]
+    assert slots == [["fc1_dgrad+fc1_wgrad"] * 4, ["fc1_dgrad"] * 2, ["fc1_wgrad"] * 2]
+    # With holes what nothing leads to is a group of its own.
+    here, _, above, _ = one_slot(PIPELINE)
+    apart = one_slot(settings("pipeline", num_sm=(4,), num_splits=(4,), set_sm_margin=(True,)))[0]
     assert cell([here, apart, above]).groups == [[here, above], [apart]]
 
 
-def test_with_holes_a_ladder_has_what_there_is() -> None:
-    ladder = cell(c for c in PAIRS if c != pair(ONE, TWO)).ladder(pair(TWO, TWO), "fc1_dgrad")
-    assert [num_sm(c, "fc1_dgrad") for c in ladder] == [2]
-
-
-def test_every_candidate_is_in_one_arm_and_one_group() -> None:
-    found = cell([*PAIRS, *one_slot(PIPELINE, "fc1_dgrad"), *one_slot(BULK, "qkv_dgrad")])
-    for parts in (list(found.arms.values()), found.groups):
-        assert sorted(str(candidate) for part in parts for candidate in part) == sorted(map(str, found.candidates))
-
-
 def test_distance_counts_octaves_of_num_sm_over_the_slots() -> None:
-    bulk = {n: {"method": "bulk", "num_sm": n} for n in (1, 4, 8)}
-    assert distance(pair(bulk[1], bulk[4]), pair(bulk[4], bulk[8])) == 3.0
-    assert distance(pair(bulk[1], None), pair(bulk[1], bulk[8])) == 0.0
-    assert distance(NONE, pair(bulk[1], None)) == 0.0
+    one, four, eight = settings("bulk", num_sm=(1, 4, 8))
+    assert distance(pair(one, four), pair(four, eight)) == 3.0
+    assert distance(pair(one, None), pair(one, eight)) == 0.0
+    assert distance(NONE, pair(one, None)) == 0.0
     assert distance(*one_slot([{"method": "ring_exchange"}, {"method": "ring_exchange", "num_sm": 4}])) == 0.0

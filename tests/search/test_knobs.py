@@ -2,15 +2,88 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 
-from overlap_sweep.search.knob_answers import answer
-from overlap_sweep.search.knob_trail import Knob, KnobTrail, Sample, Samples
-from overlap_sweep.search.knobs import KnobEffort
-from tests.search.knob_surfaces import KNOBS, Machine, Values
+from overlap_sweep.analysis.knob_search import KnobSearch
+from overlap_sweep.search import knob_answers
+from overlap_sweep.search.knob_trail import Answer, Failure, Knob, KnobTrail, Sample, Setting
+from overlap_sweep.search.knobs import KnobEffort, search
+
+KNOBS = (
+    Knob("prefetch", ("false", "1", "2")),
+    Knob("backward", ("pre", "post", "null")),
+    Knob("reshard", ("true", "false")),
+    Knob("limit", ("false", "true")),
+    Knob("own_streams", ("false", "true")),
+    Knob("priority", ("high", "normal")),
+    Knob("ctas", ("null", "8", "32"), restarts=True),
+)
+NONE_US = 1100.0
+
+Values = dict[str, str]
+
+
+def values_of(setting: Setting) -> Values:
+    return dict(zip((knob.key for knob in KNOBS), setting, strict=True))
+
+
+@dataclass
+class Machine:
+    """Measures settings: `step_us` of their values, times noise within a point, between points, and a drift that slows
+    down everything alike."""
+
+    step_us: Callable[[Values], float]
+    seed: int = 0
+    between: float = 0.003
+    drift: float = 0.02
+    fails: Callable[[Values], str | None] = lambda values: None
+    refuses: Callable[[Values], str | None] = lambda values: None
+    max_points: float = math.inf
+    floor_us: Callable[[Values], float] = lambda values: 800.0
+    work: Callable[[Values], str] = lambda values: "same"
+    asked: list[Setting] = field(default_factory=list)
+
+    def searched(self, effort: KnobEffort | None = None) -> KnobTrail:
+        """After the whole search."""
+        self._random = random.Random(self.seed)
+        room = lambda: self.max_points - len(self.asked)  # noqa: E731
+        trail = KnobTrail(KNOBS, lambda setting: self.refuses(values_of(setting)), room)
+        steps = search(trail, effort or KnobEffort())
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send([self._measure(setting) for setting in wanted])
+        except StopIteration:
+            return trail
+
+    def answer(self, effort: KnobEffort | None = None) -> KnobSearch:
+        return knob_answers.answer(self.searched(effort))
+
+    @property
+    def optimum_us(self) -> float:
+        return min(self.step_us(values_of(setting)) for setting in itertools.product(*(knob.values for knob in KNOBS)))
+
+    def _measure(self, setting: Setting) -> Answer:
+        values = values_of(setting)
+        assert not self.refuses(values)
+        assert len(self.asked) < self.max_points
+        self.asked.append(setting)
+        if reason := self.fails(values):
+            return Failure(reason)
+        clock = 1 + self.drift * math.sin(len(self.asked) / 5) + self._random.gauss(0, self.drift / 4)
+        own = clock * (1 + self._random.gauss(0, self.between))
+        point_us, floor_us, none_us = (
+            tuple(time_us * (1 + self._random.gauss(0, 0.004)) for _ in range(7))
+            for time_us in (own * self.step_us(values), clock * self.floor_us(values), clock * NONE_US)
+        )
+        return Sample(point_us, floor_us, none_us, floor_us, self.work(values))
 
 
 def flat(values: Values) -> float:
@@ -36,10 +109,10 @@ def together(values: Values) -> float:
 
 
 @pytest.mark.parametrize("surface", [independent, interacting, together])
-def test_the_fastest_setting_is_found_in_far_fewer_points_than_the_grid_has(surface: object) -> None:
-    machines = [Machine(surface, seed=seed) for seed in range(12)]  # type: ignore[arg-type]
+def test_the_fastest_setting_is_found_in_far_fewer_points_than_the_grid_has(surface: Callable[[Values], float]) -> None:
+    machines = [Machine(surface, seed) for seed in range(12)]
     trails = [machine.searched() for machine in machines]
-    regrets = [m.step_us(m.values(t.best)) / m.optimum_us - 1 for m, t in zip(machines, trails, strict=True)]
+    regrets = [m.step_us(values_of(t.best)) / m.optimum_us - 1 for m, t in zip(machines, trails, strict=True)]
     assert sum(regret < 0.01 for regret in regrets) >= 10
     assert max(regrets) < 0.08
     assert statistics.mean(len(machine.asked) for machine in machines) < 0.2 * trails[0].grid
@@ -49,9 +122,8 @@ def test_the_fastest_setting_is_found_in_far_fewer_points_than_the_grid_has(surf
 @pytest.mark.parametrize("between", [0.0, 0.003, 0.02])
 def test_where_nothing_helps_nothing_is_named(between: float) -> None:
     """The noise that counts is what is true in about one of a hundred cases."""
-    machines = [Machine(flat, seed=seed, between=between) for seed in range(60)]
-    found = [answer(machine.searched()) for machine in machines]
-    assert sum(bool(search.best) for search in found) <= 1
+    machines = [Machine(flat, seed, between) for seed in range(60)]
+    assert sum(bool(machine.answer().best) for machine in machines) <= 1
     assert max(len(machine.asked) for machine in machines) < 50
 
 
@@ -59,13 +131,17 @@ def test_where_nothing_helps_nothing_is_named(between: float) -> None:
 def test_idle_values_are_never_named_beside_those_that_help(drift: float, seeds: int) -> None:
     """Whatever slows down everything alike."""
     for seed in range(seeds):
-        found = answer(Machine(independent, seed=seed, drift=drift).searched())
+        found = Machine(independent, seed, drift=drift).answer()
         assert set(found.best) == {"prefetch", "reshard"}
         assert not found.by_time
 
 
 def test_a_simpler_setting_is_taken_where_the_noise_hides_the_difference() -> None:
     """Of two values that help alike the one that stands first; of two changes that each suffice only one."""
+
+    def answers(surface: Callable[[Values], float]) -> list[dict[str, str]]:
+        return [Machine(surface, seed).answer().best for seed in range(12)]
+
     of_values = answers(lambda values: 1000.0 - 50 * (values["prefetch"] != "false"))
     assert of_values.count({"prefetch": "1"}) >= 10
     assert all(set(best) == {"prefetch"} for best in of_values)
@@ -73,26 +149,20 @@ def test_a_simpler_setting_is_taken_where_the_noise_hides_the_difference() -> No
         assert best in ({"reshard": "false"}, {"limit": "true"})
 
 
-def answers(surface: Callable[[Values], float]) -> list[dict[str, str]]:
-    """On a dozen machines."""
-    return [answer(Machine(surface, seed=seed).searched()).best for seed in range(12)]
-
-
 def test_what_each_knob_contributes() -> None:
-    found = answer(Machine(interacting, seed=1).searched())
+    found = Machine(interacting, seed=1).answer()
     assert found.best == {"prefetch": "2", "reshard": "false", "limit": "true", "ctas": "8"}
     assert found.proven
     assert found.gain
     assert found.gain.share == pytest.approx(0.15, abs=0.01)
     assert found.over_none
-    assert found.over_none.share == pytest.approx(1 - 850 / 1100, abs=0.015)
+    assert found.over_none.share == pytest.approx(1 - 850 / NONE_US, abs=0.015)
     alone = {"prefetch": 0.055, "reshard": 0.03, "limit": -0.02, "ctas": 0.025}
     taken_away = {"prefetch": 115 / 965, "reshard": 30 / 880, "limit": 40 / 890, "ctas": 25 / 875}
     of = {contribution.key: contribution for contribution in found.contributions}
     assert {key: one.alone and one.alone.share for key, one in of.items()} == pytest.approx(alone, abs=0.015)
-    assert {key: one.taken_away and one.taken_away.share for key, one in of.items()} == pytest.approx(
-        taken_away, abs=0.015
-    )
+    back = {key: one.taken_away and one.taken_away.share for key, one in of.items()}
+    assert back == pytest.approx(taken_away, abs=0.015)
     assert all(one.taken_away and one.taken_away.sure for one in of.values())
 
 
@@ -102,17 +172,14 @@ def test_the_proof_is_of_fresh_measurements_in_alternation() -> None:
     members = list(trail.proof.of)
     assert members[:2] == [trail.baseline, trail.best]
     assert {len(samples) for samples in trail.proof.of.values()} == {3}
-    end = len(machine.asked)
-    rounds = [machine.asked[end - 3 * len(members) + i * len(members) :][: len(members)] for i in range(3)]
-    assert rounds == [members, members[::-1], members]
+    assert machine.asked[-3 * len(members) :] == [*members, *members[::-1], *members]
 
 
 def test_knobs_that_need_other_processes_come_last() -> None:
     machine = Machine(independent)
     trail = machine.searched()
-    other = [machine.values(setting)["ctas"] != "null" for setting in machine.asked]
-    first = other.index(True)
-    assert {"prefetch": "1", "reshard": "false"}.items() <= machine.values(machine.asked[first]).items()
+    first = next(index for index, setting in enumerate(machine.asked) if values_of(setting)["ctas"] != "null")
+    assert {"prefetch": "1", "reshard": "false"}.items() <= values_of(machine.asked[first]).items()
     assert trail.best in machine.asked[:first]
 
 
@@ -127,7 +194,7 @@ def test_what_makes_no_sense_is_never_measured_and_what_unlocks_it_is_found() ->
         return 1000.0 + 15 * own - 60 * (own and values["priority"] == "normal")
 
     for seed in range(8):
-        found = answer(Machine(surface, seed=seed, refuses=refused).searched())
+        found = Machine(surface, seed, refuses=refused).answer()
         assert found.best == {"own_streams": "true", "priority": "normal"}
         contributions = {c.key: c for c in found.contributions}
         assert contributions["priority"].alone is None
@@ -136,35 +203,31 @@ def test_what_makes_no_sense_is_never_measured_and_what_unlocks_it_is_found() ->
 
 def test_a_failure_costs_all_that_contains_it_and_nothing_else() -> None:
     machine = Machine(interacting, fails=lambda values: "no memory" if values["reshard"] == "false" else None)
-    found = answer(machine.searched())
-    assert sum(machine.values(setting)["reshard"] == "false" for setting in machine.asked) == 1
+    found = machine.answer()
+    assert sum(values_of(setting)["reshard"] == "false" for setting in machine.asked) == 1
     assert found.best == {"prefetch": "2", "limit": "true", "ctas": "8"}
     assert "reshard=false failed: no memory" in found.notes
     together = {"reshard": "false", "prefetch": "1"}
     machine = Machine(independent, fails=lambda values: "no memory" if together.items() <= values.items() else None)
-    assert answer(machine.searched()).best == {"prefetch": "2", "reshard": "false"}
-
-
-def test_without_a_baseline_there_is_no_answer() -> None:
+    assert machine.answer().best == {"prefetch": "2", "reshard": "false"}
+    # Without a baseline there is no answer.
     machine = Machine(flat, fails=lambda values: "rank 1 died")
-    found = answer(machine.searched())
+    found = machine.answer()
     assert (found.time_us, found.dropped, len(machine.asked)) == (None, "rank 1 died", 1)
 
 
 def test_values_out_of_reach_are_not_tried_again() -> None:
     machine = Machine(lambda values: interacting(values) * (1.4 if values["backward"] == "null" else 1))
-    found = answer(machine.searched(KnobEffort(reach=0.25)))
-    assert sum(machine.values(setting)["backward"] == "null" for setting in machine.asked) == 1
+    found = machine.answer(KnobEffort(reach=0.25))
+    assert sum(values_of(setting)["backward"] == "null" for setting in machine.asked) == 1
     assert any("backward=null is 4" in note and note.endswith("not tried again") for note in found.notes)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 12, 20, 40])
 def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) -> None:
-    machine = Machine(interacting, max_points=most)
-    trail = machine.searched()
-    assert len(machine.asked) <= most
+    trail = Machine(interacting, max_points=most).searched()
     assert trail.cut
-    found = answer(trail)
+    found = knob_answers.answer(trail)
     assert found.time_us is not None
     if found.best and found.proven:
         assert {trail.baseline, trail.best} <= trail.proof.of.keys()
@@ -173,8 +236,8 @@ def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) ->
 
 def test_with_one_repeat_nothing_is_measured_twice_before_the_proof() -> None:
     machine = Machine(flat, between=0.0)
-    machine.searched(KnobEffort(repeats=1))
-    assert machine.times(tuple(knob.values[0] for knob in KNOBS)) <= 1 + 2
+    trail = machine.searched(KnobEffort(repeats=1))
+    assert machine.asked.count(trail.baseline) <= 1 + 2
 
 
 def test_knobs_that_change_the_work_are_compared_by_times() -> None:
@@ -185,7 +248,7 @@ def test_knobs_that_change_the_work_are_compared_by_times() -> None:
         work=lambda values: values["reshard"],
         drift=0.002,
     )
-    found = answer(told.searched())
+    found = told.answer()
     assert found.best == {"reshard": "false"}
     assert found.gain
     assert found.gain.share == pytest.approx(0.1, abs=0.01)
@@ -199,30 +262,17 @@ def test_a_proof_does_not_rest_on_a_floor_that_differs() -> None:
     assert not trail.proof.beside
 
 
-def test_noise_is_what_repeated_measurements_differ_by() -> None:
-    samples = Samples()
-    for level in (100.0, 110.0):
-        samples.add(("a",), Sample((level, level + 0.1, level - 0.1)))
-    samples.add(("b",), Sample((104.0, 104.1, 103.9)))
-    assert samples.estimate(("a",)).noise_us > 5
-    assert samples.estimate(("b",)).noise_us > samples.estimate(("a",)).noise_us
-    assert not samples.beats(("b",), ("a",))
-
-
-KNOBS_OF_ROOM = [Knob("a", ("0", "1", "2", "3")), Knob("env", ("null", "8", "16", "32"), restarts=True)]
-
-
 @pytest.mark.parametrize(
     ("settings", "room", "asked"),
     [
         (["1 null", "2 null", "3 null"], 2.0, 2),
-        (["0 8", "0 16", "0 32"], 4.0, 2),
         (["0 8", "0 16", "0 32"], 3.0, 1),
         (["1 null", "0 8", "2 null"], 3.0, 2),
         (["0 8"], 0.5, 0),
     ],
 )
 def test_what_needs_other_processes_takes_the_room_of_two(settings: list[str], room: float, asked: int) -> None:
-    trail = KnobTrail(KNOBS_OF_ROOM, lambda setting: None, lambda: room)
+    knobs = (Knob("a", ("0", "1", "2", "3")), Knob("env", ("null", "8", "16", "32"), restarts=True))
+    trail = KnobTrail(knobs, lambda setting: None, lambda: room)
     assert len(next(trail.measure([tuple(setting.split()) for setting in settings]), [])) == asked
     assert trail.cut == (asked < len(settings))

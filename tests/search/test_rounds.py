@@ -1,23 +1,31 @@
-"""Searches of an operator that share points: who is asked what, and who is told what came of it."""
+"""Searches that share points: who is asked what, how points are measured, and who is told what came of it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.run_directory import PassTimes, Result, Status
 from overlap_sweep.search.bisect import Effort
+from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.cell import NONE, Candidate, Cell
-from overlap_sweep.search.rounds import Request, Running, Task, collective_us
+from overlap_sweep.search.measured import CHUNK, Job, Measurements, override_value
+from overlap_sweep.search.rounds import Request, Task, collective_us
 from overlap_sweep.search.start import usual
-from overlap_sweep.search.trail import Failure, Trail, together
+from overlap_sweep.search.trail import Failure, together
 from tests.make_point import pass_times
 from tests.points import operator_point
-from tests.search.surfaces import Surface, cell, one_slot, pairs, settings, two_methods
+from tests.search.surfaces import one_slot, pairs, settings, two_methods
 
 RINGS = one_slot(settings("ring_exchange", num_sm=(1, 16)), "fc1_fprop")
 BULKS = [c for c in pairs(settings("bulk", num_sm=(1, 16))) if len(c.settings) == 2]
@@ -41,14 +49,11 @@ def task(forward: list[Candidate] = RINGS, backward: list[Candidate] = BULKS, **
     return Task(operator_point(**fields), [], cells, Counter())
 
 
-def begin(one: Task) -> Task:
+def begun(one: Task | None = None, **fields: Any) -> Task:
+    one = one or task(**fields)
     one.baseline = result()
     one.begin(0.0, Effort(), usual)
     return one
-
-
-def begun(**fields: Any) -> Task:
-    return begin(task(**fields))
 
 
 def asked(**fields: Any) -> tuple[Task, Request]:
@@ -58,26 +63,16 @@ def asked(**fields: Any) -> tuple[Task, Request]:
     return one, request
 
 
-def test_forward_and_backward_candidates_share_a_point() -> None:
+def test_forward_and_backward_candidates_share_a_point_and_what_one_pass_has_more_goes_alone() -> None:
     _, request = asked()
-    assert set(request.of_pass) == {"fwd", "bwd"}
     assert request.phases == {
         "fprop": {"method": "ring_exchange", "num_sm": 16},
         "dgrad": {"method": "bulk", "num_sm": 16},
         "wgrad": {"method": "bulk", "num_sm": 16},
     }
-
-
-def test_where_a_pass_has_more_to_measure_the_rest_goes_alone() -> None:
     backward = one_slot(settings("ring_exchange", num_sm=(16,)), "fc2_dgrad")
     requests = begun(forward=two_methods((16,)), backward=backward, operator="fc2").requests()
-    assert [set(request.of_pass) for request in requests] == [{"fwd", "bwd"}, {"fwd"}]
-    assert set(requests[1].phases) == {"fprop"}
-
-
-def test_a_pass_that_has_nothing_to_choose_is_not_searched() -> None:
-    one, request = asked(forward=[])
-    assert list(one.running) == list(request.of_pass) == ["bwd"]
+    assert [set(request.phases) for request in requests] == [{"fprop", "dgrad"}, {"fprop"}]
 
 
 def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
@@ -111,14 +106,6 @@ def test_a_point_that_is_asked_for_again_is_another_repetition() -> None:
     assert repetitions == [0, 1, 2]
 
 
-def test_the_same_forward_beside_another_backward_is_no_repetition() -> None:
-    one, first = asked()
-    one.answer(first, result({"fwd": 80.0, "bwd": 120.0}))
-    (second,) = one.requests()
-    assert first.of_pass["bwd"] != second.of_pass["bwd"]
-    assert second.repetition == 0
-
-
 @pytest.mark.parametrize(
     ("errors", "wrong", "right"),
     [
@@ -139,15 +126,16 @@ def test_wrong_numbers_are_the_fault_of_their_pass(errors: dict[str, Any], wrong
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "reason"),
     [
-        {"status": "failed", "error": "rank 1 died"},
-        {"status": "timeout", "error": "gave up after 300 s"},
-        {"status": "skipped", "error": "num_sm=40 is more than the GPU's 32"},
-        {"status": "failed", "error": "wrong", "relative_error": {"output": 0.5, "input_grad": 0.5}},
+        ({"status": "failed", "error": "rank 1 died\nlog"}, "rank 1 died"),
+        ({"status": "failed", "error": "died", "relative_error": {"output": 1e-6}}, "died"),
+        ({"status": "timeout"}, "timeout"),
+        ({"status": "skipped", "error": "num_sm=40 is more than the GPU's 32"}, "num_sm=40 is more than the GPU's 32"),
+        ({"status": "failed", "error": "wrong", "relative_error": {"output": 0.5, "input_grad": 0.5}}, "wrong"),
     ],
 )
-def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any]) -> None:
+def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any], reason: str) -> None:
     one, request = asked()
     one.answer(request, result(**fields))
     assert not any(trail.failed for trail in one.trails)
@@ -157,25 +145,9 @@ def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any
     one.answer(alone[0], result(**fields))
     one.answer(alone[1], result({"bwd": 120.0}))
     forward, backward = one.trails
-    (failure,) = forward.failed.values()
-    assert failure.reason == fields["error"]
-    assert failure.wrong_numbers == ("relative_error" in fields)
+    assert forward.failed == {request.of_pass["fwd"]: Failure(reason, wrong_numbers=reason == "wrong")}
     assert backward.failed == {}
     assert backward.time_us(request.of_pass["bwd"]) == 120.0
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"status": "failed", "error": "died", "relative_error": {"output": 1e-6}}, "died"),
-        ({"status": "timeout"}, "timeout"),
-    ],
-    ids=["errors within the tolerance", "a failure without a word"],
-)
-def test_what_is_no_wrong_number_is_a_failure_by_its_error_or_status(fields: dict[str, Any], reason: str) -> None:
-    one, request = asked(backward=[])
-    one.answer(request, result(**fields))
-    assert one.trails[0].failed == {request.of_pass["fwd"]: Failure(reason)}
 
 
 def test_launch_bound_times_say_nothing_and_are_taken_once_more() -> None:
@@ -186,18 +158,14 @@ def test_launch_bound_times_say_nothing_and_are_taken_once_more() -> None:
     assert [set(again.of_pass) for again in alone] == [{"fwd"}, {"bwd"}]
     one.answer(alone[1], result({"bwd": 120.0}))
     assert one.running["bwd"].trail.best == request.of_pass["bwd"]
-
-
-def test_what_stays_launch_bound_has_no_time() -> None:
+    # What stays launch-bound has no time.
     one = begun(backward=[])
-    for _ in range(9):
-        for request in one.requests():
+    while requests := one.requests():
+        for request in requests:
             one.answer(request, result({"fwd": 1.0}, launch_bound=True))
     (trail,) = one.trails
-    assert trail.stopped
-    assert trail.best == NONE
-    assert trail.failed
-    assert all(failure.reason.startswith("launch-bound") for failure in trail.failed.values())
+    assert (trail.best, trail.stopped) == (NONE, "nothing left that could be faster than none")
+    assert {failure.reason.partition(":")[0] for failure in trail.failed.values()} == {"launch-bound"}
 
 
 def test_what_was_answered_of_a_round_counts_when_it_ends_too_early() -> None:
@@ -206,31 +174,9 @@ def test_what_was_answered_of_a_round_counts_when_it_ends_too_early() -> None:
     one.answer(first, result({"fwd": 80.0}))
     (running,) = one.running.values()
     running.stop("search.max_points=2 is used up")
-    assert running.trail.best == first.of_pass["fwd"]
-    assert running.trail.stopped == "search.max_points=2 is used up"
+    assert (running.trail.best, running.trail.stopped) == (first.of_pass["fwd"], "search.max_points=2 is used up")
     assert second.of_pass["fwd"] not in running.trail.samples
     assert one.requests() == []
-
-
-def test_a_search_that_has_ended_keeps_its_own_reason() -> None:
-    surface = Surface(cell(RINGS), lambda candidate: 80.0, none_us=100.0)
-    running = Running(surface.trail(), Effort(), usual)
-    while running.pending:
-        running.tell(running.pending[0], surface.answer(running.pending[0]))
-    running.stop("too late")
-    assert running.trail.stopped.startswith("nothing left that could be faster than ")
-
-
-def test_searches_under_way_do_as_the_search_alone() -> None:
-    """Told one candidate after the other, a search asks the same as one that is told all of them at once."""
-    surfaces = [Surface(cell(BULKS), lambda c: 150.0 + len(str(c)) % 3, none_us=200.0) for _ in range(2)]
-    running, asked = Running(surfaces[0].trail(), Effort(), usual), []
-    while running.pending:
-        asked.append(running.pending[-1])
-        running.tell(asked[-1], surfaces[0].answer(asked[-1]))
-    trail = surfaces[1].search()
-    assert sorted(map(str, asked)) == sorted(str(c) for batch in surfaces[1].batches for c in batch)
-    assert running.trail.best == trail.best
 
 
 def test_presets_are_candidates_and_come_first() -> None:
@@ -241,7 +187,7 @@ def test_presets_are_candidates_and_come_first() -> None:
         one.seed(pass_name, candidate)
     assert one.cells["fwd"].candidates == (*RINGS, foreign)
     assert one.cells["bwd"] == Cell(f"{one.label} bwd", (of_backward,))
-    assert begin(one).running["fwd"].pending[:2] == [own, foreign]
+    assert begun(one).running["fwd"].pending[:2] == [own, foreign]
 
 
 def test_tasks_of_one_case_differ_in_their_operator_only() -> None:
@@ -269,7 +215,107 @@ def test_samples_of_one_setting_together() -> None:
     assert far.noise_us == pytest.approx(10.0 / 2**0.5)
 
 
-def test_a_trail_knows_none_before_anything_is_measured() -> None:
-    trail: Trail = Surface(cell(RINGS), lambda candidate: 80.0, none_us=100.0).trail()
-    assert (trail.best, trail.known, trail.overlaps, trail.evaluations) == (NONE, [NONE], [], 0)
-    assert trail.time_us(RINGS[0]) == float("inf")
+LIKELY = [
+    *("bulk", "none", "null", "True", "nan", "inf", "1", "1e3", "", " ", "a b", "{tp}", "$", "a=b", "a:b", "a,b"),
+    *("/data/my models (v2)/config.json", "Qwen/Qwen3-0.6B", "/tmp/é/配置.yaml", "it's", 'say "so"', "C:\\a\\b", "\\"),
+    *('\\"', "ends with \\", "[1, 2]", "#", "~", "+x", "file:/a b/c_tp{tp}.yaml"),
+]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**9), 10**9),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(LIKELY),
+    st.text(st.characters(min_codepoint=32, exclude_characters="$", exclude_categories=("Cs",))),
+)
+NAMES = st.sampled_from(["fprop", "dgrad", "method", "num_sm"])
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3))
+
+
+@given(VALUES)
+def test_hydra_reads_back_what_was_given(value: Any) -> None:
+    override = OverridesParser.create().parse_override(f"key={override_value(value)}")
+    assert not override.is_sweep_override()
+    found = override.value()
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("value", LIKELY)
+def test_hydra_reads_back_likely_texts_also_from_its_own_spelling(value: str) -> None:
+    """As a sweep passes on what was typed."""
+    parser = OverridesParser.create()
+    override = parser.parse_override(f"key={override_value([value])}")
+    assert parser.parse_override(f"key={override.get_value_element_as_str()}").value() == [value]
+
+
+def request(num_sm: int = 4, repetition: int = 0) -> Request:
+    candidate = Candidate.of({"fc1_fprop": {"method": "ring_exchange", "num_sm": num_sm}})
+    return Request(replace(task(repetition=0), overrides=["tp_size=2"]), {"fwd": candidate}, repetition)
+
+
+def test_a_job_is_what_the_launcher_composes_it_from_and_what_will_come_of_it() -> None:
+    job = Job.of(request(repetition=2))
+    phases = "phases={fprop:{method:ring_exchange,num_sm:4}}"
+    assert job.overrides == ["tp_size=2", phases, "repetition=2"]
+    assert (job.point["phases"], job.point["repetition"]) == ({"fprop": {"method": "ring_exchange", "num_sm": 4}}, 2)
+    assert Job.of(request()).overrides == ["tp_size=2", phases]
+    # No overlap is a point, too.
+    assert Job.of(task().baseline_request()).point["phases"] == {"fprop": {"method": "none"}}
+
+
+class Launcher:
+    """Answers every job with a failure, and keeps how many there were at once."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        assert initial_job_idx == sum(self.batches)
+        self.batches.append(len(job_overrides))
+        return [JobReturn(status=JobStatus.FAILED, _return_value=RuntimeError("no luck")) for _ in job_overrides]
+
+
+def test_a_time_limit_is_looked_at_between_launches(tmp_path: Path) -> None:
+    launcher = Launcher()
+    found = Measurements(launcher, tmp_path, Budget(None, 60.0))  # type: ignore[arg-type]
+    answers = found.measure([request(n) for n in range(1, 20)])
+    for _ in range(CHUNK):
+        _, failed = next(answers)
+        assert (failed.status, failed.error) == ("failed", "no luck")
+    found.budget.max_minutes = 0.0
+    assert list(answers) == []
+    assert (launcher.batches, found.budget.points) == ([CHUNK], CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("most", "points", "minutes", "elapsed_s", "left", "why"),
+    [
+        (None, 10**6, None, 1e9, None, ""),
+        (3, 2, None, 0.0, 1, ""),
+        (3, 3, None, 0.0, 0, "search.max_points=3 is used up"),
+        (3, 4, 60.0, 90.0, 0, "search.max_points=3 is used up"),
+        (None, 0, 60.0, 90.0, None, ""),
+        (None, 0, 1.5, 90.0, None, "search.max_minutes=1.5 is used up"),
+        (4, 3, 0.0, 0.0, 1, "search.max_minutes=0 is used up"),
+    ],
+)
+def test_points_are_counted_down_and_minutes_run_from_the_start(
+    most: int | None, points: int, minutes: float | None, elapsed_s: float, left: int | None, why: str
+) -> None:
+    found = Budget(most, minutes, points)
+    found.began_s -= elapsed_s
+    assert (found.points_left, found.why_spent, found.spent) == (left, why, why != "")
+
+
+def test_a_pause_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Budget(None, 1.0)
+    now = found.began_s
+    monkeypatch.setattr("overlap_sweep.search.budget.time.monotonic", lambda: now)
+    now += 50.0
+    with found.paused():
+        now += 1000.0
+    assert found.elapsed_s == pytest.approx(50.0)
+    assert not found.spent
+    now += 15.0
+    assert found.spent

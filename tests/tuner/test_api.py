@@ -1,16 +1,21 @@
-"""`tune` and its report: how the command line is made of arguments, and what is said where there is no report."""
+"""`tune` and its report: how the command line is made of arguments, and a whole run of it in real processes on gloo."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import overlap_sweep
 from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import read_result, read_tuner_record
 from overlap_sweep.tuner.api import CHECKOUT
+from tests.analyze import analyze
+from tests.search.tiny import SIZES
 
 
 def test_a_directory_without_a_report_is_an_error(tmp_path: Path) -> None:
@@ -20,21 +25,21 @@ def test_a_directory_without_a_report_is_an_error(tmp_path: Path) -> None:
     assert report.proof == {}
 
 
-class Command:
-    """In place of launch.py: keeps what it was asked to do."""
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What launch.py was asked to do, which is not run."""
+    found: list[str] = []
 
-    def __init__(self, returncode: int = 0) -> None:
-        self.returncode, self.arguments = returncode, list[str]()
-
-    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         assert command[1:4] == [str(CHECKOUT / "launch.py"), "-m", "+experiment=tp_overlap_tuner"]
-        self.arguments = command[4:]
-        return subprocess.CompletedProcess(command, self.returncode)
+        found.extend(command[4:])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("overlap_sweep.tuner.api.subprocess.run", run)
+    return found
 
 
-def test_every_argument_is_one_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = Command()
-    monkeypatch.setattr("overlap_sweep.tuner.api.subprocess.run", command)
+def test_every_argument_is_one_of_the_command_line(arguments: list[str]) -> None:
     report = overlap_sweep.tune(
         "llama3_8b",
         tp_size=[2, 4],
@@ -55,7 +60,7 @@ def test_every_argument_is_one_of_the_command_line(monkeypatch: pytest.MonkeyPat
         overrides=["profile=none"],
     )
     assert report.directory == Path("out/here")
-    assert command.arguments == [
+    assert arguments == [
         *("model=llama3_8b", "max_tp_size=8", "tuner.prove=false", "tp_size=2,4", "operator=fc1,qkv", "method=bulk"),
         *("workload.tokens=4096", "search.min_num_sm=2", "search.max_num_sm=16", "search.max_points=50"),
         *("search.max_minutes=2.5", "precision=fp8_delayed", "backend=torch", "tuner.overlap_threshold=0.6"),
@@ -72,18 +77,11 @@ def test_every_argument_is_one_of_the_command_line(monkeypatch: pytest.MonkeyPat
         ("/my models, (é)/config.json", ["model=hf", 'model.name="/my models, (é)/config.json"']),
     ],
 )
-def test_a_model_is_one_of_ours_or_of_hugging_face(
-    monkeypatch: pytest.MonkeyPatch, model: str, said: list[str]
-) -> None:
-    command = Command()
-    monkeypatch.setattr("overlap_sweep.tuner.api.subprocess.run", command)
+def test_a_model_is_one_of_ours_or_of_hugging_face(arguments: list[str], model: str, said: list[str]) -> None:
     report = overlap_sweep.tune(model, tp_size=4)
-    assert command.arguments[: len(said)] == said
-    assert "tp_size=4" in command.arguments
     # What is left open is the experiment's to say.
-    assert command.arguments[len(said) :] == [
-        *("max_tp_size=8", "tuner.prove=true", "tp_size=4", f'hydra.sweep.dir="{report.directory}"')
-    ]
+    where = f'hydra.sweep.dir="{report.directory}"'
+    assert arguments == [*said, "max_tp_size=8", "tuner.prove=true", "tp_size=4", where]
     assert report.directory.parts[0] == "multirun"
 
 
@@ -91,3 +89,66 @@ def test_what_is_exported_is_offered() -> None:
     assert set(overlap_sweep.__all__) == {"Report", "tune"}
     with pytest.raises(AttributeError, match="no attribute tuner_of_pianos"):
         overlap_sweep.tuner_of_pianos  # noqa: B018
+
+
+@pytest.mark.end_to_end
+def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # A path as people have them.
+    directory = tmp_path / "tuned" / "12-00-00"
+    preset = tmp_path / "theirs.yaml"
+    preset.write_text("fc2_fprop: {method: ring_exchange, num_sm: 2}\nfc2_dgrad: {method: ring_exchange, num_sm: 2}\n")
+    space = ("method=ring_exchange,pipeline", "num_sm=1", "aggregate=false", "num_splits=2")
+    report = overlap_sweep.tune(
+        "qwen3_0_6b",
+        max_tp_size=2,
+        operators=["fc2"],
+        max_token_len=64,
+        device="cpu",
+        presets=[preset],
+        output_dir=directory,
+        overrides=[*SIZES, "workload.repeats=3", "profile=none", *space],
+        quiet=True,
+    )
+    assert capfd.readouterr().out == ""
+    # The whole layer is proven side by side.
+    (trial,) = read_tuner_record(directory / "tuner.json").proofs
+    assert list(trial.variants) == ["none", "default", "tuned", "preset theirs"]
+    result = read_result(directory / trial.point / "result.json")
+    assert (result.status, result.point["tp_size"]) == ("ok", 2), result.error
+    assert result.point["workload"] | {"name": "layer", "tokens": 64, "repeats": 3} == result.point["workload"]
+    proof = report.proof[2]
+    assert proof["proven"]
+    assert {"none", "tuned", "preset theirs", "floor"} <= set(proof["variants"])
+    # Plain torch has none.
+    assert set(proof["left_out"]) == {"default"}
+    assert proof["recommended"] in ("none", "tuned", "preset theirs")
+    # The report says what the files say.
+    assert {(entry["tp_size"], entry["slot"]) for entry in report.best} >= {(2, "fc2_fprop"), (2, "fc2_dgrad")}
+    assert proof["verdict"] in report.recommendations[0]
+    assert any("fc2 fwd" in sentence for sentence in report.recommendations)
+    assert report.tp_scaling == json.loads((directory / "tuning_report.json").read_text())["tp_scaling"]
+    assert set(report.to_frame()["operator"]) == {"fc2"}
+    slots = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
+    assert report.ub_cfgs(2) == slots
+    with pytest.raises(UserError, match="TP=8 was not searched"):
+        report.ub_cfgs(8)
+    saved = report.save(tmp_path / "results" / "tiny")
+    files = {"summary.txt", "tuning_report.json", "proof.json", "points.parquet", "search.json", "tuner.json"}
+    files |= {"optimal_tp_comm_overlap_cfg_tp2.yaml", "ub_cfgs_tp2.json", "megatron_bridge_preset_tp2.py"}
+    assert {path.name for path in saved} >= files
+    assert all(path.parent == tmp_path / "results" / "tiny" and path.stat().st_size for path in saved)
+    assert (directory / "report.html").stat().st_size > 0
+    compile((directory / "megatron_bridge_preset_tp2.py").read_text(), "preset", "exec")
+    assert overlap_sweep.Report(tmp_path / "results" / "tiny").best == report.best
+    # Analysis says the same.
+    assert analyze(directory).returncode == 0
+    after = overlap_sweep.Report(directory)
+    assert (after.proof[2]["verdict"], after.ub_cfgs(2)) == (proof["verdict"], slots)
+
+
+@pytest.mark.end_to_end
+def test_what_went_wrong_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="the tuner ended with 1"):
+        overlap_sweep.tune("qwen3_0_6b", max_tp_size=1, device="cpu", output_dir=tmp_path / "tuned")
+    assert capfd.readouterr().err == "error: max_tp_size=1 leaves nothing that communicates; give 2 or more.\n"
+    assert not (tmp_path / "tuned").exists()

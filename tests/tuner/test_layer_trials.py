@@ -1,4 +1,4 @@
-"""The tuner's layer points: how they are told what to run, and how files and presets are named."""
+"""What is tried together on the whole layer: the combinations, their points and files, presets, and the fastest."""
 
 from __future__ import annotations
 
@@ -8,24 +8,86 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import overlap_cfg
+from overlap_sweep.analysis.choice import Candidate as Choosable
+from overlap_sweep.analysis.choice import PassChoice
+from overlap_sweep.analysis.estimate import Estimate
+from overlap_sweep.analysis.switches import plan
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import Result, Status, VariantTimes
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.rounds import Task
-from overlap_sweep.tuner.layer_trials import (
-    _holds_for_layers,
-    case_word,
-    check_presets,
-    presets,
-    seed_presets,
-    write_config,
-)
+from overlap_sweep.tuner.combinations import BEST, combinations
+from overlap_sweep.tuner.layer_trials import _holds_for_layers, case_word, check_presets, presets, seed_presets
 from overlap_sweep.tuner.workflow import _fastest_together
 from tests.make_point import timing_of
-from tests.points import operator_point
+from tests.points import ON_GPUS, operator_point
+
+Setting = dict[str, Any]
+RING, RING4 = {"method": "ring_exchange", "num_sm": 1}, {"method": "ring_exchange", "num_sm": 4}
+PIPELINE, PIPELINE8 = {"method": "pipeline", "num_sm": 4}, {"method": "pipeline", "num_sm": 8}
+
+
+def choice(slot: str, *times_us: tuple[Setting | None, float], predicted: int | None = None) -> PassChoice:
+    """The first candidate is chosen; None is no overlap. That at index `predicted` was not measured."""
+    operator, phase = slot.split("_")
+    made = [
+        Choosable({slot: setting} if setting else {}, Estimate(us, 0.1, 5), (), None, i != predicted)
+        for i, (setting, us) in enumerate(times_us)
+    ]
+    measured: dict[str, Any] = {"floor_us": 10.0, "tp1_us": None, "default": None}
+    chosen: dict[str, Any] = {"attempted": frozenset(), "chosen": made[0], "reason": "fastest"}
+    return PassChoice(4, operator, "fwd" if phase == "fprop" else "bwd", tuple(made), **chosen, **measured)
+
+
+def fc2(*more: tuple[Setting | None, float], **fields: Any) -> PassChoice:
+    return choice("fc2_fprop", (RING, 80.0), *more, (None, 100.0), **fields)
+
+
+def labels(*choices: PassChoice, limit: int = 9, within: float = 0.03) -> list[str]:
+    return list(combinations(choices, limit, within))
+
+
+def test_the_first_is_the_plan_of_the_choices() -> None:
+    choices = [fc2((PIPELINE, 80.5)), choice("proj_fprop", (PIPELINE, 50.0), (None, 60.0))]
+    found = combinations(choices, 4, 0.03)
+    assert next(iter(found)) == BEST
+    assert found[BEST] == plan(choices).config
+    assert found[BEST].slots == {"fc2_fprop": RING, "proj_fprop": PIPELINE}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
+def test_another_method_comes_before_other_knobs_and_the_cheapest_first_up_to_a_limit(limit: int) -> None:
+    proj = choice("proj_fprop", (PIPELINE, 50.0), (RING, 50.5), (PIPELINE8, 50.3), (None, 60.0))
+    methods = ["proj fwd by ring_sm1", "fc2 fwd by pipeline_sm4"]
+    knobs = ["fc2 fwd by ring_sm4", "proj fwd by pipeline_sm8"]
+    found = labels(fc2((RING4, 80.1), (PIPELINE, 81.5)), proj, limit=limit)
+    assert found == [BEST, *methods, *knobs][:limit]
+
+
+def test_of_each_kind_there_is_the_best_measured_one_only_and_none_may_be_it() -> None:
+    two = ["fc2 fwd by pipeline_sm8", "fc2 fwd by ring_sm4"]
+    assert labels(fc2((PIPELINE, 80.4), (PIPELINE8, 80.2), (RING4, 80.3))) == [BEST, *two]
+    assert labels(fc2((PIPELINE, 80.1), predicted=1)) == [BEST]
+    found = combinations([choice("fc2_fprop", (RING, 99.0), (None, 100.0))], 4, 0.03)
+    assert list(found) == [BEST, "fc2 fwd by none"]
+    assert not found["fc2 fwd by none"].slots
+
+
+@pytest.mark.parametrize(("within", "tried"), [(0.0, 1), (0.004, 1), (0.006, 2), (0.02, 3)])
+def test_what_costs_too_much_alone_is_not_tried(within: float, tried: int) -> None:
+    assert len(labels(fc2((PIPELINE, 80.4), (RING4, 81.2)), within=within)) == tried
+
+
+def test_every_configuration_is_what_the_switches_allow_and_none_occurs_twice() -> None:
+    scatter = {"method": "ring_exchange", "num_sm": 2}
+    bulk = choice("fc1_dgrad", ({"method": "bulk", "num_sm": 4}, 100.0), (scatter, 101.0), (None, 130.0))
+    for config in combinations([bulk, fc2((PIPELINE, 80.4))], 9, 0.05).values():
+        rings = config.slots["fc1_dgrad"]["method"] == "ring_exchange"
+        assert config.switches["tp_comm_overlap_rs_dgrad"] == rings
+    # One switch holds for both, so that leaving out either overlap alone comes out as leaving out none.
+    nearly = [choice("fc2_fprop", (RING, 80.0), (None, 80.5)), choice("proj_fprop", (RING, 50.0), (None, 50.5))]
+    assert labels(*nearly) == [BEST]
 
 
 def task(**changes: Any) -> Task:
@@ -42,136 +104,91 @@ def test_what_is_said_of_operators_is_not_said_of_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "word"),
+    ("changes", "word"),
     [
-        ("llama3_8b", "llama3_8b"),
-        ("Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
-        ("/models/tiny/config.json", "tiny"),
-        ("/models/tiny/", "tiny"),
-        ("/models/My model, é=(v2)/config.json", "My-model-v2-"),
+        ({}, "m_tp2_torch_fp32_tokens128"),
+        ({"tp_size": 4, "precision": "bf16", "workload": {"tokens": 64}}, "m_tp4_torch_bf16_tokens64"),
+        ({"backend": "transformer_engine"}, "m_tp2_transformer_engine_fp32_tokens128"),
+        ({"model": {"name": "Qwen/Qwen3-0.6B"}}, "Qwen3-0.6B_tp2_torch_fp32_tokens128"),
+        ({"model": {"name": "/models/tiny/config.json"}}, "tiny_tp2_torch_fp32_tokens128"),
+        ({"model": {"name": "/models/tiny/"}}, "tiny_tp2_torch_fp32_tokens128"),
+        ({"model": {"name": "/models/My model, é=(v2)/config.json"}}, "My-model-v2-_tp2_torch_fp32_tokens128"),
     ],
 )
-def test_files_and_folders_have_plain_names(model: str, word: str) -> None:
-    assert case_word(task(model={"name": model}, tp_size=4)) == f"{word}_tp4_torch_fp32_tokens128"
+def test_files_and_folders_have_plain_names_that_tell_cases_apart(changes: dict[str, Any], word: str) -> None:
+    assert case_word(task(**changes)) == word
 
 
-def test_cases_that_are_measured_apart_have_files_of_their_own() -> None:
-    changes: list[dict[str, Any]] = [{}, {"tp_size": 4}, {"precision": "bf16"}, {"workload": {"tokens": 64}}]
-    changes += [{"backend": "transformer_engine"}, {"model": {"name": "other"}}]
-    assert len({case_word(task(**changed)) for changed in changes}) == len(changes)
-
-
-def test_a_written_configuration_is_read_back_and_named_as_layers_know_it(tmp_path: Path) -> None:
-    overlapped = OverlapConfig({"fc2_fprop": {"method": "pipeline", "num_sm": 4, "num_splits": 2}})
-    overlapped.switches["tp_comm_bulk_dgrad"] = False
-    for config in (overlapped, OverlapConfig()):
-        name = write_config(tmp_path, "llama_tp2_0", config)
-        assert name == f"file:{tmp_path / 'configs' / 'llama_tp2_0.yaml'}"
-        assert overlap_cfg.read(Path(name.removeprefix("file:"))) == config
-
-
-def write_preset(path: Path, text: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_preset(path: Path, text: str = "fc1_fprop: {num_sm: 4}") -> str:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return str(path)
 
 
-def test_presets_are_named_after_their_files_and_may_depend_on_the_tp_size() -> None:
+def test_presets_are_checked_for_every_tp_size_and_named_after_their_files(tmp_path: Path) -> None:
     assert presets(None, 4) == presets([], 4) == {}
-    assert presets(["a/theirs_tp{tp}.yaml", "b.yaml"], 4) == {
-        "preset theirs_tp4": "file:a/theirs_tp4.yaml",
-        "preset b": "file:b.yaml",
-    }
-    assert presets(["~/mine.yaml"], 2) == {"preset mine": f"file:{Path.home()}/mine.yaml"}
-
-
-def test_presets_of_the_same_name_cannot_be_told_apart(tmp_path: Path) -> None:
-    paths = [write_preset(tmp_path / folder / "tp4.yaml", "fc1_fprop: {num_sm: 4}") for folder in ("a", "b")]
+    named = {"preset theirs_tp4": "file:a/theirs_tp4.yaml", "preset mine": f"file:{Path.home()}/mine.yaml"}
+    assert presets(["a/theirs_tp{tp}.yaml", "~/mine.yaml"], 4) == named
+    check_presets(None, ["2", "4"])
+    of_each_size = write_preset(tmp_path / "theirs_tp2.yaml").replace("tp2", "tp{tp}")
+    check_presets([of_each_size], ["2"])
+    with pytest.raises(UserError, match=r"theirs_tp4\.yaml cannot be read"):
+        check_presets([of_each_size], ["2", "4"])
+    paths = [write_preset(tmp_path / folder / "tp4.yaml") for folder in ("a", "b")]
     check_presets([paths[0], paths[0]], ["4"])
     with pytest.raises(UserError, match="would have one name"):
         check_presets(paths, ["4"])
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "cannot be read"),
-        ("[1, 2]", "is no tp_comm_overlap_cfg"),
-        ("fc9_fprop: {method: bulk}", "fc9_fprop is no slot"),
-    ],
-)
-def test_a_preset_that_is_none_is_an_error(tmp_path: Path, text: str | None, says: str) -> None:
-    if text:
-        write_preset(tmp_path / "theirs_tp4.yaml", text)
-    write_preset(tmp_path / "theirs_tp2.yaml", "fc1_fprop: {method: ring_exchange}")
-    given = [str(tmp_path / "theirs_tp{tp}.yaml")]
-    check_presets(None, ["2", "4"])
-    check_presets(given, ["2"])
-    with pytest.raises(UserError, match=says):
-        check_presets(given, ["2", "4"])
-
-
-def test_a_preset_is_only_measured_as_far_as_the_backend_can(tmp_path: Path) -> None:
-    """Plain torch has no margin and no clusters on a CPU, which every whole setting of userbuffers has."""
-    path = write_preset(tmp_path / "theirs.yaml", "fc2_fprop: {method: pipeline, num_sm: 7, num_splits: 2}\n")
-    one = task(operator="fc2")
-    for paths in ([path], None):
-        seed_presets(one, paths)
-        assert (one.seeds, one.cells) == ({}, {})
-
-
-def test_what_presets_say_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_are_measured_whole_and_as_far_as_the_backend_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slot that is not named runs at the library's default, and so do knobs that are not; `none` is no candidate."""
     monkeypatch.setattr(transformer_engine, "missing", lambda: None)
     path = write_preset(tmp_path / "theirs.yaml", "fc2_fprop: {method: none}\nfc1_dgrad: {method: bulk, num_sm: 7}\n")
-    gpu: dict[str, Any] = {"backend": "transformer_engine", "precision": "bf16", "runtime": {"device": "cuda"}}
-    fc1, fc2 = task(operator="fc1", **gpu), task(operator="fc2", **gpu)
+    fc1, fc2 = task(operator="fc1", **ON_GPUS), task(operator="fc2", **ON_GPUS)
     for one in (fc1, fc2):
         seed_presets(one, [path])
     bulk = {"method": "bulk", "cga_size": 2, "set_sm_margin": True}
     assert fc1.seeds["bwd"] == [Candidate.of({"fc1_dgrad": {**bulk, "num_sm": 7}, "fc1_wgrad": {**bulk, "num_sm": 16}})]
     assert [c.settings["fc1_fprop"]["method"] for c in fc1.seeds["fwd"]] == ["ring_exchange"]
     assert list(fc2.seeds) == ["bwd"]
+    # Plain torch has no margin and no clusters on a CPU, which every whole setting of userbuffers has.
+    on_cpu = task(operator="fc1")
+    for paths in ([path], None):
+        seed_presets(on_cpu, paths)
+    assert (on_cpu.seeds, on_cpu.cells) == ({}, {})
 
 
 ROUNDS = [100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0]
 FASTER = [us * 0.97 for us in ROUNDS]
 UNSURE = [us * ratio for us, ratio in zip(ROUNDS, (0.97, 1.02, 0.97, 1.01, 0.97, 1.02, 0.97), strict=True)]
-Times = dict[str, list[float]]
-
-
-def fastest(names: dict[str, str], samples_us: Times, launch_bound: tuple[str, ...] = ()) -> str | None:
-    """Of a layer's variants with the times of their rounds, by name; without any the layer has failed."""
-    variants = {
-        name: VariantTimes(times={"all": timing_of(us)}, launch_bound=name in launch_bound)
-        for name, us in samples_us.items()
-    }
-    status: Status = "ok" if variants else "failed"
-    return _fastest_together(names, Result(name="together", point={}, status=status, variants=variants))
 
 
 @pytest.mark.parametrize(
     ("samples_us", "launch_bound", "taken"),
     [
-        ({"best": ROUNDS, "other": FASTER}, "", "other"),
-        ({"best": FASTER, "other": ROUNDS}, "", "best"),
-        ({"best": ROUNDS, "other": ROUNDS}, "", "best"),
-        ({"best": ROUNDS, "other": UNSURE}, "", "best"),
-        ({}, "", "best"),
-        ({"best": ROUNDS}, "", "best"),
-        ({"other": ROUNDS}, "", "other"),
-        ({"best": ROUNDS, "other": FASTER}, "other", "best"),
-        ({"best": ROUNDS, "other": FASTER}, "best", "other"),
-        ({"best": ROUNDS, "other": FASTER}, "best other", "best"),
-        ({"none": ROUNDS}, "", None),
+        ({"none": ROUNDS, "other": FASTER}, "", "second"),
+        ({"none": FASTER, "other": ROUNDS}, "", "first"),
+        ({"none": ROUNDS, "other": ROUNDS}, "", "first"),
+        ({"none": ROUNDS, "other": UNSURE}, "", "first"),
+        ({}, "", "first"),
+        ({"none": ROUNDS}, "", "first"),
+        ({"other": ROUNDS}, "", "second"),
+        ({"none": ROUNDS, "other": FASTER}, "other", "first"),
+        ({"none": ROUNDS, "other": FASTER}, "none", "second"),
+        ({"none": ROUNDS, "other": FASTER}, "none other", "first"),
+        ({"floor": ROUNDS}, "", None),
     ],
 )
 def test_the_first_combination_is_kept_unless_another_is_faster_beyond_the_noise(
-    samples_us: Times, launch_bound: str, taken: str | None
+    samples_us: dict[str, list[float]], launch_bound: str, taken: str | None
 ) -> None:
-    assert fastest({"best": "best", "other": "other"}, samples_us, tuple(launch_bound.split())) == taken
-
-
-def test_combinations_that_overlap_nothing_are_none() -> None:
-    names = {"best of each slot": "none", "fc2 fwd by ring": "file:a.yaml"}
-    assert fastest(names, {"none": ROUNDS, "file:a.yaml": FASTER}) == "fc2 fwd by ring"
+    """The first overlaps nothing, and is measured as `none`. Without any variant the layer has failed."""
+    variants = {
+        name: VariantTimes(times={"all": timing_of(us)}, launch_bound=name in launch_bound.split())
+        for name, us in samples_us.items()
+    }
+    status: Status = "ok" if variants else "failed"
+    result = Result(name="together", point={}, status=status, variants=variants)
+    assert _fastest_together({"first": "none", "second": "other"}, result) == taken

@@ -21,7 +21,9 @@ from overlap_sweep.report import files
 from overlap_sweep.run_directory import LayerTrial, Result, TunerRecord, read_tuner_record
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
+from overlap_sweep.tuner.tp_sizes import cannot_scale
 from overlap_sweep.tuner.workflow import tune
+from tests.make_point import pass_times
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
 
@@ -54,18 +56,15 @@ def answered(
     return answer
 
 
-def tuned(
-    directory: Path, *overrides: str, answer: Answer | None = None, space: tuple[str, ...] = FC2, page: bool = False
-) -> StandIn:
-    """Run to the end; only on demand with the page, whose charts take seconds."""
+def tuned(directory: Path, *overrides: str, answer: Answer | None = None, space: tuple[str, ...] = FC2) -> StandIn:
+    """Run to the end, without the page, whose charts take seconds."""
     given = ("+experiment=tp_overlap_tuner", *stand_in.ON_CPU)
     more = [override for override in overrides if not override.startswith("tp_size=")]
     with (
         stand_in.sweep_of(directory, *given, *more, answer=answer or answered()) as launcher,
         pytest.MonkeyPatch.context() as patched,
     ):
-        if not page:
-            patched.setattr(files, "page_files", lambda analysis, command, beside: [])
+        patched.setattr(files, "page_files", lambda analysis, command, beside: [])
         tune(launcher.config, launcher.context, launcher, {}, [*given, *space, *overrides])
         return launcher
 
@@ -95,29 +94,32 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"tuner.presets={override_value([str(directory / 'theirs_tp{tp}.yaml')])}"
 
 
+Done = tuple[Path, StandIn, str]
+"""Both TP sizes, and what was printed."""
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, preset: str) -> tuple[Path, StandIn, str]:
-    """Both TP sizes, and what was printed."""
+def done(tmp_path_factory: pytest.TempPathFactory, preset: str) -> Done:
     directory = tmp_path_factory.mktemp("tuned")
     with redirect_stdout(io.StringIO()) as printed:
-        launcher = tuned(directory, "max_tp_size=4", preset, space=SPACE, page=True)
+        launcher = tuned(directory, "max_tp_size=4", preset, space=SPACE)
     return directory, launcher, printed.getvalue()
 
 
 @pytest.fixture(scope="module")
-def searched_fc2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StandIn]:
-    """One operator at one TP size, without a proof."""
+def searched_fc2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("searched")
-    return directory, tuned(directory, "tp_size=2", "tuner.prove=false")
+    assert layers(tuned(directory, "tp_size=2", "tuner.prove=false")) == []
+    return directory
 
 
 @pytest.fixture
-def copied(searched_fc2: tuple[Path, StandIn], tmp_path: Path) -> Path:
-    """Where only layers are left to measure."""
-    return shutil.copytree(searched_fc2[0], tmp_path / "copy")
+def copied(searched_fc2: Path, tmp_path: Path) -> Path:
+    """One operator at one TP size, without a proof: only layers are left to measure."""
+    return shutil.copytree(searched_fc2, tmp_path / "copy")
 
 
-def test_one_tp_size_after_the_other_is_searched_and_proven(done: tuple[Path, StandIn, str]) -> None:
+def test_one_tp_size_after_the_other_is_searched_and_proven(done: Done) -> None:
     directory, launcher, _ = done
     steps = [(point["tp_size"], point["workload"]["name"]) for point in launcher.points]
     assert list(dict.fromkeys(steps)) == [(2, "operator"), (2, "layer"), (4, "operator"), (4, "layer")]
@@ -134,41 +136,29 @@ def test_one_tp_size_after_the_other_is_searched_and_proven(done: tuple[Path, St
     assert list(found.together[0].variants)[:2] == ["none", "best of each slot"]
 
 
-def test_the_combination_that_is_fastest_on_the_layer_is_proven(done: tuple[Path, StandIn, str]) -> None:
-    for trial in record(done[0]).proofs:
-        slots = slots_of(trial)
-        # Alone, ring exchange is faster there.
-        assert slots["fc2_fprop"]["method"] == "pipeline"
-        assert slots["fc2_dgrad"] == {"method": "ring_exchange", "num_sm": 8, "aggregate": False}
-    for tp_size, proof in proofs(done[0]).items():
-        assert (proof["proven"], proof["recommended"]) == (True, "tuned")
-        assert set(proof["variants"]) == {"none", "tuned", f"preset theirs_tp{tp_size}", "floor"}
-        assert proof["variants"]["tuned"]["to_reference"]["ratio"] < 1.0
-        assert "default" in proof["left_out"]
-
-
 def slots_of(trial: LayerTrial) -> dict[str, Any]:
     """Of the tuned variant."""
     return overlap_cfg.read(Path(trial.variants["tuned"].removeprefix("file:"))).slots
 
 
-def test_all_files_are_there(done: tuple[Path, StandIn, str]) -> None:
+def test_the_combination_that_is_fastest_on_the_layer_is_proven_and_written(done: Done) -> None:
     directory, _, printed = done
-    names = ("summary.txt", "tuning_report.json", "proof.json", "points.parquet", "points.csv", "report.html")
-    for name in names:
-        assert (directory / name).stat().st_size > 0
+    # Alone, ring exchange is faster forward.
+    forward = {"method": "pipeline", "num_sm": 8, "num_splits": 2}
+    backward = {"method": "ring_exchange", "num_sm": 8, "aggregate": False}
+    for trial in record(directory).proofs:
+        name, proof = f"optimal_tp_comm_overlap_cfg_tp{trial.tp_size}.yaml", proofs(directory)[trial.tp_size]
+        assert (slots_of(trial)["fc2_fprop"], slots_of(trial)["fc2_dgrad"]) == (forward, backward)
+        assert yaml.safe_load((directory / name).read_text()) == slots_of(trial)
         assert name in printed
-    for tp_size in (2, 4):
-        path = directory / f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml"
-        config = overlap_cfg.read(path)
-        assert yaml.safe_load(path.read_text()) == config.slots
-        assert config.slots["fc2_fprop"] == {"method": "pipeline", "num_sm": 8, "num_splits": 2}
-        assert json.loads((directory / f"ub_cfgs_tp{tp_size}.json").read_text())
-        compile((directory / f"megatron_bridge_preset_tp{tp_size}.py").read_text(), "preset", "exec")
+        assert (proof["proven"], proof["recommended"]) == (True, "tuned")
+        assert set(proof["variants"]) == {"none", "tuned", f"preset theirs_tp{trial.tp_size}", "floor"}
+        assert proof["variants"]["tuned"]["to_reference"]["ratio"] < 1.0
+        assert "default" in proof["left_out"]
 
 
 def test_again_nothing_is_measured_and_the_answer_is_the_same(
-    done: tuple[Path, StandIn, str], preset: str, capsys: pytest.CaptureFixture[str]
+    done: Done, preset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory, launcher, _ = done
     before, search = proofs(directory), search_of(directory)
@@ -177,20 +167,14 @@ def test_again_nothing_is_measured_and_the_answer_is_the_same(
     assert after["searches"] == search["searches"]
     assert after["reused"] == after["points"] == len(launcher.points) - 4
     assert f"{after['points']} points, {after['points']} of them measured before" in capsys.readouterr().out
-    for tp_size, proof in proofs(directory).items():
-        assert proof["variants"] == before[tp_size]["variants"]
-
-
-def test_without_a_proof_no_layer_is_run(searched_fc2: tuple[Path, StandIn]) -> None:
-    directory, launcher = searched_fc2
-    assert layers(launcher) == []
-    assert (record(directory).together, record(directory).proofs) == ([], [])
-    assert overlap_cfg.read(directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
+    assert [proof["variants"] for proof in proofs(directory).values()] == [one["variants"] for one in before.values()]
 
 
 @pytest.mark.parametrize(("together", "tried"), [(0, None), (2, 2), (9, 4)])
 def test_as_many_combinations_as_asked_for_are_tried_together(copied: Path, together: int, tried: int | None) -> None:
     """For a proof, or a new preset, no new search is needed."""
+    assert (record(copied).together, record(copied).proofs) == ([], [])
+    assert overlap_cfg.read(copied / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
     launcher = tuned(copied, "tp_size=2", f"tuner.together={together}")
     assert [point["workload"]["name"] for point in launcher.points] == ["layer"] * (2 if tried else 1)
     assert [len(trial.variants) for trial in record(copied).together] == ([1 + tried] if tried else [])
@@ -266,7 +250,9 @@ def test_the_smallest_tp_size_is_never_dropped_and_a_budget_ends_the_search_not_
     assert record(tmp_path).dropped == {}
 
 
-def test_where_nothing_can_be_measured_the_tuner_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_can_be_measured_or_times_say_nothing_the_tuner_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def out_of_memory(point: Mapping[str, Any]) -> Result:
         return operator_result(point, status="failed", times={}, error="out of memory\nmore")
 
@@ -274,46 +260,61 @@ def test_where_nothing_can_be_measured_the_tuner_says_so(tmp_path: Path, capsys:
     assert list(record(tmp_path).dropped) == ["qwen3_0_6b TP=2 fc1", "qwen3_0_6b TP=2 fc2"]
     assert all(why.endswith("without overlap: out of memory") for why in record(tmp_path).dropped.values())
     assert "out of memory" in capsys.readouterr().out
+    assert layers(tuned(tmp_path / "fast", "tp_size=2", answer=answered(launch_bound=True))) == []
+    assert record(tmp_path / "fast").proofs == []
+    assert "Launch-bound, left out" in (tmp_path / "fast" / "summary.txt").read_text()
 
 
-def test_times_that_say_nothing_prove_nothing(tmp_path: Path) -> None:
-    """All points are launch-bound."""
-    assert layers(tuned(tmp_path, "tp_size=2", answer=answered(launch_bound=True))) == []
-    assert record(tmp_path).proofs == []
-    assert "Launch-bound, left out" in (tmp_path / "summary.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (("max_tp_size=1",), "max_tp_size=1 leaves nothing that communicates"),
-        (("tuner.presets=[/nowhere.yaml]",), "/nowhere.yaml cannot be read"),
-        (("method=bulk", "operator=fc2"), "there is nothing to search"),
-    ],
-)
-def test_what_cannot_be_tuned_is_said_before_anything_is_launched(
-    tmp_path: Path, overrides: tuple[str, ...], says: str
-) -> None:
-    with pytest.raises(UserError, match=says):
-        tuned(tmp_path / "sweep", *overrides)
+def test_a_preset_that_cannot_be_read_is_said_before_anything_is_launched(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/nowhere\.yaml cannot be read"):
+        tuned(tmp_path / "sweep", "tuner.presets=[/nowhere.yaml]")
     assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "sizes", "notice"),
+    ("device", "gpus", "most", "sizes", "notice"),
     [
-        ("cpu", 0, ["2", "4", "8"], None),
-        ("auto", 0, ["2", "4", "8"], None),
-        ("auto", 4, ["2", "4"], "TP=8 left out: 4 GPUs are visible"),
-        ("cuda", 8, ["2", "4", "8"], None),
+        ("cpu", 0, 8, "2 4 8", None),
+        ("auto", 0, 8, "2 4 8", None),
+        ("auto", 4, 8, "2 4", "TP=8 left out: 4 GPUs are visible"),
+        ("cuda", 8, 16, "2 4 8", None),
+        ("cuda", 3, 8, "2", "TP=4, TP=8 left out: 3 GPUs are visible"),
+        ("cuda", 9, 7, "2 4", None),
+        ("cuda", 2, 2, "2", None),
+        ("cuda", 8, 1, None, "max_tp_size=1 leaves nothing that communicates"),
+        ("cuda", 1, 8, None, "needs 2 GPUs at least and 1 is visible"),
+        ("cuda", 0, 8, None, "needs 2 GPUs at least and 0 is visible"),
     ],
 )
-def test_tp_sizes_follow_the_machine(
-    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, sizes: list[str], notice: str | None
+def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, most: int, sizes: str | None, notice: str | None
 ) -> None:
     monkeypatch.setattr(workflow, "visible_gpus", lambda: gpus)
-    config = OmegaConf.create({"runtime": {"device": device}, "max_tp_size": 8})
-    with_sizes = {"operator": ["fc1"], "tp_size": sizes}
-    assert workflow._with_tp_sizes({"operator": ["fc1"]}, config) == (with_sizes, notice)
+    config, operators = OmegaConf.create({"runtime": {"device": device}, "max_tp_size": most}), {"operator": ["fc1"]}
     # Those that were named are searched, whatever the machine: a point says what it lacks.
     assert workflow._with_tp_sizes({"tp_size": ["8"]}, config) == ({"tp_size": ["8"]}, None)
+    if sizes:
+        assert workflow._with_tp_sizes(operators, config) == ({**operators, "tp_size": sizes.split()}, notice)
+        return
+    with pytest.raises(UserError, match=notice):
+        workflow._with_tp_sizes(operators, config)
+
+
+def baseline(floor_us: float, tp1_us: float | None = 100.0) -> Result:
+    """Of one operator at TP=4, forward and backward alike."""
+    times = {name: pass_times(1e4, 1e4, floor_us, tp1_us=tp1_us) for name in ("fwd", "bwd")}
+    return Result(name="none", point={"tp_size": 4}, status="ok", times=times)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "scales", "does_not", "times"),
+    [(0.0, [25.0], [25.1], "1.00"), (0.2, [30.0], [30.5], "1.22"), (0.2, [40.0, 20.0], [40.0, 80.0], "2.40")],
+)
+def test_a_size_cannot_scale_whose_gemms_alone_take_too_long(
+    tolerance: float, scales: list[float], does_not: list[float], times: str
+) -> None:
+    """All operators together, by their floors; where one rank has no time of one of them, nobody knows."""
+    assert cannot_scale(list(map(baseline, scales)), tolerance) is None
+    reason = cannot_scale(list(map(baseline, does_not)), tolerance)
+    assert f"take {times} times TP=1's time / 4, and {1 + tolerance:.2f} is allowed" in str(reason)
+    assert cannot_scale([*map(baseline, does_not), baseline(500.0, None)], tolerance) is None
