@@ -1,3 +1,5 @@
+"""Which setting is chosen for each pass, what failures exclude, and which TP size pays."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,6 +8,9 @@ from typing import Any
 import pytest
 
 from overlap_sweep.analysis.choice import default_sum_us
+from overlap_sweep.analysis.scaling import scale, scale_case
+from overlap_sweep.analysis.sweep import CaseAnalysis, analyse
+from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.run_directory import DefaultTiming, PassTimes
 from tests.analysis.reading import choices
 from tests.make_point import default_timing, make_point, operator_config, pass_times
@@ -181,3 +186,89 @@ def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> Non
     assert default_sum_us([found[BWD]]) == 180.0
     assert default_sum_us(list(found.values())) is None
     assert default_sum_us([]) is None
+
+
+def case_of(directory: Path) -> CaseAnalysis:
+    (case,) = analyse(directory, AnalysisConfig()).cases
+    return case
+
+
+def ring(num_sm: int, **knobs: Any) -> dict[str, Any]:
+    return operator_config(method="ring_exchange", phase="fprop", num_sm=num_sm, **knobs)
+
+
+def wrong(directory: Path, point: dict[str, Any], tensor: str = "output") -> None:
+    make_point("operator", directory, point, status="failed", error="wrong numbers", relative_error={tensor: 1.4})
+
+
+@pytest.mark.parametrize(("tensor", "use_ce"), [("output", True), ("input_grad", False)])
+def test_what_is_wrong_at_one_num_sm_is_not_chosen_at_another(tmp_path: Path, tensor: str, use_ce: bool) -> None:
+    """Wrong gradients say nothing of the forward pass."""
+    make_point("operator", tmp_path, ring(4, use_ce=False), fwd=pass_times(60.0))
+    make_point("operator", tmp_path, ring(1, use_ce=True), fwd=pass_times(80.0))
+    wrong(tmp_path, ring(8, use_ce=False), tensor)
+    assert case_of(tmp_path).plans[2].choices[0].chosen.settings["fc1_fprop"]["use_ce"] == use_ce
+
+
+def test_a_slot_of_which_every_overlap_failed_is_switched_off(tmp_path: Path) -> None:
+    make_point("operator", tmp_path, fwd=pass_times(100.0))
+    wrong(tmp_path, ring(1))
+    case = case_of(tmp_path)
+    assert case.plans[2].choices[0].tried_slots == {"fc1_fprop"}
+    assert case.config(2).switches["tp_comm_overlap_disable_fc1"] or not case.config(2).switches["tp_comm_overlap"]
+
+
+def test_a_setting_that_crashed_once_is_not_chosen(tmp_path: Path) -> None:
+    make_point("operator", tmp_path, ring(4), fwd=pass_times(60.0))
+    make_point("operator", tmp_path, ring(8), fwd=pass_times(80.0))
+    make_point("operator", tmp_path, ring(4, repetition=1), status="failed", error="illegal memory access")
+    assert case_of(tmp_path).plans[2].choices[0].chosen.settings["fc1_fprop"]["num_sm"] == 8
+
+
+def test_a_pair_that_computed_wrong_numbers_is_not_predicted(tmp_path: Path) -> None:
+    def pairs() -> list[bool]:
+        """For each pair whether it was measured."""
+        backward = case_of(tmp_path).plans[2].choices[1]
+        return [candidate.measured for candidate in backward.candidates if len(candidate.settings) == 2]
+
+    for phase in ("dgrad", "wgrad"):
+        bulk(tmp_path, 8, bwd(160.0), phase)
+    assert pairs() == [False]
+    wrong(tmp_path, operator_config(method="bulk", num_sm=16), "input_grad")
+    assert pairs() == []
+
+
+def test_the_largest_tp_size_that_scales_is_optimal() -> None:
+    result = scale({1: 2000.0, 2: 1100.0, 4: 600.0, 8: 400.0}, tolerance=0.2)
+    assert result.optimal_tp_size == 4
+    assert result.scaling_ratios == {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.6}
+    assert result.scaling_efficient == {1: True, 2: True, 4: True, 8: False}
+    # Without tensor parallelism where nothing scales; undecided without a baseline.
+    assert scale({1: 100.0, 2: 90.0, 4: 80.0}, tolerance=0.2).optimal_tp_size == 1
+    undecided = scale({2: 90.0, 4: 80.0}, tolerance=0.2)
+    assert (undecided.optimal_tp_size, undecided.reason) == (None, "No TP=1 baseline was measured.")
+
+
+@pytest.mark.parametrize("own_points", [True, False])
+def test_scaling_uses_the_chosen_settings_and_its_own_baseline(tmp_path: Path, own_points: bool) -> None:
+    tp1 = None if own_points else 1000.0
+    for tp_size, time_us in ((2, 550.0), (4, 300.0), (8, 200.0)):
+        times = pass_times(time_us, none_us=2 * time_us, tp1_us=tp1)
+        point = operator_config(tp_size, "fc2", method="ring_exchange", num_sm=1)
+        make_point("operator", tmp_path, point, fwd=times, bwd=times)
+    if own_points:
+        alone = pass_times(1000.0, none_us=1000.0, floor_us=1000.0)
+        make_point("operator", tmp_path, operator_config(1, "fc2"), fwd=alone, bwd=alone)
+    scaling = scale_case(list(choices(tmp_path).values()), tolerance=0.2)
+    assert scaling.results["fc2"].e2e_times == pytest.approx({1: 2000.0, 2: 1100.0, 4: 600.0, 8: 400.0})
+    assert scaling.optimal_tp_size == scaling.results["fc2"].optimal_tp_size == 4
+
+
+def test_the_whole_is_judged_by_the_operators_measured_everywhere(tmp_path: Path) -> None:
+    for operator, tp_size, time_us in (("fc1", 2, 500.0), ("fc1", 4, 400.0), ("proj", 4, 250.0)):
+        times = pass_times(time_us, none_us=time_us, tp1_us=1000.0)
+        make_point("operator", tmp_path, operator_config(tp_size, operator), fwd=times, bwd=times)
+    scaling = scale_case(list(choices(tmp_path).values()), tolerance=0.2)
+    assert {operator: result.optimal_tp_size for operator, result in scaling.results.items()} == {"proj": 4, "fc1": 2}
+    assert scaling.optimal_tp_size == 2
+    assert scaling.reason.startswith("Sum over fc1. ")

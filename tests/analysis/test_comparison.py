@@ -1,4 +1,5 @@
-"""Sweeps of operators and layers beside each other, with numbers that one can compute by hand."""
+"""Sweeps beside each other: what matches and what does not. Ratios, verdicts, aggregates and the best of each slot:
+comparison and made/compared among the golden files."""
 
 from __future__ import annotations
 
@@ -12,31 +13,39 @@ from overlap_sweep import space
 from overlap_sweep.analysis.comparison.datasets import plain_setting, read_dataset
 from overlap_sweep.analysis.comparison.matching import MARGIN, Match, verdict
 from overlap_sweep.analysis.comparison.ratios import geometric_mean
-from overlap_sweep.analysis.comparison.rows import point_rows
+from overlap_sweep.analysis.comparison.rows import POINT_COLUMNS, point_rows
 from overlap_sweep.analysis.comparison.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import PassTimes
 from tests.made_sweeps import trial, write_tuner
-from tests.make_point import ENVIRONMENT, default_timing, make_point, operator_config, pass_times, variant
+from tests.make_point import (
+    ENVIRONMENT,
+    baselines,
+    falling,
+    implementation,
+    kernel_config,
+    make_point,
+    operator_config,
+    pass_times,
+    stack_config,
+    variant,
+)
 
 BOTH = "dgrad bulk_sm{0} + wgrad bulk_sm{0}"
+NEWER = {**ENVIRONMENT, "gpu": "NVIDIA B200"}
+AG_GEMM = "ag_gemm n=57344 k=8192"
 
 
-def compared(*directories: Path, reference: str | None = None) -> SweepComparison:
+def compared(*directories: Path) -> SweepComparison:
+    """With the first as the reference."""
     datasets = [read_dataset(directory.name, directory) for directory in directories]
-    return compare_sweeps(datasets, reference or directories[0].name)
+    return compare_sweeps(datasets, directories[0].name)
 
 
 def bulk(directory: Path, num_sm: int, bwd: PassTimes, launch_bound: bool = False, **changed: Any) -> Path:
     point = operator_config(2, "fc1", "all", "bulk", num_sm=num_sm, **changed)
     return make_point("operator", directory, point, bwd=bwd, launch_bound=launch_bound)
-
-
-def ring(directory: Path, time_us: float, default_us: float | None = None, **changed: Any) -> Path:
-    default = None if default_us is None else default_timing(default_us)
-    point = operator_config(2, "fc1", "fprop", "ring_exchange", aggregate=False, **changed)
-    return make_point("operator", directory, point, fwd=pass_times(time_us, default=default))
 
 
 def by_setting(found: SweepComparison) -> dict[str, Match]:
@@ -50,50 +59,9 @@ def write(directory: Path, **times_us: float) -> Path:
     return directory
 
 
-def old_and_new(directory: Path) -> tuple[Path, Path]:
-    return write(directory / "old", sm4=320.0, sm8=360.0), write(directory / "new", sm4=400.0, sm8=310.0, sm16=330.0)
-
-
-def test_ratios_verdicts_hidden_fractions_and_the_best_of_each_slot(tmp_path: Path) -> None:
-    found = compared(*old_and_new(tmp_path))
-    matches = by_setting(found)
-    assert {name: (match.ratio, match.verdict) for name, match in matches.items()} == {
-        "none": (1.0, "same"),
-        BOTH.format(4): (pytest.approx(1.25), "slower"),
-        BOTH.format(8): (pytest.approx(310 / 360), "faster"),
-    }
-    slower = matches[BOTH.format(4)]
-    assert (slower.theirs.hidden_fraction, slower.ours.hidden_fraction) == (pytest.approx(0.8), pytest.approx(0.0))
-    assert (slower.none_ratio, slower.floor_ratio) == (1.0, 1.0)
-    assert [slot.slot for slot in found.slots] == ["fc1_dgrad", "fc1_wgrad"]
-    (slot, _) = found.slots
-    assert (slot.reference_setting, slot.setting, slot.changed) == ("bulk_sm4", "bulk_sm8", True)
-    assert (slot.ratio, slot.verdict) == (pytest.approx(310 / 320), "faster")
-    # What keeping the old choice costs.
-    assert (slot.reference_choice_us, slot.regret) == (pytest.approx(400.0), pytest.approx(400 / 310 - 1))
-    back = compared(tmp_path / "old", tmp_path / "new", reference="new")
-    assert back.slots[0].regret == pytest.approx(360 / 320 - 1)
-
-
-def test_aggregates_are_geometric_means(tmp_path: Path) -> None:
-    found = compared(*old_and_new(tmp_path))
-    of_pass, whole = found.aggregates
-    assert (of_pass.tp_size, of_pass.operator, of_pass.pass_name, of_pass.points) == (2, "fc1", "bwd", 3)
-    assert (whole.tp_size, whole.operator, whole.pass_name) == (None, None, None)
-    assert of_pass.counts == whole.counts == {"faster": 1, "slower": 1, "same": 1}
-    assert of_pass.ratio == whole.ratio == pytest.approx((1.25 * 310 / 360) ** (1 / 3))
-    assert of_pass.best_ratio == pytest.approx(310 / 320)
-    old, new = found.totals
-    assert (old.passes, old.best_us, old.none_us, old.floor_us) == (1, 320.0, 400.0, 300.0)
-    assert (new.best_us, new.speedup, new.hidden_fraction) == (310.0, pytest.approx(400 / 310), pytest.approx(0.9))
-    assert math.isnan(geometric_mean([]))
-    assert geometric_mean([0.5, math.nan, 2.0]) == pytest.approx(1.0)
-
-
 def test_what_is_only_in_one_is_named_with_its_fate(tmp_path: Path) -> None:
-    old, new = old_and_new(tmp_path)
-    make_point("operator", old, operator_config(2, "fc1", "all", "bulk", num_sm=16), status="failed", error="x")
-    write(old, sm32=330.0)
+    old, new = write(tmp_path / "old", sm4=320.0, sm32=330.0), write(tmp_path / "new", sm4=400.0, sm16=330.0)
+    make_point("operator", old, operator_config(method="bulk", num_sm=16), status="failed", error="x")
     bulk(new, 32, pass_times(1.0, 400.0, 300.0), launch_bound=True)
     found = {(only.only_in, only.missing_in): only.names for only in compared(old, new).unmatched}
     assert found == {
@@ -102,16 +70,23 @@ def test_what_is_only_in_one_is_named_with_its_fate(tmp_path: Path) -> None:
     }
 
 
-def test_the_noise_of_both_and_the_margin_make_ties(tmp_path: Path) -> None:
-    # Spread 10: an interquartile range of 20 of five samples, a notch of 1.57 x 20 / sqrt(5) = 14 for each.
-    for name, time_us in (("old", 320.0), ("inside", 335.0), ("outside", 380.0)):
-        bulk(tmp_path / name, 4, pass_times(time_us, 400.0, 300.0, spread_us=10.0))
-    found = compared(tmp_path / "old", tmp_path / "inside", tmp_path / "outside")
-    verdicts = {m.dataset: m.verdict for m in found.matches if m.ours.key.setting == BOTH.format(4)}
-    assert verdicts == {"inside": "same", "outside": "slower"}
-    without_noise = Estimate(100.0, 0.0, 5)
-    times_us = (100.0 * (1 + MARGIN), 100.0 * (1 + MARGIN) + 0.1, 100.0 * (1 - MARGIN) - 0.1)
-    assert [verdict(Estimate(us, 0.0, 5), without_noise) for us in times_us] == ["same", "slower", "faster"]
+@pytest.mark.parametrize(
+    ("time_us", "noise_us", "expected"),
+    [
+        (100.0 * (1 + MARGIN), 0.0, "same"),
+        (100.0 * (1 + MARGIN) + 0.1, 0.0, "slower"),
+        (100.0 * (1 - MARGIN) - 0.1, 0.0, "faster"),
+        (110.0, 8.0, "same"),
+        (110.0, 7.0, "slower"),
+    ],
+)
+def test_the_noise_of_both_and_the_margin_make_ties(time_us: float, noise_us: float, expected: str) -> None:
+    assert verdict(Estimate(time_us, noise_us, 5), Estimate(100.0, noise_us, 5)) == expected
+
+
+def test_geometric_means_leave_out_what_is_unknown() -> None:
+    assert math.isnan(geometric_mean([]))
+    assert geometric_mean([0.5, math.nan, 2.0]) == pytest.approx(1.0)
 
 
 def test_repetitions_are_pooled_through_the_none_beside_them(tmp_path: Path) -> None:
@@ -121,14 +96,6 @@ def test_repetitions_are_pooled_through_the_none_beside_them(tmp_path: Path) -> 
         bulk(tmp_path / name, 4, times, repetition=repetition)
     match = by_setting(compared(tmp_path / "old", tmp_path / "new"))[BOTH.format(4)]
     assert (match.theirs.time.time_us, match.ratio) == (pytest.approx(480.0), pytest.approx(1.0))
-
-
-def test_a_machine_that_is_slower_as_a_whole_shows_in_none_and_floor(tmp_path: Path) -> None:
-    write(tmp_path / "old", sm4=320.0, sm8=360.0)
-    for num_sm, time_us in ((4, 640.0), (8, 720.0)):
-        bulk(tmp_path / "new", num_sm, pass_times(time_us, 800.0, 600.0))
-    (_, whole) = compared(tmp_path / "old", tmp_path / "new").aggregates
-    assert [round(r, 9) for r in (whole.ratio, whole.none_ratio, whole.floor_ratio, whole.best_ratio)] == [2.0] * 4
 
 
 def test_backends_and_devices_are_compared(tmp_path: Path) -> None:
@@ -157,7 +124,7 @@ def test_backends_and_devices_are_compared(tmp_path: Path) -> None:
 def test_of_several_backends_in_one_each_is_matched_with_itself(tmp_path: Path) -> None:
     for name in ("old", "new"):
         for backend, time_us in (("torch", 80.0), ("transformer_engine", 60.0)):
-            ring(tmp_path / name, time_us, backend=backend)
+            bulk(tmp_path / name, 4, pass_times(time_us), backend=backend)
     found = compared(tmp_path / "old", tmp_path / "new")
     assert found.compared == {}
     assert [(m.ours.key.backend, m.theirs.key.backend, m.ratio) for m in found.matches] == [
@@ -216,25 +183,12 @@ def test_configuration_that_changed(tmp_path: Path) -> None:
     assert (difference.name, difference.values) == ("workload.seed", {"old": [0], "new": [1]})
 
 
-def test_the_default_is_compared_too(tmp_path: Path) -> None:
-    for name, default_us in (("old", 90.0), ("new", 99.0)):
-        ring(tmp_path / name, 80.0, default_us)
-    assert by_setting(compared(tmp_path / "old", tmp_path / "new"))["default"].ratio == pytest.approx(1.1)
-
-
-def test_layers_match_by_the_names_of_their_variants(tmp_path: Path) -> None:
-    for name, none_us, file_us in (("old", 60.0, 57.0), ("new", 30.0, 27.0)):
-        times_us = {"none": none_us, "floor": none_us - 6, f"file:/{name}/best.yaml": file_us}
-        variants = {variant_name: variant([time_us] * 6) for variant_name, time_us in times_us.items()}
-        make_point("layer", tmp_path / name, variants=variants)
-    found = compared(tmp_path / "old", tmp_path / "new")
-    matches = by_setting(found)
-    assert set(matches) == {"none", "floor", "file:best.yaml"}
-    best = matches["file:best.yaml"]
-    assert (best.ratio, best.ours.key.operator) == (pytest.approx(27 / 57), "transformer_layer")
-    assert [of.hidden_fraction for of in (best.theirs, best.ours)] == [pytest.approx(0.5)] * 2
-    assert found.slots == []
-    assert math.isnan(found.aggregates[-1].best_ratio)
+def test_layers_have_hidden_fractions_beside_their_floor(tmp_path: Path) -> None:
+    for name, none_us, default_us in (("old", 60.0, 57.0), ("new", 30.0, 27.0)):
+        times_us = {"none": none_us, "floor": none_us - 6, "default": default_us}
+        make_point("layer", tmp_path / name, variants={of: variant([time_us] * 6) for of, time_us in times_us.items()})
+    default = by_setting(compared(tmp_path / "old", tmp_path / "new"))["default"]
+    assert [of.hidden_fraction for of in (default.theirs, default.ours)] == [pytest.approx(0.5)] * 2
 
 
 def test_what_a_tuner_proved_matches_by_its_labels(tmp_path: Path) -> None:
@@ -256,3 +210,129 @@ def test_settings_that_mean_the_same_have_one_name(slot: str) -> None:
     assert "num_sm" not in plain
     assert space.brief_name(plain) == ("ring_agg0" if slot == "fc1_fprop" else "ring")
     assert plain_setting(slot, {**of_ring, "use_ce": False})["num_sm"] == 3
+
+
+def ring(directory: Path, time_us: float, **changes: Any) -> None:
+    make_point("kernel", directory, kernel_config(**changes), implementations={"ring": implementation(time_us)})
+
+
+def test_the_same_implementations_match(tmp_path: Path) -> None:
+    measured = {"ring": implementation(150.0), "gone": implementation(160.0)}
+    make_point("kernel", tmp_path / "old", implementations=measured)
+    ring(tmp_path / "old", 120.0, backend="symm_mem")
+    make_point("kernel", tmp_path / "new", implementations=baselines(220.0) | {"ring": implementation(165.0)})
+    # The name of a model is not what makes a kernel.
+    ring(tmp_path / "new", 90.0, backend="symm_mem", operator=None)
+    ring(tmp_path / "new", 150.0, m=2048)
+    found = compared(tmp_path / "old", tmp_path / "new")
+    ratios = {(match.ours.key.backend, match.ours.key.setting): match.ratio for match in found.matches}
+    # Baselines, which both backends measured, are no points of their own.
+    assert ratios == {("torch", "ring"): pytest.approx(1.1), ("symm_mem", "ring"): 0.75}
+    assert found.configuration == []
+    assert {one.only_in: one.names for one in found.unmatched} == {
+        "old": [f"torch 1024 tokens TP=4 {AG_GEMM} all gone"],
+        "new": [f"torch 2048 tokens TP=4 {AG_GEMM} all ring"],
+    }
+    row = next(row for row in point_rows(found) if row["backend"] == "torch" and row["setting"] == "ring")
+    assert row.keys() == POINT_COLUMNS.keys()
+    assert (row["operator"], row["tokens"], row["verdict"]) == (AG_GEMM, 1024, "slower")
+    assert (row["none_us"], row["floor_us"], row["none_ratio"]) == (220.0, 100.0, pytest.approx(1.1))
+    assert row["hidden_fraction"] == pytest.approx(55 / 120)
+
+
+def test_two_backends_are_compared_by_the_names_of_their_implementations(tmp_path: Path) -> None:
+    ring(tmp_path / "old", 150.0, backend="torch")
+    ring(tmp_path / "new", 120.0, backend="symm_mem")
+    found = compared(tmp_path / "old", tmp_path / "new")
+    assert found.compared == {"backend": {"old": "torch", "new": "symm_mem"}}
+    assert {match.ours.key.setting: match.ratio for match in found.matches}["ring"] == 0.8
+
+
+def test_operators_beside_kernels_match_operators(tmp_path: Path) -> None:
+    for name, time_us in (("old", 320.0), ("new", 400.0)):
+        bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+        make_point("operator", tmp_path / name, bulk, bwd=pass_times(time_us, 400.0, 300.0))
+        ring(tmp_path / name, 150.0)
+    found = compared(tmp_path / "old", tmp_path / "new")
+    ratios = {(match.ours.key.operator, match.ours.key.setting): match.ratio for match in found.matches}
+    assert ratios["fc1", "dgrad bulk_sm4 + wgrad bulk_sm4"] == 1.25
+    assert ratios[AG_GEMM, "ring"] == 1.0
+    assert "None" not in str([match.ours.key.case(found.telling) for match in found.matches])
+
+
+def test_kernels_of_other_sizes_are_no_match(tmp_path: Path) -> None:
+    ring(tmp_path / "old", 150.0, n=8192)
+    ring(tmp_path / "new", 150.0, n=4096)
+    with pytest.raises(UserError, match="No point of one is also in another"):
+        compared(tmp_path / "old", tmp_path / "new")
+
+
+def test_what_was_not_launch_bound_of_copies_is_compared(tmp_path: Path) -> None:
+    bound = dict.fromkeys(("copy", "sequential"), True)
+    make_point("copy_engine", tmp_path / "old", launch_bound=bound)
+    make_point("copy_engine", tmp_path / "new")
+    both = compared(tmp_path / "old", tmp_path / "new")
+    assert [match.ours.key.setting for match in both.matches] == ["gemm", "overlapped"]
+    assert both.matches[1].theirs.none_us is None
+
+
+def test_training_without_telemetry_is_to_be_copied_not_measured_again(tmp_path: Path) -> None:
+    make_point("fsdp", tmp_path)
+    with pytest.raises(UserError, match=r"copy the rank_<r>_metrics\.jsonl"):
+        read_dataset("old", tmp_path)
+
+
+def stack(directory: Path, impl: str = "fsdp_dtensor", tp_size: int = 2, dp_size: int = 1, **run: Any) -> None:
+    changes = {f"tp_training.{name}": value for name, value in run.pop("options", {}).items()}
+    make_point("tp_training", directory, stack_config(impl, tp_size, dp_size, **changes), **run)
+
+
+def test_a_sweep_of_one_stack_against_a_sweep_of_another(tmp_path: Path) -> None:
+    for tp_size in (2, 4):
+        stack(tmp_path / "old", "autotp", tp_size, step_us=10_000.0)
+        stack(tmp_path / "new", "megatron", tp_size, step_us=5_000.0)
+    both = compared(tmp_path / "old", tmp_path / "new")
+    assert [match.ratio for match in both.matches] == [0.5, 0.5]
+    assert both.compared == {"backend": {"old": "autotp", "new": "megatron"}}
+
+
+def test_several_stacks_against_another_one_are_refused_with_their_names(tmp_path: Path) -> None:
+    for impl in ("autotp", "megatron"):
+        stack(tmp_path / "old", impl)
+    stack(tmp_path / "new", "async_tp")
+    with pytest.raises(UserError, match=r"old has .*backend autotp/megatron; new has .*backend async_tp\."):
+        compared(tmp_path / "old", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("run", "deviates"),
+    [
+        ({"losses": falling(off={4: 6.3})}, True),
+        # Losses of other data are not compared.
+        ({"losses": falling(times=2.0), "options": {"seed": 1}}, False),
+        ({"losses": falling(times=2.0), "options": {"learning_rate": 0.1}}, False),
+        # Another device rounds otherwise.
+        ({"losses": falling(times=1.003), "environment": NEWER}, False),
+    ],
+    ids=["losses", "seed", "learning rate", "device"],
+)
+def test_a_version_that_computes_something_else_is_told(tmp_path: Path, run: dict[str, Any], deviates: bool) -> None:
+    stack(tmp_path / "old", "megatron")
+    stack(tmp_path / "new", "megatron", **run)
+    both = compared(tmp_path / "old", tmp_path / "new")
+    assert (len(both.matches), len(both.deviations)) == (1, int(deviates))
+    assert all("TP=2 DP=1 megatron deviates from step 4 on" in said for said in both.deviations)
+    assert list(both.compared) == (["device"] if "environment" in run else [])
+
+
+def test_other_sizes_and_settings_of_stacks_do_not_match(tmp_path: Path) -> None:
+    for label in ("old", "new"):
+        stack(tmp_path / label, "autotp")
+    stack(tmp_path / "old", "autotp", options={"zero_stage": 2})
+    stack(tmp_path / "new", "autotp", 2, 2)
+    both = compared(tmp_path / "old", tmp_path / "new")
+    (match,) = both.matches
+    assert (match.ours.key.setting, match.ours.key.operator) == ("defaults", "DP=1, 2 layers, batch 2")
+    names = {found.only_in: found.names for found in both.unmatched}
+    assert "zero2" in names["old"][0]
+    assert "DP=2" in names["new"][0]

@@ -1,3 +1,5 @@
+"""Medians and their noise, and how much of a training step's communication is hidden."""
+
 from __future__ import annotations
 
 import math
@@ -15,7 +17,8 @@ from overlap_sweep.analysis.estimate import (
     notch_us,
     pooled_none,
 )
-from tests.make_point import default_timing, timing
+from overlap_sweep.analysis.step_hidden import Hidden, hidden
+from tests.make_point import default_timing, timing, timing_of
 
 
 def test_notch_is_that_of_mcgill_tukey_and_larsen() -> None:
@@ -79,3 +82,18 @@ def test_it_covers_the_median_as_often_as_it_says() -> None:
         covered += not interval.excludes(math.log(2))
     assert interval.coverage >= CONFIDENCE
     assert covered / 2000 == pytest.approx(interval.coverage, abs=0.02)
+
+
+def hidden_of(point_us: list[float], none_us: list[float], floor_us: list[float]) -> Hidden | None:
+    return hidden({"point": timing_of(point_us), "none": timing_of(none_us), "floor": timing_of(floor_us)})
+
+
+def test_the_hidden_fraction_pairs_samples_and_has_the_noise_of_both_differences() -> None:
+    # What drifts from round to round is in all three.
+    assert hidden_of([11, 21, 31], [13, 23, 33], [9, 19, 29]) == (0.5, 0.0)
+    noise = 1.57 * 1.0 / 3**0.5 / 4
+    assert hidden_of([11, 13, 12], [13, 13, 13], [9, 9, 9]) == (0.25, pytest.approx(noise))
+    assert Hidden(0.25, 0.99).known
+    assert not Hidden(0.25, 1.0).known
+    # Without communication there is nothing to hide.
+    assert hidden_of([9, 9, 9], [9, 9, 9], [9, 9, 9]) is None

@@ -1,12 +1,23 @@
+"""Points as they are read, grouped into cases, and put into tables. What the rows of a table hold: made/statuses and
+the tables of recorded sweeps, among the golden files."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from overlap_sweep.analysis.points import Point, group_cases, read_points
+from overlap_sweep.analysis import frame, kernel_frame, layer_frame, training_frame
+from overlap_sweep.analysis.copies import COPY_COLUMNS, copy_rows
+from overlap_sweep.analysis.frame import Row, hidden_fraction, table_rows, to_frame
+from overlap_sweep.analysis.points import Point, Reading, group_cases, read_points
+from overlap_sweep.analysis.tp_training_frame import COLUMNS as STACK_COLUMNS
+from overlap_sweep.analysis.tp_training_frame import tp_training_rows
+from overlap_sweep.analysis.traces import read_traces
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import Status
 from overlap_sweep.training_config import CopyEngine
@@ -69,12 +80,14 @@ def test_only_operators_have_cases_of_settings(tmp_path: Path) -> None:
     missing_point(tmp_path, layer_config(), "lost_layer")
     write_sweep_of_training(tmp_path / "training")
     write_sweep_of_copies(tmp_path / "copies")
+    make_point("kernel", tmp_path / "kernels")
     reading = read_points(tmp_path)
     assert reading.problems == []
     layers = {point.name: point.status for point in reading.points if point.is_layer}
     assert layers == {"a_layer": "ok", "short_layer": "ok", "lost_layer": "missing"}
     assert sum(point.is_training for point in reading.points) == 9
     assert sum(point.is_copy for point in reading.points) == 9
+    assert [point.workload for point in reading.points if point.is_kernel] == ["kernel"]
     ((operator,),) = group_cases(reading.points).values()
     assert operator.is_operator
 
@@ -84,9 +97,10 @@ def _without_tokens(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training(mixed_precision: str | None) -> dict[str, Any]:
-    options = {"training.batch_size": None, "training.mixed_precision": mixed_precision}
     knobs = {"fsdp.forward_prefetch": False, "distributed.env": {"NCCL_ALGO": None}}
-    return _without_tokens(resolved("fsdp", **options, **knobs, backend="auto", tp_size=2))
+    composed = _without_tokens(resolved("fsdp", **knobs, backend="auto", tp_size=2))
+    composed["training"] |= {"batch_size": None, "mixed_precision": mixed_precision}
+    return composed
 
 
 def _stack(dtype: str | None) -> dict[str, Any]:
@@ -136,3 +150,44 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
     assert died.config["tp_size"] == {"fsdp": 1, "copy_engine": 1}.get(died.workload, composed["tp_size"])
     assert died.config.get("operator") == {"operator": "qkv"}.get(died.workload)
     assert died.config.get("dp_size", 1) == 1
+
+
+TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
+    "operator": (lambda reading: table_rows(reading, read_traces(reading.points)), frame.COLUMNS),
+    "layer": (lambda reading: layer_frame.layer_rows(reading.points, [], reading.root), layer_frame.COLUMNS),
+    "kernel": (lambda reading: kernel_frame.kernel_rows(reading.points, [], reading.root), kernel_frame.COLUMNS),
+    "fsdp": (lambda reading: training_frame.training_rows(reading.points, [], reading.root), training_frame.COLUMNS),
+    "copy_engine": (lambda reading: copy_rows(reading.points, reading.root), COPY_COLUMNS),
+    "tp_training": (lambda reading: tp_training_rows(reading.points, [], reading.root), STACK_COLUMNS),
+}
+"""By workload the rows of its table, and the table's columns and their types."""
+
+
+def frame_of(directory: Path, workload: str = "operator") -> pd.DataFrame:
+    rows, columns = TABLES[workload]
+    return to_frame(rows(read_points(directory)), columns)
+
+
+@pytest.mark.parametrize("workload", TABLES)
+def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path, workload: str) -> None:
+    make_point(workload, tmp_path, status="failed", error="boom")
+    table = frame_of(tmp_path, workload)
+    assert {name: str(kind) for name, kind in table.dtypes.items()} == TABLES[workload][1]
+    assert (table["status"].tolist(), table["error"].tolist()) == (["failed"], ["boom"])
+    stream = io.BytesIO()
+    table.to_parquet(stream)
+    assert {name: str(kind) for name, kind in pd.read_parquet(stream).dtypes.items()} == TABLES[workload][1]
+
+
+def test_hidden_fraction_is_undefined_where_communication_costs_nothing() -> None:
+    fractions = [hidden_fraction(time_us, none_us=100.0, floor_us=40.0) for time_us in (70.0, 100.0, 130.0)]
+    assert fractions == [0.5, 0.0, -0.5]
+    assert pd.isna(hidden_fraction(100.0, none_us=100.0, floor_us=100.0))
+
+
+@pytest.mark.parametrize(("phase", "rows"), [("all", ["fprop", "dgrad", "wgrad"]), ("dgrad", ["dgrad"])])
+def test_none_has_a_row_for_each_phase_that_was_asked_for(tmp_path: Path, phase: str, rows: list[str]) -> None:
+    make_point("operator", tmp_path, operator_config(phase=phase))
+    table = frame_of(tmp_path)
+    assert table["phase"].tolist() == rows
+    assert set(table["method"]) == {"none"}

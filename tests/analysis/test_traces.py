@@ -1,14 +1,21 @@
+"""What traces tell of points, and traces beside each other. Recorded ones: traces among the golden files."""
+
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from overlap_sweep.analysis.comparison.trace_pairs import read_trace_dataset
+from overlap_sweep.analysis.comparison.traces import TraceComparison, compare_traces
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.traces import METRICS, read_traces, summarise
+from overlap_sweep.errors import UserError
 from overlap_sweep.trace.overlap import analyse_trace
 from tests.analysis.reading import choices, trace_row
+from tests.analysis.traces_by_hand import write_trace
 from tests.make_point import make_point, operator_config, pass_times
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -89,3 +96,83 @@ def test_objective_overlap_ratio_without_traces(tmp_path: Path) -> None:
     make_point("operator", tmp_path, operator_config(method="ring_exchange", phase="fprop"), fwd=pass_times(90.0))
     choice = choices(tmp_path, "overlap_ratio")[2, "fc1", "fwd"]
     assert (choice.chosen.name, choice.reason) == ("none", "no trace gives an overlap ratio")
+
+
+def compared(**files: list[Path] | Path) -> TraceComparison:
+    datasets = [
+        read_trace_dataset(label, Path(label), of_label if isinstance(of_label, list) else [of_label])
+        for label, of_label in files.items()
+    ]
+    return compare_traces(datasets, datasets[0].label)
+
+
+def ranks_of(directory: Path, ranks: Sequence[int | None], gemm_us: float = 100.0) -> list[Path]:
+    """A trace for each rank, whose GEMM takes that much, and twice and three times as much in the next ones."""
+    return [
+        write_trace(directory / f"{i}.json", rank, [gemm_us * ((rank or 0) + 1)], 50.0) for i, rank in enumerate(ranks)
+    ]
+
+
+def test_ranks_are_matched_by_rank_whatever_the_order(tmp_path: Path) -> None:
+    found = compared(old=ranks_of(tmp_path / "old", (0, 1)), new=ranks_of(tmp_path / "new", (1, 0), 110.0))
+    assert [pair.rank for pair in found.pairs["new"]] == [0, 1]
+    gemm = {match.rank: match for match in found.quantities if match.quantity == "gemm_busy_us" if match.phase == "all"}
+    assert {rank: (match.reference_value, match.value) for rank, match in gemm.items()} == {
+        None: (150.0, 165.0),
+        0: (100.0, 110.0),
+        1: (200.0, 220.0),
+    }
+    assert [match.ratio for match in gemm.values()] == [pytest.approx(1.1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "pairs", "unmatched"),
+    [
+        ((0, 1, 2), (1, 2, 3), [1, 2], ["old has traces of rank 0", "new has traces of rank 3"]),
+        # Traces without ranks are matched by their order.
+        ((None, None), (None, None, None), [None, None], ["new has 3 traces, old 2"]),
+        ((0,), (1,), [None], []),
+    ],
+    ids=["some ranks", "no ranks", "single traces"],
+)
+def test_what_has_no_match_is_left_out_and_named(
+    tmp_path: Path, old: tuple[int], new: tuple[int], pairs: list[int | None], unmatched: list[str]
+) -> None:
+    found = compared(old=ranks_of(tmp_path / "old", old), new=ranks_of(tmp_path / "new", new))
+    assert [pair.rank for pair in found.pairs["new"]] == pairs
+    assert [said.startswith(begin) for said, begin in zip(found.unmatched, unmatched, strict=True)] == [True] * len(
+        unmatched
+    )
+    assert {match.rank for match in found.quantities} == {None, *pairs}
+
+
+def test_no_rank_in_both_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"new has traces of ranks 2, 3, old of ranks 0, 1"):
+        compared(old=ranks_of(tmp_path / "old", (0, 1)), new=ranks_of(tmp_path / "new", (2, 3)))
+
+
+def test_slower_only_where_every_iteration_is(tmp_path: Path) -> None:
+    old = write_trace(tmp_path / "old.json", 0, [100.0, 120.0, 110.0], 50.0)
+    apart = write_trace(tmp_path / "apart.json", 0, [130.0, 140.0, 125.0], 50.0)
+    mixed = write_trace(tmp_path / "mixed.json", 0, [119.0, 140.0, 125.0], 50.0)
+    found = compared(old=old, apart=apart, mixed=mixed)
+    gemms = {part.dataset: part for part in found.parts if (part.by, part.phase, part.kind) == ("class", "all", "gemm")}
+    assert {label: (part.busy_us, part.change) for label, part in gemms.items()} == {
+        "apart": (130.0, "slower"),
+        "mixed": (125.0, "same"),
+    }
+
+
+def test_kernels_that_only_some_iterations_or_ranks_have_count_as_nothing_elsewhere(tmp_path: Path) -> None:
+    old = [write_trace(tmp_path / "old" / f"{rank}.json", rank, [100.0], 50.0, gemm="nvjet_a") for rank in (0, 1)]
+    new = [write_trace(tmp_path / "new" / f"{rank}.json", rank, [100.0], 50.0, gemm=f"nvjet_{'ab'[rank]}") for rank in (0, 1)]  # fmt: skip # noqa: E501
+    found = compared(old=old, new=new)
+    kernels = {part.name: part for part in found.parts if (part.by, part.phase, part.kind) == ("kernel", "all", "gemm")}
+    assert (kernels["nvjet_a"].reference_busy_us, kernels["nvjet_a"].busy_us) == (100.0, 50.0)
+    assert (kernels["nvjet_b"].busy_us, kernels["nvjet_b"].change) == (50.0, "appeared")
+
+
+def test_a_dataset_without_a_readable_trace_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text("")
+    with pytest.raises(UserError, match=r"cut\.json is empty"):
+        read_trace_dataset("old", tmp_path, [tmp_path / "cut.json"])

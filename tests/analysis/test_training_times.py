@@ -1,20 +1,46 @@
-"""When times are told relative to the floor, and how much of their noise lies between points."""
+"""How the times of training runs are compared: relative to the floor, beyond the noise between points, and against
+what a search settled."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from overlap_sweep.analysis.training import TrainingRow, differ
+from overlap_sweep.analysis.knob_search import Gain, KnobRecord, KnobSearch
+from overlap_sweep.analysis.points import read_points
+from overlap_sweep.analysis.records import read_records
+from overlap_sweep.analysis.training import TrainingRow, analyse_training, differ
 from overlap_sweep.analysis.training_times import UNREPEATED_MARGIN
 from overlap_sweep.analysis.training_warnings import warnings
+from overlap_sweep.report.knob_search import write_knobs
 from tests.analysis.reading import PREFETCH, train, training_of
-from tests.make_point import timing_of
 
 
 def rows_of(directory: Path) -> dict[str, TrainingRow]:
     return {row.setting: row for row in training_of(directory).rows}
+
+
+def test_drift_cancels_where_the_floor_does_the_same(tmp_path: Path) -> None:
+    # The machine was 1.5 times slower when it measured the second, which is the faster one.
+    train(tmp_path, step_us=1500.0, none_us=2000.0, floor_us=1000.0)
+    train(tmp_path, PREFETCH, step_us=1800.0, none_us=3000.0, floor_us=1500.0)
+    times_us = {setting: row.time_us for setting, row in rows_of(tmp_path).items()}
+    assert times_us == pytest.approx({"forward_prefetch=1": 1500.0, "defaults": 1875.0})
+    assert {row.floor_us for row in rows_of(tmp_path).values()} == {1250.0}
+    # Compiled, the step without communication is another.
+    train(tmp_path, {"compile.enabled": True}, step_us=1400.0, none_us=1800.0, floor_us=700.0, compiled="inductor")
+    rows = rows_of(tmp_path)
+    assert (rows["compile=true"].time_us, rows["compile=true"].floor_us) == (1400.0, 700.0)
+    assert rows["defaults"].floor_us == 1250.0
+
+
+def test_repetitions_are_put_together(tmp_path: Path) -> None:
+    for repetition, step_us in enumerate((1400.0, 1600.0)):
+        train(tmp_path, {"repetition": repetition}, step_us=step_us)
+    (row,) = training_of(tmp_path).rows
+    assert (row.time_us, row.step.repeats, len(row.points)) == (1500.0, 10, 2)
 
 
 def test_what_the_host_limits_is_not_made_the_fastest(tmp_path: Path) -> None:
@@ -32,13 +58,6 @@ def test_what_the_host_limits_is_not_made_the_fastest(tmp_path: Path) -> None:
     # The other two share the median of their own floors.
     assert {row.floor_us for row in rows.values() if row.relative} == {1015.0}
     assert not [line for line in warnings(training_of(tmp_path)) if line.startswith("Baselines drifted")]
-
-
-@pytest.mark.parametrize(("variant", "limit_us"), [("none", 1990.0), ("floor", 990.0)])
-def test_the_host_may_limit_a_baseline(tmp_path: Path, variant: str, limit_us: float) -> None:
-    train(tmp_path, step_us=1500.0, host_us={**dict.fromkeys(("point", "none", "floor"), 300.0), variant: limit_us})
-    (row,) = training_of(tmp_path).rows
-    assert (row.host_limits, row.host_limits_beside) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +112,41 @@ def test_floors_are_used_where_they_bring_equal_settings_together(
     assert analysis.how_timed.startswith("Times are relative" if relative else "Times are as measured")
 
 
-def test_hidden_fractions_that_are_all_noise_are_none(tmp_path: Path) -> None:
-    step = {
-        "point": timing_of([1000.0, 1020.0, 980.0, 1040.0, 960.0]),
-        "none": timing_of([990.0, 1040.0, 1010.0, 960.0, 1030.0]),
-        "floor": timing_of([1030.0, 970.0, 1000.0, 1010.0, 960.0]),
+KNOBS = {"fsdp.forward_prefetch": ["false", "1", "2"], "distributed.env.NCCL_ALGO": ["null", "Ring", "Tree"]}
+TYPED = ["workload=fsdp", "model=ranking", "training.batch_size=64", "profile=none"]
+PREFETCHING = {"fsdp.forward_prefetch": "1"}
+
+
+def write_search(directory: Path, **changes: Any) -> None:
+    """A search that proved what the table alone would not call the fastest."""
+    known: dict[str, Any] = {
+        **{"label": "ranking fsdp2 step on 4 ranks", "overrides": TYPED, "knobs": KNOBS, "tried": []},
+        **{"best": PREFETCHING, "time_us": 1200.0, "baseline_us": 1500.0, "gain": Gain(0.2, 0.03), "proven": True},
     }
-    train(tmp_path, step=step)
-    (row,) = training_of(tmp_path).rows
-    assert not row.communicates
-    assert row.hidden_fraction != row.hidden_fraction
+    write_knobs(directory, KnobRecord(searches=[KnobSearch(**{**known, **changes})]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "best"),
+    [
+        ({}, "forward_prefetch=1"),
+        # Of another size, of another model, never measured, without an answer.
+        ({"overrides": [*TYPED, "ranking.num_layers=2"]}, "forward_prefetch=2"),
+        ({"overrides": ["workload=fsdp", "model=other"]}, "forward_prefetch=2"),
+        ({"best": {**PREFETCHING, "distributed.env.NCCL_ALGO": "Ring"}}, "forward_prefetch=2"),
+        ({"time_us": None}, "forward_prefetch=2"),
+    ],
+)
+def test_searches_of_something_else_settle_nothing(tmp_path: Path, changes: dict[str, Any], best: str) -> None:
+    for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
+        train(tmp_path, {"fsdp.forward_prefetch": ahead}, step_us=step_us)
+    write_search(tmp_path, **changes)
+    (analysis,) = analyse_training(read_points(tmp_path).points, read_records(tmp_path).knobs)
+    assert analysis.best.setting == best
+
+
+def test_a_record_that_says_no_gain_is_a_problem(tmp_path: Path) -> None:
+    write_search(tmp_path, gain=None)
+    records = read_records(tmp_path)
+    assert not records.knobs
+    assert "without its gain" in records.problems[0]
