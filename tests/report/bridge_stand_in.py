@@ -5,27 +5,21 @@ Names, fields, defaults and what becomes of them are those of 0.6.2; test_export
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, make_dataclass
 from typing import Any
 
-
-class TPOverlapCfg:
-    pass
-
-
-@dataclass
-class PipelineOverlapCfg(TPOverlapCfg):
-    num_sm: int
-    cga_size: int
-    num_splits: int
-    set_sm_margin: bool
-    fp8_buf: Any = (False,)
-    atomic_gemm: bool = False
-    method: str = "pipeline"
+BulkOverlapCfg = make_dataclass("BulkOverlapCfg", ["num_sm", "cga_size", "set_sm_margin", ("method", str, "bulk")])
+PipelineOverlapCfg = make_dataclass(
+    "PipelineOverlapCfg",
+    [
+        *("num_sm", "cga_size", "num_splits", "set_sm_margin"),
+        *(("fp8_buf", Any, (False,)), ("atomic_gemm", bool, False), ("method", str, "pipeline")),
+    ],
+)
 
 
 @dataclass
-class RingExchangeOverlapCfg(TPOverlapCfg):
+class RingExchangeOverlapCfg:
     aggregate: bool = False
     method: str = "ring_exchange"
     num_sm: int = 1
@@ -35,32 +29,19 @@ class RingExchangeOverlapCfg(TPOverlapCfg):
     atomic_gemm: bool = False
 
 
-@dataclass
-class BulkOverlapCfg(TPOverlapCfg):
-    num_sm: int
-    cga_size: int
-    set_sm_margin: bool
-    method: str = "bulk"
-
-
-@dataclass
-class TransformerLayerTPOverlapCfg:
-    qkv_dgrad: TPOverlapCfg | None
-    qkv_wgrad: TPOverlapCfg | None
-    fc1_dgrad: TPOverlapCfg | None
-    fc1_wgrad: TPOverlapCfg | None
-    qkv_fprop: TPOverlapCfg | None
-    proj_dgrad: TPOverlapCfg | None
-    fc1_fprop: TPOverlapCfg | None
-    fc2_dgrad: TPOverlapCfg | None
-    proj_fprop: TPOverlapCfg | None
-    fc2_fprop: TPOverlapCfg | None
+TransformerLayerTPOverlapCfg = make_dataclass(
+    "TransformerLayerTPOverlapCfg",
+    [
+        *("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "qkv_fprop"),
+        *("proj_dgrad", "fc1_fprop", "fc2_dgrad", "proj_fprop", "fc2_fprop"),
+    ],
+)
 
 
 @dataclass(kw_only=True)
 class CommOverlapConfig:
     tp_comm_overlap: bool
-    tp_comm_overlap_cfg: TransformerLayerTPOverlapCfg | None = None
+    tp_comm_overlap_cfg: Any = None
     tp_comm_bootstrap_backend: str | None = "nccl"
     data_parallel_size: int | None = None
 

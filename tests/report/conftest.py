@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 Made = Callable[[str], Path]
 
-DRAWING = {
-    "overlap_sweep.report.page.pngs._rendered": pngs._rendered,
-    "overlap_sweep.report.comparison.files.as_png": files.as_png,
-}
+RENDERED, AS_PNG = pngs._rendered, files.as_png
 
 
 def _write_store(directory: Path) -> None:
@@ -41,10 +38,6 @@ def _write_store(directory: Path) -> None:
         kept.add(result(8, minute=6, on=new, launch_bound=True), directory / "new")
 
 
-def _write_traces(directory: Path) -> None:
-    shutil.copytree(TRACES, directory)
-
-
 BUILDERS: dict[str, Callable[[Path], object]] = {
     "operators": made_sweeps.write_sweep,
     "tuned": made_sweeps.write_tuned_sweep,
@@ -55,7 +48,7 @@ BUILDERS: dict[str, Callable[[Path], object]] = {
     "stacks": made_sweeps.write_sweep_of_stacks,
     "compared": write_compared,
     "ranks": write_ranks,
-    "traces": _write_traces,
+    "traces": lambda directory: shutil.copytree(TRACES, directory),
     "store": _write_store,
 }
 
@@ -83,8 +76,8 @@ def no_images() -> Iterator[None]:
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> None:
     """PNGs are drawn, after all."""
-    for name, draw in DRAWING.items():
-        monkeypatch.setattr(name, draw)
+    monkeypatch.setattr(pngs, "_rendered", RENDERED)
+    monkeypatch.setattr(files, "as_png", AS_PNG)
 
 
 @pytest.fixture
@@ -95,14 +88,16 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """One browser for all pages."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    found = shutil.which("chromium")
-    if not found:
-        if os.environ.get("CI") == "true":
-            pytest.fail("chromium is not installed; run `apt-get install chromium`")
-        pytest.skip("chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    """One browser for all pages; tests are skipped where it is missing, but fail in CI."""
+    missing = pytest.fail if os.environ.get("CI") else pytest.skip
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed; run `pip install playwright`")
+    path = shutil.which("chromium")
+    if not path:
+        missing("chromium is not installed; run `apt-get install chromium`")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

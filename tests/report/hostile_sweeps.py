@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,9 @@ import yaml
 from overlap_sweep.kernel_shape import BASELINES
 from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
-from tests.made_sweeps import rounds, write_tuned_sweep
-from tests.make_point import (
-    copy_config,
-    falling,
-    implementation,
-    kernel_config,
-    layer_config,
-    make_point,
-    operator_config,
-    resolved,
-    stack_config,
-)
+from tests.golden.made_report import write_every_workload
+from tests.made_sweeps import write_tuned_sweep
+from tests.make_point import make_point, missing_point, operator_config
 from tests.report.page.reports import analysis_of
 
 SCRIPT = "<script>attacked('script')</script></script><svg onload=attacked('svg')>"
@@ -43,48 +35,24 @@ WORD = "=1+<svg onload=attacked('word')>\"'&[red]"
 _STRUCTURE = ("none", "default", "floor", "tuned")
 """Names of variants and labels that decide whether there is a proof at all."""
 
+TRACE_FILES = (trace_file(0), trace_file(0, "none"))
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
 def write_hostile_sweep(directory: Path) -> Path:
-    """Operator points of every status, whole layers, kernels, training runs, copies, tensor-parallel stacks, a proof,
-    traces, and the tuner's records."""
+    """Points of every workload and status, a proof, traces, and the tuner's records."""
     inner = directory / FOLDER
     write_tuned_sweep(inner)
-    for i, status in enumerate(("failed", "timeout", "skipped")):
-        failed = operator_config(4, "fc1", "all", "bulk", num_sm=16)
-        make_point("operator", inner, failed, status=status, error="", name=f"{status}_{i}")  # type: ignore[arg-type]
-    make_point(
-        "layer", inner, layer_config(tp_size=8), variants={"none": rounds(1.0), "default": rounds(0.9)}, name="loose"
-    )
-    for m in (1024, 2048):
-        kernel = {
-            "ring": implementation(150.0, setting={"method": PAYLOAD, PAYLOAD: PAYLOAD}),
-            "a": implementation(90.0),
-        }
-        make_point(
-            "kernel", inner, kernel_config(m), implementations=kernel, left_out={"refused": PAYLOAD, "wrong": PAYLOAD}
-        )
-    make_point("kernel", inner, kernel_config(tp_size=8), implementations={"ring": implementation(150.0)})
-    make_point("kernel", inner, kernel_config(), implementations={}, status="skipped")
-    for ahead in (0, 1):
-        make_point("fsdp", inner, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 300 * ahead)
-    make_point("fsdp", inner, resolved("fsdp", **{"compile.enabled": True}), compiled=f"no: {PAYLOAD}")
-    make_point("fsdp", inner, status="timeout", error=PAYLOAD)
-    for size in (2048, 4096):
-        make_point("copy_engine", inner, copy_config(matrix_size=size))
-    make_point("copy_engine", inner, status="failed", error=PAYLOAD)
-    for impl in ("autotp", "megatron"):
-        make_point("tp_training", inner, stack_config(impl), losses=falling(off={3: None}), details={PAYLOAD: PAYLOAD})
-    make_point("tp_training", inner, status="failed", error=PAYLOAD)
-    (inner / "missing" / ".hydra").mkdir(parents=True)
-    missing = _poisoned_point(operator_config(4, "fc1", "all", "bulk", num_sm=2))
-    (inner / "missing" / ".hydra" / "config.yaml").write_text(yaml.safe_dump(missing))
+    write_every_workload(inner)
+    make_point("fsdp", inner, status="timeout")
+    missing_point(inner, _poisoned_point(operator_config(4, "fc1", "all", "bulk", num_sm=2)))
     overrides = {"task": [PAYLOAD], "hydra": [f"hydra/{PAYLOAD}"]}
     (inner / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": overrides}}))
     for path in sorted(inner.rglob(RESULT_FILE)):
         _rewrite(path, _poisoned_result)
-        _write_traces(path.parent)
+        if path.parent.parent in (inner, inner / "stacks"):
+            for rank_file in TRACE_FILES:
+                (path.parent / rank_file).write_bytes(hostile_trace())
     _rewrite(inner / TUNER_FILE, _poisoned_tuner)
     _rewrite(inner / SEARCH_FILE, _poisoned_search)
     for path in sorted(inner.iterdir()):
@@ -93,6 +61,7 @@ def write_hostile_sweep(directory: Path) -> Path:
     return directory
 
 
+@cache
 def hostile_trace() -> bytes:
     """A recorded one whose kernels, operators and streams are called something else."""
     trace = json.loads(gzip.decompress((TRACES / "cpu_gloo_tp2_rank0.json.gz").read_bytes()))
@@ -101,12 +70,6 @@ def hostile_trace() -> bytes:
             event["name"] += PAYLOAD
             event["tid"] = f"{event['tid']} {PAYLOAD}"
     return gzip.compress(json.dumps(trace).encode(), compresslevel=1)
-
-
-def _write_traces(point: Path) -> None:
-    for name in json.loads((point / RESULT_FILE).read_text())["traces"]:
-        if "/" not in name and name.isprintable():
-            (point / name).write_bytes(hostile_trace())
 
 
 def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
@@ -153,15 +116,18 @@ def _poisoned_result(result: dict[str, Any]) -> dict[str, Any]:
         "error": PAYLOAD,
         "variants": {_name(name): timed for name, timed in result["variants"].items()},
         "implementations": {
-            name if name in BASELINES else f"{WORD}{name}": timed for name, timed in result["implementations"].items()
+            name if name in BASELINES else f"{WORD}{name}": {**timed, "setting": {"method": PAYLOAD, PAYLOAD: PAYLOAD}}
+            for name, timed in result["implementations"].items()
         },
-        "left_out": {f"{WORD}{name}": why for name, why in result["left_out"].items()},
+        "left_out": {f"{WORD}{name}": PAYLOAD for name in result["left_out"]},
+        "training": result["training"] and {**result["training"], "compiled": PAYLOAD},
+        "tp_training": result["tp_training"] and {**result["tp_training"], "details": {PAYLOAD: PAYLOAD}},
         "attention_backend": PAYLOAD,
         "warnings": [PAYLOAD],
         "relative_error": {f"{WORD}wrong": None} if result["left_out"] else {},
         "environment": environment,
         "conditions": {PAYLOAD: {PAYLOAD: PAYLOAD}},
-        "traces": [trace_file(0), trace_file(0, "none"), f"{PAYLOAD}.json"],
+        "traces": [*TRACE_FILES, f"{PAYLOAD}.json"],
         "started": PAYLOAD,
     }
 

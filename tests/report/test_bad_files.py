@@ -48,7 +48,7 @@ def test_a_bad_yaml_is_one_sentence(tmp_path: Path, text: str) -> None:
     assert "missing" in only_problem(tmp_path)
     with pytest.raises(UserError) as error:
         overlap_cfg.read(tmp_path / "multirun.yaml")
-    assert len(str(error.value)) < 2000 or "bomb" in text
+    assert len(str(error.value)) < 2000
 
 
 @pytest.mark.parametrize("template", ["fc1_fprop: {{num_sm: {}}}", "fc1_fprop: {{method: {}}}"])
@@ -90,19 +90,12 @@ def change_implementation(**changes: Any) -> Change:
 
 BAD_KERNELS: dict[str, Change] = {
     "no kernel": lambda r: r["point"].update(kernel=PAYLOAD),
-    "null kernel": lambda r: r["point"].update(kernel=None),
     "m of 0": lambda r: r["point"].update(m=0),
     "huge n": lambda r: r["point"].update(n=10**12),
-    "no k": lambda r: r["point"].pop("k"),
-    "tp_size": lambda r: r["point"].update(tp_size="2"),
     "tokens": lambda r: r["point"]["workload"].update(tokens="${m}"),
     "no precision": lambda r: r["point"].update(precision=PAYLOAD),
-    "listed implementations": lambda r: r["point"].update(implementations=["ring_exchange"]),
-    "no setting asked for": lambda r: r["point"].update(implementations={"ring_exchange": "x"}),
-    "deep setting": change_implementation(setting={"method": "x", "a": json.loads("[" * 100 + "]" * 100)}),
     "nested setting": change_implementation(setting={"method": "x", "a": {"b": 1}}),
     "no number": change_implementation(setting={"method": "x", "num_sm": "4"}),
-    "no flag": change_implementation(setting={"method": "x", "use_ce": 7}),
     "negative error": change_implementation(relative_error=-1.0),
     "no baseline": lambda r: r["implementations"].pop("comm_only"),
     "only baselines": lambda r: r["implementations"].pop("ring_exchange"),

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from overlap_sweep import overlap_cfg, space
+from overlap_sweep import overlap_cfg
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -25,68 +25,57 @@ from tests.report import bridge_stand_in
 
 BRIDGE = "megatron.bridge.training.comm_overlap"
 
-RING = {"aggregate": False, "num_sm": 1, "cga_size": 1, "set_sm_margin": False, "use_ce": True}
-PIPE = {"num_sm": 16, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}
-BULK = {"num_sm": 4, "cga_size": 2, "set_sm_margin": False}
+RING = {
+    **{"method": "ring_exchange", "aggregate": False, "num_sm": 1, "cga_size": 1, "set_sm_margin": False},
+    "use_ce": True,
+}
+PIPE = {"method": "pipeline", "num_sm": 16, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}
+BULK = {"method": "bulk", "num_sm": 4, "cga_size": 2, "set_sm_margin": False}
 
 
 def config(slots: dict[str, Any], **changed: bool) -> OverlapConfig:
+    slots = {slot: dict(setting) for slot, setting in slots.items()}
     return OverlapConfig(slots, {**SWITCH_DEFAULTS, **{f"tp_comm_{name}": on for name, on in changed.items()}})
 
 
 CONFIGS = {
     "pipelined fprop beside bulk pairs": config(
         {
-            "qkv_fprop": {"method": "ring_exchange", **RING, "aggregate": True},
-            "qkv_dgrad": {"method": "bulk", **BULK},
-            "qkv_wgrad": {"method": "bulk", **BULK, "num_sm": 24},
-            "proj_fprop": {"method": "pipeline", **PIPE, "fp8_buf": True},
-            "proj_dgrad": {"method": "ring_exchange", **RING},
-            "fc1_dgrad": {"method": "bulk", **BULK},
-            "fc1_wgrad": {"method": "bulk", **BULK},
-            "fc2_fprop": {"method": "pipeline", **PIPE, "num_splits": 2},
+            **{"qkv_fprop": {**RING, "aggregate": True}, "qkv_dgrad": BULK, "qkv_wgrad": {**BULK, "num_sm": 24}},
+            **{"proj_fprop": {**PIPE, "fp8_buf": True}, "proj_dgrad": RING, "fc1_dgrad": BULK, "fc1_wgrad": BULK},
+            "fc2_fprop": {**PIPE, "num_splits": 2},
         },
         overlap_disable_fc1=True,
     ),
     "dgrads that scatter": config(
         {
-            "qkv_dgrad": {"method": "ring_exchange", **RING, "use_ce": False, "num_sm": 4},
-            "fc1_dgrad": {"method": "pipeline", **PIPE},
-            "fc2_fprop": {"method": "ring_exchange", **RING, "set_sm_margin": True},
+            "qkv_dgrad": {**RING, "use_ce": False, "num_sm": 4},
+            "fc1_dgrad": PIPE,
+            "fc2_fprop": {**RING, "set_sm_margin": True},
         },
         overlap_rs_dgrad=True,
         bulk_wgrad=False,
     ),
     "every method": config(
         {
-            "qkv_dgrad": {"method": "bulk", **BULK},
-            "qkv_wgrad": {"method": "bulk", **BULK},
-            "proj_fprop": {"method": "pipeline", **PIPE},
-            "fc1_fprop": {"method": "ring_exchange", **RING},
-            "fc1_dgrad": {"method": "ring_exchange", **RING},
-            "fc2_fprop": {"method": "ring_exchange", **RING},
+            **{"qkv_dgrad": BULK, "qkv_wgrad": BULK, "proj_fprop": PIPE, "fc1_fprop": RING, "fc1_dgrad": RING},
+            "fc2_fprop": RING,
         },
         overlap_rs_dgrad=True,
         overlap_disable_qkv=True,
     ),
-    "dgrad set up to scatter and not used": config(
-        {"fc1_dgrad": {"method": "ring_exchange", **RING}}, bulk_dgrad=False
-    ),
+    "dgrad set up to scatter and not used": config({"fc1_dgrad": RING}, bulk_dgrad=False),
     "the library's slots": config({}, overlap_ag=False, overlap_rs=False),
     "everything off": config({}, overlap=False),
-    "everything off, with more to read": config(
-        {"fc2_fprop": {"method": "pipeline", **PIPE}}, overlap=False, overlap_disable_qkv=True
-    ),
+    "everything off, with more to read": config({"fc2_fprop": PIPE}, overlap=False, overlap_disable_qkv=True),
 }
 
 each_config = pytest.mark.parametrize("given", CONFIGS.values(), ids=CONFIGS)
 
 
-def bridge_names(request: pytest.FixtureRequest) -> ModuleType:
+@pytest.fixture(params=["stand-in", "installed"])
+def bridge(request: pytest.FixtureRequest) -> ModuleType:
     return bridge_stand_in if request.param == "stand-in" else installed_bridge()
-
-
-bridge = pytest.fixture(bridge_names, params=["stand-in", "installed"])
 
 
 class Anything(ModuleType):
@@ -141,20 +130,15 @@ def model_after(bridge: ModuleType, text: str, **changed: Any) -> SimpleNamespac
     return model
 
 
-def test_the_configurations_make_sense() -> None:
-    for given in CONFIGS.values():
-        assert overlap_cfg.slots_refusal(given.slots) is None
-        assert overlap_cfg.switches_refusal(given) is None
-    methods = {setting["method"] for setting in CONFIGS["every method"].slots.values()}
-    assert methods == set(space.METHODS) - {"none"}
-
-
 @each_config
 def test_what_is_written_is_read_back_whole(tmp_path: Path, given: OverlapConfig) -> None:
+    assert (overlap_cfg.slots_refusal(given.slots), overlap_cfg.switches_refusal(given)) == (None, None)
     assert json.loads(exports.ub_cfgs_json(given)) == given.slots
     arguments, on = exports.te_layer_arguments(given), given.switches["tp_comm_overlap"]
     assert arguments.pop("ub_tp_comm_overlap") == on
     assert arguments == {ours: on and given.switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
+    disabled = [f"tp_comm_overlap_disable_{operator}" for operator in ("qkv", "fc1")]
+    assert exports.te_layer_lacks(given) == [name for name in disabled if on and given.switches[name]]
     path = tmp_path / "overlap.yaml"
     path.write_text(exports.megatron_yaml(given, ["Measured here.", "", "slot: {with: a colon}\nand two lines"]))
     assert overlap_cfg.read(path) == given
@@ -162,46 +146,22 @@ def test_what_is_written_is_read_back_whole(tmp_path: Path, given: OverlapConfig
     assert path.read_text().startswith("# Measured here.\n#\n# slot: {with: a colon}\n# and two lines\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        (
-            "dgrads that scatter",
-            [
-                "overlap: true  (--tp-comm-overlap)",
-                "overlap_rs_dgrad: true  (--tp-comm-overlap-rs-dgrad)",
-                "bulk_wgrad: false  (--disable-tp-comm-bulk-wgrad)",
-            ],
-        ),
-        ("every method", ["overlap_disable_qkv: true  (no option: a field of TransformerConfig)"]),
-        ("dgrad set up to scatter and not used", ["overlap_rs_dgrad: false  (its default)"]),
-        ("everything off", ["overlap: false"]),
-    ],
-)
-def test_the_yaml_names_the_options_of_megatron_lm(name: str, lines: list[str]) -> None:
-    text = exports.megatron_yaml(CONFIGS[name], [])
-    told = [line.removeprefix("#   tp_comm_") for line in text.splitlines() if line.startswith("#   tp_comm_")]
-    assert set(lines) <= set(told)
-    assert ("tp_comm_bulk_dgrad" in text) == (name == "dgrad set up to scatter and not used")
-    assert text.endswith("\n{}\n") == (CONFIGS[name].slots == {})
-
-
-def test_the_settings_of_a_single_operator_go_with_the_default_switches(tmp_path: Path) -> None:
-    slots = {"fc2_fprop": {"method": "pipeline", **PIPE}}
-    path = tmp_path / "overlap.yaml"
-    path.write_text(exports.megatron_yaml(OverlapConfig(slots, {}), []))
-    assert overlap_cfg.read(path) == OverlapConfig(slots)
+def test_settings_without_switches_are_read_back_with_the_default_ones(tmp_path: Path) -> None:
+    slots = {"fc2_fprop": PIPE}
+    (tmp_path / "overlap.yaml").write_text(exports.megatron_yaml(OverlapConfig(slots, {}), []))
+    assert overlap_cfg.read(tmp_path / "overlap.yaml") == OverlapConfig(slots)
 
 
 @each_config
 def test_megatron_bridge_hands_on_what_was_meant(bridge: ModuleType, given: OverlapConfig) -> None:
-    text = exports.megatron_bridge_preset(given, ["Measured here."], "overlaps_of_tp4")
-    model = model_after(bridge, text)
-    assert {name: getattr(model, name) for name in SWITCH_DEFAULTS} == (
-        given.switches if given.switches["tp_comm_overlap"] else {**SWITCH_DEFAULTS, "tp_comm_overlap": False}
-    )
-    if not given.switches["tp_comm_overlap"]:
+    text, on = exports.megatron_bridge_preset(given, ["Measured here."], "tp4"), given.switches["tp_comm_overlap"]
+    model = model_after(bridge, text, tp_comm_overlap=not on)
+    switches = {name: getattr(model, name) for name in SWITCH_DEFAULTS}
+    assert ("# Don't overlap." in text) == (not on)
+    if not on:
+        assert switches == {**SWITCH_DEFAULTS, "tp_comm_overlap": False}
         return
+    assert switches == given.switches
     assert model.tp_comm_overlap_cfg.keys() == given.slots.keys()
     for slot, setting in given.slots.items():
         handed = model.tp_comm_overlap_cfg[slot]
@@ -235,43 +195,29 @@ def test_a_preset_takes_open_knobs_from_the_slot_as_transformer_engine_does(brid
         # initialize_ub's defaults are those of a pipeline here, whatever the method.
         "proj_fprop": {**ring, "num_sm": 2, "cga_size": 2, "set_sm_margin": True},
         "fc1_dgrad": ring,
-        "fc2_fprop": {"method": "pipeline", **PIPE, "num_sm": 8, **plain},
+        "fc2_fprop": {**PIPE, "num_sm": 8, **plain},
     }
 
 
-def test_a_preset_tells_what_is_lost_from_what_goes_without_saying() -> None:
+def test_a_preset_names_knobs_without_a_field_by_whether_they_are_at_their_defaults() -> None:
     text = exports.megatron_bridge_preset(CONFIGS["dgrads that scatter"], [], "overlaps")
     lost, _, same = text.partition("which Transformer Engine has by default:")
     assert "#   qkv_dgrad: use_ce=False\n" in lost.partition("they are lost:")[2]
     assert "#   fc2_fprop: use_ce=True\n" in same
-    text = exports.megatron_bridge_preset(CONFIGS["every method"], [], "overlaps")
-    assert "lost" not in text
-    text = exports.megatron_bridge_preset(config({"qkv_dgrad": {"method": "bulk", **BULK}}), [], "overlaps")
-    assert "no field" not in text
-
-
-def test_without_overlap_the_preset_says_so(bridge: ModuleType) -> None:
-    text = exports.megatron_bridge_preset(CONFIGS["everything off"], [], "overlaps")
-    assert "# Don't overlap." in text
-    assert not model_after(bridge, text, tp_comm_overlap=True).tp_comm_overlap
+    assert "lost" not in exports.megatron_bridge_preset(CONFIGS["every method"], [], "overlaps")
+    bulk = config({"qkv_dgrad": BULK})
+    assert "no field" not in exports.megatron_bridge_preset(bulk, [], "overlaps")
 
 
 def test_the_stand_in_has_the_fields_of_the_installed_megatron_bridge() -> None:
     real = installed_bridge()
+
+    def defaults(module: ModuleType, name: str) -> dict[str, Any]:
+        return {field.name: field.default for field in dataclasses.fields(getattr(module, name))}
+
     for name in ("PipelineOverlapCfg", "RingExchangeOverlapCfg", "BulkOverlapCfg", "TransformerLayerTPOverlapCfg"):
-        known, found = (
-            {field.name: field.default for field in dataclasses.fields(getattr(module, name))}
-            for module in (bridge_stand_in, real)
-        )
-        assert known == found
-    fields = {field.name: field.default for field in dataclasses.fields(bridge_stand_in.CommOverlapConfig)}
-    assert fields.items() <= {field.name: field.default for field in dataclasses.fields(real.CommOverlapConfig)}.items()
-
-
-def test_what_no_argument_of_a_layer_says_is_told() -> None:
-    assert exports.te_layer_lacks(CONFIGS["every method"]) == ["tp_comm_overlap_disable_qkv"]
-    assert exports.te_layer_lacks(CONFIGS["dgrads that scatter"]) == []
-    assert exports.te_layer_lacks(CONFIGS["everything off, with more to read"]) == []
+        assert defaults(bridge_stand_in, name) == defaults(real, name)
+    assert defaults(bridge_stand_in, "CommOverlapConfig").items() <= defaults(real, "CommOverlapConfig").items()
 
 
 def initialise(ranks: Any, files: dict[str, dict[str, Any]], arguments: dict[str, bool]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`analyze.py DIR`: what every report has in common, and decisions of its own about what is told where."""
+"""`analyze.py DIR`: what every report has in common, and what is printed of large sweeps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,30 +14,26 @@ import yaml
 from rich.console import Console
 
 from overlap_sweep.analysis.kernels import analyse_kernels
-from overlap_sweep.analysis.points import Point, read_points
-from overlap_sweep.analysis.step_communication import StepCommunication
-from overlap_sweep.analysis.tp_training import analyse_tp_training
-from overlap_sweep.report import copies, kernels, tp_training, training
+from overlap_sweep.analysis.points import read_points
+from overlap_sweep.report import kernels, training
 from overlap_sweep.report.console import console_for
-from overlap_sweep.report.plain_table import PlainRow, print_table
 from overlap_sweep.report.provenance import launch_commands
 from overlap_sweep.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import progress
-from tests.analyze import analyze, files_below
+from tests.analyze import analyze, files_below, rows
 from tests.golden.made_report import BEST_TRACE
 from tests.made_sweeps import write_tuner
 from tests.make_point import (
-    ENVIRONMENT,
     implementation,
     kernel_config,
     make_point,
     operator_config,
     pass_times,
     resolved,
-    stack_config,
 )
 from tests.report.conftest import Made
+from tests.sweeps import SMALL, Launch
 
 
 @pytest.mark.parametrize("name", ["operators", "tuned", "layers", "kernels", "training", "copies", "stacks"])
@@ -62,12 +56,12 @@ def test_a_report_stands_beside_results_that_stay_as_they_are(made: Made, tmp_pa
     assert {path.name for path in again if again[path] != first.get(path)} <= {"tuning_report.json"}
 
 
-def test_one_run_directory(tmp_path: Path, no_page: None) -> None:
-    point = operator_config(2, "fc1", "all", "bulk", num_sm=4)
-    directory = make_point("operator", tmp_path, point, bwd=pass_times(80.0))
+def test_a_run_directory_has_a_report_of_its_own(tmp_path: Path, no_page: None) -> None:
+    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+    directory = make_point("operator", tmp_path, bulk, bwd=pass_times(80.0))
     assert analyze(directory).returncode == 0
-    given = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg.yaml").read_text())
-    assert given.keys() == {"fc1_dgrad", "fc1_wgrad"}
+    slots = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg.yaml").read_text())
+    assert slots.keys() == {"fc1_dgrad", "fc1_wgrad"}
 
 
 def test_the_objective_is_an_option(tmp_path: Path, no_page: None) -> None:
@@ -98,25 +92,6 @@ def test_where_the_commands_of_a_sweep_are_told(tmp_path: Path) -> None:
     assert commands() == []
     write_tuner(tmp_path)
     assert commands() == ["python launch.py +experiment=tp_overlap_tuner"]
-
-
-@pytest.mark.parametrize(
-    ("name", "print_sweep"),
-    [
-        ("kernels", kernels.print_kernels),
-        ("training", training.print_training),
-        ("copies", copies.print_copies),
-        ("stacks", tp_training.write_and_print),
-    ],
-)
-def test_a_sweep_prints_at_its_end_what_a_report_begins_with(
-    made: Made, tmp_path: Path, name: str, print_sweep: Callable[[list[Point], Console], object], no_page: None
-) -> None:
-    shutil.copytree(made(name), tmp_path / "sweep")
-    stream = io.StringIO()
-    print_sweep(read_points(tmp_path / "sweep").points, console_for(stream))
-    assert len(stream.getvalue().splitlines()) > 5
-    assert analyze(tmp_path / "sweep").stdout.startswith(stream.getvalue())
 
 
 @pytest.mark.parametrize(("cases", "tables"), [(3, True), (4, False)])
@@ -156,53 +131,6 @@ def test_of_many_settings_the_fastest_are_printed(tmp_path: Path, no_page: None)
     assert "and 5 more" not in (tmp_path / "summary.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("workload", "points"),
-    [
-        ("kernel", [kernel_config(), kernel_config(backend="symm_mem")]),
-        ("tp_training", [stack_config("autotp"), stack_config("megatron")]),
-    ],
-)
-def test_connections_make_no_other_environment(
-    tmp_path: Path, workload: str, points: list[dict[str, Any]], no_page: None
-) -> None:
-    """Each is measured with its own, as it is trained."""
-    for point, connections in zip(points, ("8", "1"), strict=True):
-        variables = {"CUDA_DEVICE_MAX_CONNECTIONS": connections, "NCCL_NVLS_ENABLE": "0"}
-        make_point(workload, tmp_path, point, environment={**ENVIRONMENT, "variables": variables})
-    assert "environments" not in analyze(tmp_path).stdout
-    make_point(workload, tmp_path, points[0], environment={**ENVIRONMENT, "packages": {"torch": "2.6.0"}})
-    assert "different environments" in analyze(tmp_path).stdout
-
-
-def test_a_terminal_of_140_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:
-    longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
-    directory = make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
-    seen, stream = {directory: StepCommunication(100_000.0, 50_000.0)}, io.StringIO()
-    analyses = analyse_tp_training(read_points(tmp_path).points, seen)
-    tp_training.print_analyses(analyses, Console(file=stream, width=140, highlight=False, markup=False))
-    lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 140
-    headers = next(line for line in lines if line.startswith("TP"))
-    assert all(header in headers for header in tp_training.PRINTED if header != "note")
-
-
-def test_names_of_columns_without_room_have_no_blanks() -> None:
-    stream = io.StringIO()
-    rows = [PlainRow(["1" * 20] * 3)]
-    assert print_table(["a", "wide  ", "wider "], rows, [], Console(file=stream, width=40), ("wide  ", "wider "))
-    assert "No room for wider, wide: a wider" in stream.getvalue()
-
-
-def test_counts_in_words() -> None:
-    assert [training.as_count(number) for number in (7, 1234, 12_345_678, 7_000_000_000)] == [
-        "7",
-        "1.23 k",
-        "12.3 M",
-        "7 B",
-    ]
-
-
 def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_answers(tmp_path: Path) -> None:
     outcomes, stream = Outcomes(), io.StringIO()
     directories = [
@@ -222,3 +150,73 @@ def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_a
         "[4/4] failed  failed  CUDA out of memory",
     ]
     assert outcomes.best() is None
+
+
+# From launch.py to reports and comparisons, each workload in real processes that communicate by gloo.
+
+SMALL_STEPS = ("ranking.num_layers=2", "ranking.sequence_length=16", "training.batch_size=2", "training.max_steps=6")
+SWEEPS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "operators": (4, (*SMALL, "tp_size=2", "method=none,bulk", "num_sm=1,2")),
+    "kernels": (
+        *(1, ("workload=kernel", "kernel=ag_gemm", "tp_size=2", "m=32", "n=64", "k=64", "iters=3", "backend=torch")),
+    ),
+    "copies": (2, ("workload=copy_engine", "copy_engine.matrix_size=64", "copy_engine.copy_mb=0.1,0.2")),
+    "training": (
+        2,
+        ("workload=fsdp", "model=ranking_tiny", *SMALL_STEPS, "workload.repeats=3", "fsdp.forward_prefetch=false,true"),
+    ),
+    "stacks": (
+        2,
+        (
+            *("workload=tp_training", "impl=fsdp_dtensor", "tp_size=1,2"),
+            *("tp_training.num_training_steps=5", "tp_training.warmup_steps=1"),
+        ),
+    ),
+}
+"""How many points, and what is given to launch.py."""
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("name", SWEEPS)
+def test_from_launch_to_report_and_comparison(tmp_path: Path, name: str, images: None) -> None:
+    points, overrides = SWEEPS[name]
+    launch = Launch(tmp_path / "sweep")
+    process = launch.run("-m", *overrides, "runtime.device=cpu", *(["profile=none"] if name == "training" else []))
+    assert (process.returncode, process.stderr) == (0, "")
+    assert f"[{points}/{points}]" in process.stdout
+    report = analyze(launch.directory)
+    assert (report.returncode, report.stderr) == (0, "")
+    assert list((launch.directory / "plots").glob("*.png"))
+    if name != "operators":
+        # A sweep prints at its end what a report begins with.
+        answers = report.stdout.partition(f"\n{points} point")[0].splitlines()
+        assert len(answers) > 5
+        assert set(answers) <= set(process.stdout.splitlines())
+    results = sorted(path.parent for path in launch.directory.rglob("result.json"))
+    assert len(results) == points
+    # A sweep is the same as itself.
+    same = rows("compare", f"one={launch.directory}", f"other={launch.directory}")
+    assert {row["verdict"] for row in same} <= {"same", None}
+    if name == "operators":
+        one, two = (next(launch.directory.glob(f"*bulk_sm{number}*")) for number in (1, 2))
+        assert "setting: " in analyze("compare", one, two).stdout
+        traces = analyze("compare", one / "trace_rank0.json.gz", two / "trace_rank0.json.gz", "--by", "class")
+        assert (traces.returncode, "gloo" in traces.stdout) == (0, True)
+    if name == "training":
+        assert {"step_ms", "hidden_share", "samples_per_s", "final_loss"} <= {row["quantity"] for row in same}
+        one, two = results
+        pair = analyze("compare", f"a={one}", f"b={two}", "--output", tmp_path / "out")
+        assert "fsdp.forward_prefetch: " in pair.stdout
+        known = json.loads((tmp_path / "out" / "summary.json").read_text())["datasets"]["a"]["runs"][one.name]
+        medians = {quantity: aggregate["median"] for quantity, aggregate in known["aggregates"].items()}
+        assert 0 < medians["compute_ms"] < medians["step_ms"]
+        assert 0 <= medians["hidden_share"] < 1
+        assert medians["samples_per_s"] == pytest.approx(4e3 / medians["step_ms"], rel=0.2)
+    if name == "stacks":
+        found = {path.name: json.loads(path.read_text()) for path in launch.directory.rglob("results_*.json")}
+        assert set(found) == {"results_fsdp_dtensor_tp1_dp1.json", "results_fsdp_dtensor_tp2_dp1.json"}
+        summary = found["results_fsdp_dtensor_tp2_dp1.json"]["summary"]
+        assert (summary["num_steps"], summary["losses_agree"]) == (4, True)
+        # A CPU has neither.
+        assert (summary["mfu_pct"], summary["peak_memory_gb"]) == (None, None)
+        assert summary["communication"]["total_ms"] >= summary["communication"]["exposed_ms"] >= 0

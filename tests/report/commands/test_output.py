@@ -10,12 +10,7 @@ import typer
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.commands.expressions import condition
-from overlap_sweep.report.commands.output import (
-    TableFormat,
-    cell,
-    fail_if,
-    print_rows,
-)
+from overlap_sweep.report.commands.output import TableFormat, cell, fail_if, print_rows
 
 TYPES = {"slot": "string", "pass": "string", "num_sm": "Int64", "tp_size": "Int64", "launch_bound": "boolean"}
 
@@ -47,21 +42,17 @@ def matching(expression: str, of: pd.DataFrame | None = None) -> list[int]:
 
 
 EXPRESSIONS = {
-    "num_sm > 8 and tp_size == 4": [1],
     "num_sm > 8 & tp_size == 4": [1],
     "num_sm == 4 | tp_size == 8": [0, 2],
     "1 < num_sm < 8": [0],
     "num_sm in [4, 5]": [0],
-    "num_sm.isin([4, 5])": [0],
     "num_sm == [4, 5]": [0],
-    "`pass` == 'bwd'": [0, 2],
     "`num_sm` == 4 and num_sm == `num_sm`": [0],
     "`pass` == 'bwd' and slot != 'a `pass` @ b'": [0],
     "launch_bound": [1],
     "~launch_bound": [0],
     "time_us / tp_size > 100": [0],
     "tp_size % 4 == 0": [1, 2],
-    "-tp_size < -2": [1, 2],
     "slot.str.contains('_d')": [0],
     "slot.str.contains('FC1', case=False)": [0],
     "slot.str.contains('c.', regex=False)": [],
@@ -70,34 +61,23 @@ EXPRESSIONS = {
     "slot.notna() and not launch_bound": [0],
     "(num_sm + 1) // 2 - 2 * tp_size < 0": [0],
     "'a' < slot != 'fc1_dgrad'": [1],
-    "slot == slot and launch_bound": [1],
     "launch_bound or slot < 'fc2'": [0, 1],
     "slot == '`pass`' or slot == 'a\\\\' or 'fc1_dgrad' == slot": [0],
     # What is missing matches neither a condition nor its opposite.
     "num_sm != 4": [1],
     "not num_sm == 4": [1],
-    "num_sm not in [4]": [1],
-    "not num_sm in (4, 5)": [1],
     "num_sm != [4]": [1],
     "num_sm not in []": [0, 1],
     "num_sm + 1 not in [5]": [1],
-    "launch_bound != True": [0],
-    "not num_sm < 8": [1],
     "not -num_sm * 2 >= -8": [1],
     "not num_sm > tp_size": [],
-    "slot != 'fc1_dgrad'": [1],
-    "not slot == 'fc1_dgrad'": [1],
-    "not slot != 'fc1_dgrad'": [0],
     "slot not in ['fc1_dgrad']": [1],
     "not slot < 'fc2'": [1],
     "not slot.str.startswith('fc1')": [1],
     "not (slot.str.endswith('x') and num_sm > 0)": [0, 1],
     "num_sm > 0 or tp_size == 8": [0, 1, 2],
     "not num_sm.isin([4])": [1],
-    "not slot.str.contains('fc1')": [1],
     "hidden_fraction != 0.5": [0],
-    "default_us < 3": [],
-    "not default_us < 3": [],
     "default_us < 3 or tp_size == 8": [2],
 }
 
@@ -116,15 +96,12 @@ MISTAKES = {
     "`no such` > 1": "no such is no column",
     "num_sm = 8": "write ==",
     "num_sm > 8 and": "cannot be understood",
-    "num_sm > 8; num_sm": "cannot be understood",
     "num_sm + 1": "num_sm + 1 is no condition",
     "tp_size": "tp_size is no condition",
     "num_sm > 8 and tp_size": "tp_size is no condition",
     "1 < 2": "mentions no column",
     "num_sm == '8'": "compare like with like",
-    "slot > 3": "compare like with like",
     "num_sm in ['8']": "compare like with like",
-    "slot + 'x' == 'y'": "compare like with like",
     "slot + 1 == 2": "cannot be understood",
     "'fc1' in slot": ".str.contains",
     "num_sm in tp_size": "a list of constants",
@@ -134,8 +111,6 @@ MISTAKES = {
     "num_sm is 8": "write == !=",
     "num_sm.str.contains('8')": "string values",
     "slot.str.contains('(')": "cannot be understood",
-    "slot.str.contains()": "is not allowed",
-    "slot.str.contains('a', na=True)": "na=True is not allowed",
     "slot.str.contains('a', case=num_sm)": "is not allowed",
     "num_sm.isna(1)": "is not allowed",
     "`pass` + 1": "`pass` + 1 is no condition",
@@ -146,28 +121,9 @@ HOSTILE = [
     "__import__('os').system('true') == 0 and num_sm",
     "num_sm.__class__ == 1",
     "num_sm.to_csv('written') == 1",
-    "num_sm.values == 1",
-    "num_sm == num_sm.values",
-    "num_sm == print(num_sm)",
-    "num_sm in print(num_sm)",
-    "num_sm in [print(1)]",
     "num_sm in [num_sm.to_csv('written')]",
     "num_sm.isin([num_sm.to_csv('written')])",
     "num_sm.isna(num_sm.to_csv('written'))",
-    "slot.str.contains('a', case=print(1))",
-    "num_sm.eval('1') or launch_bound",
-    "sum(num_sm) > 1 or launch_bound",
-    "sin(num_sm) > 0",
-    "pd > 1",
-    "frame == 1",
-    "Timestamp == num_sm",
-    "inf > num_sm",
-    "ilevel_0 == 1",
-    "__pd_eval_local_frame == num_sm",
-    "num_sm.map(print)",
-    "num_sm.str.__init__()",
-    "slot.str.cat(slot)",
-    "print(num_sm)",
     "(lambda: num_sm)()",
     "[x for x in num_sm]",
     "(num_sm := 3) > 2",
@@ -175,28 +131,15 @@ HOSTILE = [
     "f'{num_sm}' == 'a'",
     "num_sm ** num_sm > 1",
     "num_sm if launch_bound else tp_size",
-    "{num_sm: 1}",
-    "index > 1",
-    "*num_sm",
-    "await num_sm",
     "(" * 300 + "num_sm" + ")" * 300 + " > 1",
     "not " * 5000 + "launch_bound",
     "9" * 5000 + " > num_sm",
     "num_sm\0 > 1",
-    "time_us.__class__.__mro__[1].__subclasses__() == 1",
-    "time_us.to_pickle('x') == 1",
-    "time_us.apply('abort') > 1",
-    "@pd.io.common.os.system('x') == 1",
     "time_us == `__import__('os').abort()`",
     "slot.str.contains.__globals__ == 1",
     "slot.str.contains('x', flags=1)",
     "slot.str.replace('a', 'b') == 'x'",
-    "slot.str.contains(__name__)",
-    "time_us ** 99999999 > 1",
     "time_us > 1; import os",
-    "time_us > 1\nimport os",
-    "time_us > 1 if slot else 2",
-    "slot == 'x\u2028import os'.__class__",
 ]
 
 
@@ -214,9 +157,8 @@ def test_a_wrong_expression_is_one_sentence(expression: str, tmp_path: Path, mon
 
 
 def test_json_has_no_numbers_that_json_has_not(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_rows(
-        pd.DataFrame({"relative_error": [math.inf, math.nan, 0.5], "names": [["a"], [], None]}), TableFormat.json
-    )
+    rows = pd.DataFrame({"relative_error": [math.inf, math.nan, 0.5], "names": [["a"], [], None]})
+    print_rows(rows, TableFormat.json)
     assert json.loads(capsysbinary.readouterr().out) == [
         {"relative_error": None, "names": ["a"]},
         {"relative_error": None, "names": []},
@@ -248,18 +190,13 @@ def test_a_check_that_could_never_fail_is_an_error(expression: str) -> None:
         fail_if([expression], frame(), "rows")
 
 
-def test_a_check_of_no_rows_is_an_error() -> None:
-    with pytest.raises(UserError, match="no rows to look at"):
-        fail_if(["tp_size == 2"], frame().head(0), "rows")
-
-
 def test_asking_whether_values_are_missing_needs_none() -> None:
     fail_if(["default_us.notna()"], frame(), "rows")
     with pytest.raises(typer.Exit):
         fail_if(["default_us.isna()"], frame(), "rows")
 
 
-def test_a_wrong_expression_counts_before_one_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_expression_is_an_error_before_any_that_holds_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError):
         fail_if(["tp_size == 4", "tp_sizes == 4"], frame(), "rows")
     assert capsys.readouterr().err == ""

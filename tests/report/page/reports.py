@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -25,19 +24,17 @@ def page_of(directory: Path) -> str:
     return files_of(directory)["report.html"].decode()
 
 
-@dataclass
 class Parsed(HTMLParser):
-    """What a browser would take a page for."""
+    """What a browser would take a page for: elements, addresses, scripts, styles, and the text outside of both."""
 
-    text: list[str] = field(default_factory=list)
-    """Outside scripts and styles."""
-    scripts: list[str] = field(default_factory=list)
-    styles: list[str] = field(default_factory=list)
-    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
+        self.text: list[str] = []
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self._within = ""
+        self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -52,9 +49,3 @@ class Parsed(HTMLParser):
     @property
     def addresses(self) -> list[str]:
         return [value for _, attrs in self.tags for name, value in attrs.items() if name in ADDRESSES and value]
-
-
-def parsed(page: str) -> Parsed:
-    found = Parsed()
-    found.feed(page)
-    return found

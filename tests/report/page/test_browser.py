@@ -5,27 +5,20 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.golden.made_report import BEST_TRACE, NONE_TRACE
-from tests.made_sweeps import (
-    write_layers,
-    write_sweep_of_copies,
-    write_sweep_of_kernels,
-    write_sweep_of_stacks,
-    write_sweep_of_training,
-)
+from overlap_sweep.run_directory import Status, trace_file
+from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_every_workload
 from tests.make_point import implementation, kernel_config, make_point, operator_config, pass_times
 from tests.report.page.reports import page_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-# Machines with GPUs need none to collect these tests.
-sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.end_to_end
 
 READY = "document.documentElement.dataset.ready === 'yes'"
@@ -36,25 +29,25 @@ BAR = "#hidden_fraction_tp4 svg path[aria-roledescription=bar]"
 
 def write_grid(directory: Path) -> None:
     """Operators of two TP sizes over num_sm, a tenth of the points not ok in one way or another."""
-    notes = ["an illegal memory access was encountered </script><b>", "no answer in 300 s", "bulk does not fit"]
-    for tp_size in (4, 8):
-        for operator, base_us in (("fc1", 3000.0), ("proj", 700.0)):
-            for number in range(1, 31):
-                phase, method = ("all", "bulk") if operator == "fc1" else ("fprop", "pipeline")
-                knobs = {"num_sm": number, "num_splits": 4 if method == "pipeline" else None}
-                point = operator_config(tp_size, operator, phase, method, **knobs)
-                if number in (7, 14, 21):
-                    status = {7: "failed", 14: "timeout", 21: "skipped"}[number]
-                    error = notes[number // 7 - 1]
-                    make_point("operator", directory, point, status=status, error=error)  # type: ignore[arg-type]
-                    continue
-                none_us = base_us * 4 / tp_size
-                times = pass_times(none_us * (0.7 + abs(number - 12) / 40), none_us, 0.6 * none_us, spread_us=2.0)
-                traces = ["trace_rank0.json.gz", "trace_none_rank0.json.gz"] if number == 12 else []
-                measured = {"fwd": times, "bwd": times, "traces": traces, "launch_bound": number == 28}
-                written = make_point("operator", directory, point, **measured)
-                for name, path in zip(traces, (BEST_TRACE, NONE_TRACE), strict=False):
-                    shutil.copy(path, written / name)
+    not_ok: dict[int, tuple[Status, str]] = {
+        7: ("failed", "an illegal memory access was encountered </script><b>"),
+        14: ("timeout", "no answer in 300 s"),
+        21: ("skipped", "bulk does not fit"),
+    }
+    operators = (("fc1", "all", "bulk", None, 12_000.0), ("proj", "fprop", "pipeline", 4, 2_800.0))
+    for tp_size, (operator, phase, method, splits, tp1_us), num_sm in product((4, 8), operators, range(1, 31)):
+        point = operator_config(tp_size, operator, phase, method, num_sm=num_sm, num_splits=splits)
+        if num_sm in not_ok:
+            status, error = not_ok[num_sm]
+            make_point("operator", directory, point, status=status, error=error)
+            continue
+        none_us = tp1_us / tp_size
+        times = pass_times(none_us * (0.7 + abs(num_sm - 12) / 40), none_us, 0.6 * none_us, spread_us=2.0)
+        traces = {trace_file(0): BEST_TRACE, trace_file(0, "none"): NONE_TRACE} if num_sm == 12 else {}
+        measured = {"fwd": times, "bwd": times, "traces": list(traces), "launch_bound": num_sm == 28}
+        written = make_point("operator", directory, point, **measured)
+        for name, path in traces.items():
+            shutil.copy(path, written / name)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One case of operators with timelines, and every other workload; kernels on linear and logarithmic axes."""
     directory = tmp_path_factory.mktemp("sweep")
     write_grid(directory / "grid")
-    for write in (write_layers, write_sweep_of_kernels, write_sweep_of_training, write_sweep_of_copies):
-        write(directory / write.__name__)
-    write_sweep_of_stacks(directory / "stacks")
+    write_every_workload(directory / "every")
     for n, slowest_us in ((4096, 210.0), (8192, 1500.0)):
         slow = {"a": implementation(slowest_us, 1.0)}
         make_point("kernel", directory, kernel_config(n=n), implementations=slow)
@@ -100,9 +91,11 @@ class Visit:
 
     def sort(self, name: str, said: str) -> None:
         """One click on the header sorts the column that way."""
+        from playwright.sync_api import expect
+
         header = self.page.locator("#points-table thead th", has_text=name).first
         header.click()
-        sync_api.expect(header).to_have_attribute("aria-sort", said)
+        expect(header).to_have_attribute("aria-sort", said)
 
 
 @pytest.fixture(scope="module")
@@ -186,18 +179,14 @@ def test_numbers_are_filtered_as_numbers(visit: Visit, name: str, typed: str, fo
 
 
 def test_headers_stay_while_the_table_scrolls(visit: Visit) -> None:
-    moved = visit.page.evaluate(
-        """() => {
-          const frame = document.querySelector("#points .dt-layout-table");
-          frame.scrollTop = 1500;
-          return [frame.scrollTop, frame.getBoundingClientRect().top];
-        }"""
-    )
-    header = visit.page.locator("#points-table thead").bounding_box()
-    assert header
-    assert moved[0] == 1500
-    assert 0 <= header["y"] - moved[1] < 5
-    visit.page.evaluate("document.querySelector('#points .dt-layout-table').scrollTop = 0")
+    frame, header = (visit.page.locator(part) for part in ("#points .dt-layout-table", "#points-table thead"))
+    frame.evaluate("frame => { frame.scrollTop = 1500; }")
+    frame_box, header_box = frame.bounding_box(), header.bounding_box()
+    assert frame_box
+    assert header_box
+    assert frame.evaluate("frame => frame.scrollTop") == 1500
+    assert 0 <= header_box["y"] - frame_box["y"] < 5
+    frame.evaluate("frame => { frame.scrollTop = 0; }")
 
 
 def test_what_is_not_ok_says_why_in_sight(visit: Visit) -> None:

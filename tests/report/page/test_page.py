@@ -1,47 +1,49 @@
-"""The page as a whole: whatever it is about, and what it is made of."""
+"""The page as a whole, parts of its charts, and PNGs; golden files hold what is drawn."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import altair as alt
 import pytest
 
-from overlap_sweep.report.page import environment
-from overlap_sweep.report.page.figures import script_safe
+from overlap_sweep.report.page import kernel_chart
+from overlap_sweep.report.page.case_figures import kernel_figure
+from overlap_sweep.report.page.kernel_chart import kernel_panel
+from overlap_sweep.report.page.label_places import spread
+from overlap_sweep.report.page.lanes import at_once_us, lanes
+from overlap_sweep.report.page.loss_curves import MOST_CURVES, MOST_POINTS, CurvesPanel, curves_panel
+from overlap_sweep.report.page.num_sm import looks_of
 from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
-from overlap_sweep.report.page.points_table import points_table
+from overlap_sweep.report.page.stacks_chart import MOST_BARS as MOST_STACKS
+from overlap_sweep.report.page.stacks_chart import stacks_panel
+from overlap_sweep.report.page.time_bars import cut, lines_of
+from overlap_sweep.report.page.timeline import MOST_SPANS, layer_timeline
+from overlap_sweep.report.page.training_chart import MOST_BARS, training_panel
+from overlap_sweep.run_directory import trace_file
+from overlap_sweep.trace.kernel_classes import Kind
+from overlap_sweep.trace.spans import Span
+from tests.analysis.reading import layer_point
 from tests.analyze import analyze
-from tests.golden.made_report import write_every_workload, write_traced
-from tests.made_sweeps import (
-    write_operators,
-    write_sweep,
-    write_sweep_of_copies,
-    write_sweep_of_kernels,
-    write_sweep_of_training,
-)
-from tests.make_point import make_point, missing_point, operator_config, pass_times
-from tests.report.commands.test_compare import DEFAULT, NONE
+from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_every_workload, write_traced
+from tests.made_sweeps import rounds, write_sweep
+from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
+from tests.report.commands.test_query import DEFAULT, NONE
 from tests.report.conftest import Made
-from tests.report.page.reports import Parsed, analysis_of, files_of, page_of, parsed
+from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of every workload, with timelines."""
+def page(tmp_path_factory: pytest.TempPathFactory) -> Parsed:
+    """Of every workload, with timelines."""
     directory = tmp_path_factory.mktemp("everything")
     write_every_workload(directory)
     write_traced(directory / "traced")
-    path = directory / "report.html"
-    path.write_text(page_of(directory))
-    return path
-
-
-@pytest.fixture(scope="module")
-def page(everything: Path) -> Parsed:
-    return parsed(everything.read_text())
+    return Parsed(page_of(directory))
 
 
 def test_needs_nothing_from_anywhere(page: Parsed) -> None:
@@ -76,50 +78,6 @@ def test_every_kind_of_chart_is_what_vega_lite_takes(page: Parsed, made: Made, t
         (alt.TopLevelVConcatSpec if "vconcat" in spec else alt.TopLevelLayerSpec).validate(spec)
 
 
-def test_of_operators_all_is_the_same_beside_others(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "sweep")
-    alone = analysis_of(tmp_path)
-    for write in (write_sweep_of_kernels, write_sweep_of_training, write_sweep_of_copies):
-        write(tmp_path / write.__name__)
-    beside = analysis_of(tmp_path)
-    assert beside.rows == alone.rows
-    assert [(case.case, case.plans, case.drift) for case in beside.cases] == [
-        (case.case, case.plans, case.drift) for case in alone.cases
-    ]
-
-
-def test_several_cases_have_a_section_and_a_folder_each(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "one")
-    write_operators(tmp_path / "other")
-    files = files_of(tmp_path)
-    found = parsed(files["report.html"].decode())
-    assert [attrs["id"] for _, attrs in found.tags if attrs.get("class") == "case"] == ["case-1", "case-2"]
-    assert {name.partition("/")[0] for name in files} - {"report.html"} == {
-        f"llama3_8b_{backend}_NVIDIA-H200_bf16_tokens8192" for backend in ("megatron", "transformer_engine")
-    }
-
-
-def test_points_are_rows_that_sort_as_numbers_and_cases_a_column_where_there_are_several(tmp_path: Path) -> None:
-    bulk = operator_config(2, "fc1", "all", "bulk", num_sm=4)
-    make_point("operator", tmp_path, bulk, bwd=pass_times(12345.678, 20000.0, 10000.0))
-    # What died makes no other case.
-    missing_point(tmp_path, {**bulk, "num_sm": 8})
-    table = points_table(analysis_of(tmp_path))
-    cell = table.rows[0][table.columns.index("time us")]
-    assert (cell.text, cell.order, "case" in table.columns) == ("12,345.7", 12345.678, False)
-    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", num_sm=4, tokens=4096))
-    table = points_table(analysis_of(tmp_path))
-    assert table.columns[0] == "case"
-    assert {len(row) for row in table.rows} == {len(table.columns)}
-
-
-def test_environments_are_written_as_people_write_them() -> None:
-    given = {"cudnn": 91900, "topology": ["GPU0\tX", "GPU1\tNV18"], "gpu": "H200", "nccl": None}
-    rows = dict(environment.rows_of(given))
-    assert rows == {"cuDNN": "9.19.0", "topology": "GPU0\tX\nGPU1\tNV18", "GPU": "H200"}
-    assert dict(environment.rows_of({"cudnn": 8907})) == {"cuDNN": "8.9.7"}
-
-
 def test_colours_are_those_of_the_palette() -> None:
     text = json.dumps(chart_config())
     assert set(re.findall(r"var\(--([a-z0-9]+)\)", text)) <= COLOURS.keys()
@@ -130,8 +88,213 @@ def test_colours_are_those_of_the_palette() -> None:
         colour("mauve")
 
 
-def test_json_within_a_script_ends_it_nowhere() -> None:
-    nasty = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'`\u2028<!--"
-    text = script_safe(json.dumps({"said": nasty}))
-    assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == {"said": nasty}
+# Parts of charts, and what is left out of those with too much in them.
+
+
+def curves_of(directory: Path) -> CurvesPanel:
+    (analysis,) = analysis_of(directory).tp_training
+    return curves_panel(analysis)
+
+
+def test_no_two_lines_of_a_panel_look_the_same() -> None:
+    wanted = {f"arm{i}": i for i in range(40)}
+    assert looks_of(["arm0", "arm1"], wanted) == {"arm0": ("series1", "circle"), "arm1": ("series2", "square")}
+    assert len({series for series, _ in looks_of(["arm0", "arm6", "arm12"], wanted).values()}) == 3
+    assert len(set(looks_of(list(wanted)[:36], wanted).values())) == 36
+
+
+def test_labels_are_spread_by_the_gap_and_stay_near() -> None:
+    assert spread([10.0, 50.0], 14.0, 0.0, 100.0) == [10.0, 50.0]
+    assert spread([50.0, 50.0], 14.0, 0.0, 100.0) == [43.0, 57.0]
+    assert spread([99.0, 98.0, 20.0], 14.0, 0.0, 100.0) == [100.0, 86.0, 20.0]
+    crowded = spread([1.0, 2.0, 3.0, 30.0, 35.0], 14.0, 0.0, 100.0)
+    assert all(later - earlier >= 14.0 - 1e-9 for earlier, later in itertools.pairwise(crowded))
+    assert crowded[0] == 0.0
+
+
+# Kernels.
+
+
+def test_charts_have_titles_only_where_they_stand_alone(made: Made) -> None:
+    chart = kernel_figure(analysis_of(made("kernels")).kernels[0], "kernel_1")
+    assert ("title" in chart.spec, "title" in chart.untitled.spec) == (True, False)
+
+
+def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: Path) -> None:
+    for i in range(1, 51):
+        # The communication takes longer up to 25, and the fastest changes at every m.
+        comm_us = 120.0 if i <= 25 else 80.0
+        measured = {"a": implementation(150.0 + i % 2), "b": implementation(151.0 - i % 2)}
+        make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
+    panel = kernel_panel(analysis_of(tmp_path).kernels[0])
+    assert [(binding.m, binding.what) for binding in panel.bindings] == [(64, "comm."), (64 * 26, "GEMM")]
+    # The bound is the longer of the two.
+    assert next(mark.ratio for mark in panel.marks if mark.line == "torch") == pytest.approx(150.0 / 120.0)
+    title = kernel_chart.chart(panel).to_dict(validate=False)["title"]
+    assert len(panel.subtitle) > 300
+    assert len(title["subtitle"]) == 2
+    assert title["subtitle"][1].endswith(" ...")
+
+
+def test_a_page_has_charts_of_some_kernels_and_answers_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(4):
+        make_point("kernel", tmp_path, kernel_config(n=4096 * (i + 1)), implementations={"ring": implementation(150.0)})
+    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_CHARTS", 3)
+    files = files_of(tmp_path)
+    page = files["report.html"].decode()
+    assert page.count('<figure class="chart') == sum(name.startswith("plots/kernel_") for name in files) == 3
+    assert page.count('id="kernel-table-') == 4
+
+
+def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 'id="kernels-table"' in page_of(made("kernels"))
+    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_ROWS", 10)
+    page = page_of(made("kernels"))
+    assert 'id="kernels-table"' not in page
+    assert "21 rows here: see kernels.csv" in page
+
+
+# Bars and curves of training.
+
+
+def test_parts_of_a_bar_follow_each_other() -> None:
+    assert cut(1.0, 1.5, 2.0) == [1.0, 1.5, 2.0]
+    # Overlap that harms hides nothing; noise may put the step below its floor.
+    assert cut(1.0, 2.5, 2.0) == [1.0, 2.5, 2.5]
+    assert cut(1.0, 0.9, 2.0) == [0.9, 0.9, 2.0]
+
+
+def test_rows_with_long_names_have_different_labels() -> None:
+    long = ", ".join(f"a_knob_with_a_name_{i}=1" for i in range(20))
+    names = lines_of(["short", long, f"{long}, and=more"])
+    assert names[0] == "short"
+    assert len(set(names)) == 3
+    assert max(len(line) for name in names for line in name.splitlines()) <= 52
+
+
+def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
+    for ahead in range(MOST_BARS + 5):
+        make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
+    panel = training_panel(analysis_of(tmp_path).training[0])
+    assert (len(panel.bars), panel.bars[-1].name) == (MOST_BARS + 1, "defaults")
+    assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in panel.axis
+
+
+def test_of_many_stacks_the_first_are_drawn(tmp_path: Path) -> None:
+    for dp_size in range(1, MOST_STACKS + 3):
+        make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
+    panel = stacks_panel(analysis_of(tmp_path).tp_training[0])
+    assert len(panel.bars) == MOST_STACKS
+    assert f"first {MOST_STACKS} of {MOST_STACKS + 2}" in panel.axis
+    assert len(curves_of(tmp_path).looks) == MOST_CURVES
+
+
+def test_curves_that_lie_on_each_other_differ_in_width_and_colour(made: Made) -> None:
+    panel = curves_of(made("stacks"))
+    one, two = panel.looks[:4], panel.looks[4:]
+    assert len(two) == 5
+    assert {look.name.split()[1] for look in one} == {"DP=1"}
+    for same_data in (one, two):
+        widths = [look.width_px for look in same_data]
+        assert widths == sorted(set(widths), reverse=True)
+        assert len({tuple(look.dash) for look in same_data}) == 1
+        assert len({look.colour for look in same_data}) == len(same_data)
+    assert one[0].dash != two[0].dash
+
+
+def test_a_curve_that_deviates_is_among_those_drawn(tmp_path: Path) -> None:
+    for tp_size in range(1, MOST_CURVES + 3):
+        for impl in ("megatron", "fsdp_dtensor"):
+            make_point("tp_training", tmp_path, stack_config(impl, tp_size))
+    off = falling(off={3: None, 6: 9.0})
+    make_point("tp_training", tmp_path, stack_config("autotp", MOST_CURVES + 2), losses=off)
+    panel = curves_of(tmp_path)
+    assert len(panel.looks) == MOST_CURVES
+    assert f"{MOST_CURVES} of {2 * MOST_CURVES + 5} are drawn" in panel.subtitle
+    assert [point.step for point in panel.points if "autotp" in point.name] == [0, 1, 2, 4, 5, 6]
+
+
+def test_long_runs_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
+    steps = 3 * MOST_POINTS
+    point = stack_config(**{"tp_training.num_training_steps": steps})
+    make_point("tp_training", tmp_path, point, losses=[7.0 - step / steps for step in range(steps)])
+    points = curves_of(tmp_path).points
+    assert len(points) <= MOST_POINTS + 1
+    assert points[-1].step == steps - 1
+
+
+# Timelines.
+
+
+def span(start_us: float, end_us: float, kind: Kind = "gemm", stream: str = "7") -> Span:
+    return Span(start_us, end_us, "0", stream, kind, "cublas", "gemm", "bwd")
+
+
+def test_few_streams_have_a_lane_each_and_more_where_their_spans_overlap() -> None:
+    spans = [span(0, 5), span(5, 9), span(1, 4, "comm", "20"), span(4, 6, "comm", "21"), span(0, 1, "ignore", "30")]
+    assert [(lane.name, len(lane.spans)) for lane in lanes(spans)] == [
+        *[("GEMM, stream 7", 2), ("communication, stream 20", 1), ("communication 2, stream 21", 1)],
+    ]
+    assert [len(lane.spans) for lane in lanes([span(0, 5), span(1, 4)])] == [1, 1]
+
+
+def test_many_streams_are_packed() -> None:
+    found = lanes([span(i, i + 1.5, "comm", str(i)) for i in range(40)])
+    assert [lane.name for lane in found] == ["communication", "communication 2"]
+    for lane in found:
+        assert all(earlier.end_us <= later.start_us for earlier, later in itertools.pairwise(lane.spans))
+
+
+def test_time_of_a_gemm_beside_communication() -> None:
+    assert at_once_us([span(0, 5), span(4, 9, "comm"), span(6, 8), span(20, 30, "comm")]) == 3.0
+    assert at_once_us([span(0, 5), span(5, 9, "comm"), span(0, 9, "wait")]) == 0.0
+
+
+def test_the_timeline_of_a_layer_has_no_overlap_above_the_best(tmp_path: Path) -> None:
+    variants = {"none": rounds(1.0), "default": rounds(0.97), "floor": rounds(0.8)}
+    traces = {trace_file(0, "none"): NONE_TRACE, trace_file(0, "default"): BEST_TRACE}
+    written = make_point("layer", tmp_path, variants=variants, traces=list(traces))
+    for name, path in traces.items():
+        shutil.copy(path, written / name)
+    panel = layer_timeline("layer", "layer", layer_point(tmp_path), (("none", "none"), ("default", "default")))
+    assert panel
+    none, best = panel.halves
+    for half in (none, best):
+        assert [extent.text.split()[0] for extent in half.extents] == ["forward", "backward"]
+        assert len(half.bars) <= MOST_SPANS
+    assert best.extents[-1].end_us < none.extents[-1].end_us == pytest.approx(34076.02)
+    assert layer_timeline("layer", "layer", layer_point(tmp_path), (("none", "none"), ("floor", "floor"))) is None
+
+
+# PNGs, which are not drawn elsewhere in these tests.
+
+
+def dimensions(png: bytes) -> tuple[int, int]:
+    """Width and height in pixels."""
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+def test_pngs_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: None) -> None:
+    """One chart, charts two by two, and timelines below each other."""
+    write_sweep(tmp_path / "sweep")
+    make_point("layer", tmp_path / "sweep" / "layer", variants={"none": rounds(1.0), "default": rounds(0.97)})
+    pngs = {name: png for name, png in files_of(tmp_path / "sweep").items() if name != "report.html"}
+    one_by_tp_size = {f"plots/{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)}
+    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layer_1.png"}
+    for content in pngs.values():
+        width, height = dimensions(content)
+        assert (width >= 500, height >= 120, len(content) > 5000) == (True, True, True)
+    monkeypatch.setattr("overlap_sweep.report.page.page.png", lambda _: b"")
+    write_traced(tmp_path / "traced")
+    timelines = [content for name, content in files_of(tmp_path / "traced").items() if "/timeline_" in name]
+    assert len(timelines) > 4
+    assert dimensions(timelines[0])[0] > 1300
+
+
+def test_pngs_of_a_comparison(made: Made, tmp_path: Path, images: None) -> None:
+    for one, two, least in (("old", "new", 500), ("cuda", "rocm", 1200)):
+        analyze("compare", made("compared") / one, made("compared") / two, "--output", tmp_path / one)
+        sizes = [dimensions(path.read_bytes()) for path in (tmp_path / one).glob("*.png")]
+        assert len(sizes) == 3
+        assert all(width > least and height > 200 for width, height in sizes)

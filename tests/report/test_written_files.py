@@ -1,0 +1,185 @@
+"""Files that other tools read: configurations to train with, proof.json, tuning_report.json, results_*.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep import overlap_cfg
+from overlap_sweep.analysis.points import read_points
+from overlap_sweep.analysis.step_communication import read_communication
+from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_training
+from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.report.files import write_reports
+from overlap_sweep.report.tp_training_files import results
+from overlap_sweep.run_directory import trace_file
+from tests.made_sweeps import (
+    BEST_SLOTS,
+    BEST_SWITCHES,
+    LABELS,
+    PRESET_SLOTS,
+    WINS,
+    trial,
+    write_operators,
+    write_proof,
+    write_sweep,
+    write_tuned_sweep,
+    write_tuner,
+)
+from tests.make_point import (
+    falling,
+    layer_config,
+    make_point,
+    operator_config,
+    pass_times,
+    stack_config,
+)
+from tests.report.page.reports import analysis_of
+
+YAML = "optimal_tp_comm_overlap_cfg_tp4.yaml"
+BEST_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+BULK = operator_config(2, "fc1", "all", "bulk", num_sm=4)
+pytestmark = pytest.mark.usefixtures("no_page")
+
+
+def written(directory: Path) -> Analysis:
+    analysis = analysis_of(directory)
+    write_reports(analysis, directory, "python analyze.py here")
+    return analysis
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+# Configurations to train with, and proof.json.
+
+
+def test_every_file_is_the_recommended_configuration(tmp_path: Path) -> None:
+    """Golden files hold it for the other configurations that a proof may recommend."""
+    written(write_tuned_sweep(tmp_path, ratios={**WINS, "preset preset_tp4": 0.8}))
+    assert overlap_cfg.read(tmp_path / YAML) == OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
+    assert read(tmp_path / "ub_cfgs_tp4.json") == PRESET_SLOTS
+    preset = (tmp_path / "megatron_bridge_preset_tp4.py").read_text()
+    given = {line.split("=")[0].strip() for line in preset.splitlines() if "OverlapCfg(num" in line}
+    best = read(tmp_path / "tuning_report.json")["best"]
+    assert given == {entry["slot"] for entry in best if entry["setting_in_yaml"]} == set(PRESET_SLOTS)
+
+
+def test_each_size_has_its_plan_and_the_plain_name_that_of_the_smallest(tmp_path: Path) -> None:
+    (case,) = written(write_sweep(tmp_path)).cases
+    for tp_size, plan in case.plans.items():
+        assert overlap_cfg.read(tmp_path / YAML.replace("4", str(tp_size))) == plan.config == case.config(tp_size)
+        assert read(tmp_path / f"ub_cfgs_tp{tp_size}.json") == plan.config.slots
+    smallest = (tmp_path / YAML.replace("4", "2")).read_text()
+    assert (tmp_path / "optimal_tp_comm_overlap_cfg.yaml").read_text() == smallest
+
+
+def test_a_size_with_a_proof_and_no_operators_has_its_files(tmp_path: Path) -> None:
+    make_point("operator", tmp_path, {**BULK, "backend": "megatron"}, bwd=pass_times(90.0))
+    write_proof(tmp_path)
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
+    written(tmp_path)
+    assert overlap_cfg.read(tmp_path / YAML) == BEST_CONFIG
+    assert "one by one" not in (tmp_path / YAML).read_text()
+    assert overlap_cfg.read(tmp_path / YAML.replace("4", "2")).slots["fc1_dgrad"] == {"method": "bulk", "num_sm": 4}
+
+
+def test_each_case_has_files_of_its_own(tmp_path: Path) -> None:
+    for model, tuned in (("llama3_8b", 0.9), ("qwen3_0_6b", 0.99)):
+        write_operators(tmp_path, model=model)
+        write_proof(tmp_path, {**WINS, "tuned": tuned}, name=model, point=layer_config(model=model))
+    write_tuner(tmp_path, proofs=[trial(name, LABELS) for name in ("llama3_8b", "qwen3_0_6b")])
+    written(tmp_path)
+    (llama,), (qwen,) = (tmp_path.glob(f"{model}*/{YAML}") for model in ("llama3_8b_meg", "qwen3_0_6b_meg"))
+    assert (overlap_cfg.read(llama), overlap_cfg.read(qwen)) == (BEST_CONFIG, OverlapConfig())
+    files = [entry["file"] for entry in read(tmp_path / "proof.json")["proofs"]]
+    assert files == [path.relative_to(tmp_path).as_posix() for path in (llama, qwen)]
+
+
+def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> None:
+    (case,) = written(write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")).cases
+    (proof,) = read(tmp_path / "proof.json")["proofs"]
+    assert (proof["proven"], proof["recommended"], proof["settings"]) == (False, None, None)
+    assert proof["reason"] == "the layer failed: [rank3] out of memory"
+    assert (proof["variants"], proof["layer"]) == ({}, "transformer_layer")
+    assert proof["tried_together"][0]["combinations"].keys() == {"best of each slot", "fc1 bwd by none"}
+    assert overlap_cfg.read(tmp_path / YAML) == case.plans[4].config
+
+
+def test_a_size_that_was_dropped_is_listed_beside_those_that_were_proven(tmp_path: Path) -> None:
+    for tp_size in (8, 4):
+        write_operators(tmp_path, tp_size)
+    write_proof(tmp_path)
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)], dropped={"llama3_8b TP=8": "it cannot scale"})
+    written(tmp_path)
+    proofs = read(tmp_path / "proof.json")["proofs"]
+    assert [(proof["tp_size"], proof["reason"]) for proof in proofs] == [(4, None), (8, "it cannot scale")]
+
+
+def test_a_tuner_without_a_proof_writes_no_proof_file(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_tuner(tmp_path)
+    written(tmp_path)
+    assert not (tmp_path / "proof.json").exists()
+    assert [entry["proven"] for entry in read(tmp_path / "tuning_report.json")["proof"]] == [False]
+
+
+# tuning_report.json, beside what recorded ones hold
+
+
+def test_the_best_setting_of_a_slot_is_not_in_the_yaml_where_a_switch_overrules_it(tmp_path: Path) -> None:
+    # One switch holds for both: off loses 10 at fc2, on would lose 40 at proj.
+    for operator, time_us in (("proj", 120.0), ("fc2", 70.0)):
+        ring = operator_config(2, operator, "dgrad", "ring_exchange", aggregate=False)
+        make_point("operator", tmp_path, ring, bwd=pass_times(time_us, none_us=80.0))
+    written(tmp_path)
+    report = read(tmp_path / "tuning_report.json")
+    best = {entry["slot"]: entry for entry in report["best"]}
+    assert best["proj_dgrad"]["config_id"] == "tp2_proj_dgrad_none"
+    assert (best["fc2_dgrad"]["time_us"], best["fc2_dgrad"]["setting_in_yaml"]) == (70.0, None)
+    assert [(entry["name"], entry["value"]) for entry in report["switches"]] == [("tp_comm_overlap_ag", False)]
+    assert len(report["cases"][0]["overruled"]["2"]) == 1
+
+
+# results_{impl}_tp{n}_dp{m}.json, whose names a recorded sweep holds
+
+
+def stacks_of(directory: Path) -> TpTrainingAnalysis:
+    (analysis,) = analyse_tp_training(read_points(directory).points, {})
+    return analysis
+
+
+def test_rates_of_a_stack_are_of_all_data_parallel_ranks_and_leave_out_the_warm_up(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path, stack_config("megatron", 2, 2), step_us=10_000.0, spread_us=100.0)
+    content = results(stacks_of(tmp_path).of_points[0])
+    assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6]
+    # 2048 tokens of 4 samples in 9.8 ms.
+    per_s = {"tokens_per_sec": 2048 / 0.0098, "samples_per_sec": 4 / 0.0098}
+    assert {name: content["steps"][0][name] for name in per_s} == pytest.approx(per_s)
+    means = {"avg_step_time_ms": 10.0, "std_step_time_ms": math.sqrt(0.1 / 4), "avg_loss": 6.6}
+    expected = {**means, "tokens_per_sec_per_gpu": 2048 / 0.01 / 4, "mfu_pct": 100 * 100 / 989.4}
+    assert {name: content["summary"][name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_stack_whose_losses_deviate_has_the_step(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={3: None}))
+    for impl in ("megatron", "fsdp_dtensor"):
+        make_point("tp_training", tmp_path, stack_config(impl))
+    summaries = {row.impl: results(row)["summary"] for row in stacks_of(tmp_path).of_points}
+    assert (summaries["megatron"]["losses_agree"], summaries["autotp"]["losses_agree"]) == (True, False)
+    assert summaries["autotp"]["deviates"] == {"what": "loss", "step": 3, "relative": None}
+    # Of the timed steps that have one.
+    assert summaries["autotp"]["avg_loss"] == pytest.approx((6.8 + 6.6 + 6.5 + 6.4) / 4)
+
+
+def test_a_bad_trace_of_a_stack_is_a_problem_and_no_more(tmp_path: Path) -> None:
+    directory = make_point("tp_training", tmp_path, traces=[trace_file(0), trace_file(1)])
+    (directory / trace_file(0)).write_text("no trace")
+    found = read_communication(read_points(tmp_path).points)
+    assert (len(found.problems), trace_file(0) in found.problems[0], found.of_point) == (1, True, {})
