@@ -11,10 +11,14 @@ from typing import Any
 from overlap_sweep import space
 from overlap_sweep.run_directory import Result
 from overlap_sweep.store import Measurement, Store
+from overlap_sweep.store.files import FileStore
+from overlap_sweep.store.sqlite import SqliteStore
 from tests.make_point import ENVIRONMENT as MACHINE
 from tests.make_point import operator_config, pass_times
 
 ROOT = Path(__file__).parent.parent.parent
+
+KINDS: dict[str, Callable[[Path], Store]] = {"sqlite": SqliteStore, "files": FileStore}
 
 ENVIRONMENT: dict[str, Any] = {
     **MACHINE,
@@ -74,12 +78,10 @@ def latest(store: Store) -> int | None:
 WRITER = """
 import sys
 from pathlib import Path
-from overlap_sweep.store.files import FileStore
-from overlap_sweep.store.sqlite import SqliteStore
-from tests.store.measured import result
+from tests.store.measured import KINDS, result
 
 kind, path, first, count = sys.argv[1:]
-with {"sqlite": SqliteStore, "files": FileStore}[kind](Path(path)) as store:
+with KINDS[kind](Path(path)) as store:
     for i in range(int(first), int(first) + int(count)):
         store.add(result(num_sm=i), Path("/results") / str(i))
         print(i, flush=True)
@@ -94,5 +96,4 @@ def start_writer(kind: str, path: Path, first: int, count: int) -> subprocess.Po
 
 def added(process: subprocess.Popen[str]) -> list[int]:
     """What the writer said that it added, when it has ended."""
-    stdout, _ = process.communicate(timeout=60)
-    return [int(line) for line in stdout.splitlines() if line]
+    return list(map(int, process.communicate(timeout=60)[0].split()))

@@ -1,3 +1,5 @@
+"""A store on a network file system: a file for each writer; and which file systems are such."""
+
 from __future__ import annotations
 
 import errno
@@ -10,6 +12,7 @@ import pytest
 from overlap_sweep.errors import UserError
 from overlap_sweep.store import open_store, opening, read_store
 from overlap_sweep.store.files import FileStore
+from overlap_sweep.store.filesystem import network_file_system
 from overlap_sweep.store.sqlite import SqliteStore
 from tests.store.measured import keep, latest, minutes, result
 
@@ -58,20 +61,6 @@ def test_a_forked_process_does_not_write_into_its_parents_file(path: Path) -> No
     assert measured(path) == [1, 2]
 
 
-def test_a_line_that_was_cut_short_at_the_end_is_skipped(path: Path) -> None:
-    keep(FileStore, path, 1, 2)
-    (file,) = path.parent.glob("*.d/*")
-    file.write_bytes(file.read_bytes()[:-100])
-    reading = read_store(path)
-    assert minutes(reading.measurements) == [1]
-    assert reading.problems == []
-    keep(FileStore, path, 3)
-    with FileStore(path) as store:
-        assert latest(store)
-        assert store.problems == []
-    assert measured(path) == [1, 3]
-
-
 def test_a_sqlite_file_that_lies_there_already_is_read_too(path: Path) -> None:
     keep(SqliteStore, path, 1, 9)
     with FileStore(path) as files:
@@ -114,13 +103,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path, monkeypatch: pytest.Mon
             assert store.problems == reading.problems
 
 
-def test_no_directory_can_be_made(path: Path) -> None:
-    path.with_name(f"{path.name}.d").write_text("")
-    with pytest.raises(UserError, match="cannot be written to"):
-        FileStore(path)
-
-
-def test_a_full_disk_loses_that_measurement_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_cuts_one_line_short(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FileStore(path) as store:
         store.add(result(minute=1), path.parent)
         write = os.write
@@ -129,11 +112,57 @@ def test_a_full_disk_loses_that_measurement_alone(path: Path, monkeypatch: pytes
             with pytest.raises(UserError, match="no room"):
                 store.add(result(minute=2), path.parent)
         store.add(result(minute=3), path.parent)
+    with FileStore(path) as store:
+        assert (latest(store), store.problems) == (3, [])
     assert measured(path) == [1, 3]
     assert read_store(path).problems == []
 
 
-def test_the_directory_of_files_is_no_store_to_be_given(path: Path) -> None:
+def test_the_directory_of_files_is_no_store_to_be_given_and_a_file_no_directory(path: Path) -> None:
     keep(FileStore, path, 1)
+    directory = path.with_name(f"{path.name}.d")
     with pytest.raises(UserError, match=f"such as {path}"):
-        read_store(path.with_name(f"{path.name}.d"))
+        read_store(directory)
+    directory.rename(path.with_name("moved"))
+    directory.write_text("")
+    with pytest.raises(UserError, match="cannot be written to"):
+        FileStore(path)
+
+
+MOUNTS = r"""
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:30 / /home rw shared:2 master:3 - nfs4 server:/export/home rw,vers=4.2
+31 30 8:2 / /home/local rw - xfs /dev/sdb1 rw
+32 22 0:31 / /lustre rw - lustre 10.0.0.1@tcp:/fs rw
+33 22 0:32 / /my\040share rw - cifs //server/share rw
+34 22 0:33 / /remote rw - fuse.sshfs host:/ rw
+35 22 0:34 / /twice rw - nfs server:/a rw
+36 22 0:35 / /twice rw - tmpfs none rw
+37 22 0:36 / /shm rw - tmpfs tmpfs rw
+half a line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/data/m.sqlite", None),
+        ("/home", "nfs4"),
+        ("/homes/m.sqlite", None),
+        ("/home/local/m.sqlite", None),
+        ("/lustre/a/b/m.sqlite", "lustre"),
+        ("/my share/m.sqlite", "cifs"),
+        ("/remote/m.sqlite", "fuse.sshfs"),
+        ("/twice/m.sqlite", None),
+        ("/shm/../lustre/m.sqlite", "lustre"),
+    ],
+)
+def test_the_innermost_mount_counts(path: str, expected: str | None) -> None:
+    assert network_file_system(Path(path), MOUNTS) == expected
+
+
+def test_a_link_is_followed_and_where_nothing_is_known_of_mounts_it_is_local(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/lustre")
+    assert network_file_system(tmp_path / "link" / "m.sqlite", MOUNTS) == "lustre"
+    assert network_file_system(Path("/home/m.sqlite"), "") is None
+    assert isinstance(network_file_system(tmp_path), str | None)

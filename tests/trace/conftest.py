@@ -66,8 +66,3 @@ def trace(tmp_path: Path) -> HandMadeTrace:
 @pytest.fixture(params=sorted(path.name for path in TRACES.glob("h200x4_*.json.gz")))
 def gpu_trace(request: pytest.FixtureRequest) -> Path:
     return TRACES / request.param
-
-
-@pytest.fixture
-def cpu_trace() -> Path:
-    return TRACES / "cpu_gloo_tp2_rank0.json.gz"

@@ -1,6 +1,7 @@
 """Names of many libraries' kernels, parameters and template arguments shortened, and what is left of them."""
 
 import csv
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,18 @@ def test_class_of(category: str, kind: str, library: str, name: str) -> None:
 )
 def test_function_name(kernel: str, function: str) -> None:
     assert function_name(kernel) == function
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(bit * 10**6 for bit in ("<", "<>", "a::", "gemm", " ", "nccl", "(", "\0\n", "void ")),
+        *("_Z" + "L0" * 10**6, "_ZN" + "9" * 10**5, "_Z99999999999a"),
+    ],
+)
+def test_long_names_take_no_time(name: str) -> None:
+    begin_s = time.process_time()
+    for category in ("kernel", "cpu_op", "user_annotation"):
+        classify(category, name)
+    assert len(function_name(name)) <= len(name)
+    assert time.process_time() - begin_s < 2.0

@@ -31,14 +31,11 @@ def read(path: Path, text: bytes, kind: type[Event] = Event) -> tuple[list[dict[
     path.write_bytes(text)
     document = Document(kind=kind)
     events = [event for piece in pieces.pieces(path, document) for event in piece]
-    return [as_json(event) for event in events], document
-
-
-def as_json(event: Event) -> dict[str, Any]:
-    """What was read of an event, as `expected` has it."""
-    return {name: getattr(event, name) for name in ("ph", "cat", "name", "ts", "pid", "tid")} | {
-        "correlation": event.args and event.args.correlation
-    }
+    fields = ("ph", "cat", "name", "ts", "pid", "tid")
+    return [
+        {name: getattr(event, name) for name in fields} | {"correlation": event.args and event.args.correlation}
+        for event in events
+    ], document
 
 
 def expected(event: dict[str, Any]) -> dict[str, Any]:
@@ -61,26 +58,13 @@ def small_blocks() -> Iterator[Callable[[int, int, int], None]]:
         yield limit
 
 
-like_syntax = [
-    '}, {"ph": "X"',
-    '},\n{"name": "',
-    'a "quoted" name',
-    "\\",
-    '\\"',
-    '"',
-    "[{",
-    "}]",
-    "}",
-    '"traceEvents": [',
-]
+like_syntax = ['}, {"ph": "X"', '},\n{"name": "', 'a "quoted" name', "\\", '\\"', '"', "[{", "}]", "}"]
 like_mistakes = ["é☃𝄞", "\n\t", "void f<a, b>(int*)", "NaN", "x: NaN, y", ", }", "\x7f", "", "\u2028", "\ufeff"]
-tricky = st.sampled_from(like_syntax + like_mistakes)
+tricky = st.sampled_from([*like_syntax, *like_mistakes, '"traceEvents": ['])
 scalar = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1e6, 1e6) | tricky
 keys = st.sampled_from(["name", "ph", "ts", "cat", "x", "args", "traceEvents", "a b"])
 nested = st.recursive(
-    scalar,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
-    max_leaves=8,
+    scalar, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=8
 )
 
 
@@ -230,32 +214,30 @@ def test_what_is_nearly_json_is_mended(
         assert document.damage == ("" if whole else "is cut short")
 
 
-def test_a_comma_after_the_last_event_is_mended(tmp_path: Path) -> None:
-    found, document = read(tmp_path / "trace.json", f'{{"traceEvents": [{EVENT}, {EVENT}, \n]}}'.encode())
-    assert (len(found), document.repaired, document.damage) == (2, True, "")
+MORE = ", ".join([EVENT] * 9)
 
 
-def test_a_beginning_much_longer_than_the_events(tmp_path: Path, small_blocks: Any) -> None:
-    small_blocks(16, 50, 2)
-    found, document = read(
-        tmp_path / "trace.json", f'{{"traceName": "{"n" * 200}", "traceEvents": [{EVENT}]}}'.encode()
-    )
-    assert ([event["name"] for event in found], document.damage) == (["nvjet_k"], "")
-
-
-def test_what_follows_a_mended_list_is_not_read(tmp_path: Path, small_blocks: Any) -> None:
-    small_blocks(2000, 200, 2)
-    more = ", ".join([EVENT] * 9)
-    text = f'{{"traceEvents": [{EVENT.replace("2.0", "NaN")}, {EVENT}], "moreEvents": [{more}]}}'
+@pytest.mark.parametrize(
+    ("limit", "text", "count", "repaired"),
+    [
+        # A comma after the last event.
+        ((MIB, 8192, 8), f'{{"traceEvents": [{EVENT}, {EVENT}, \n]}}', 2, True),
+        # A beginning that is much longer than the events.
+        ((16, 50, 2), f'{{"traceName": "{"n" * 200}", "traceEvents": [{EVENT}]}}', 1, False),
+        # What follows a list that had to be mended is not read.
+        ((2000, 200, 2), f'{{"traceEvents": [{EVENT.replace("2.0", "NaN")}, {EVENT}], "more": [{MORE}]}}', 2, True),
+        # Keys of no known event.
+        ((100, 50, 2), json.dumps([{"zz": 1, "name": str(number)} for number in range(50)]), 50, False),
+    ],
+)
+def test_unusual_lists_are_read_whole(
+    tmp_path: Path, small_blocks: Any, limit: tuple[int, int, int], text: str, count: int, repaired: bool
+) -> None:
+    small_blocks(*limit)
     found, document = read(tmp_path / "trace.json", text.encode())
-    assert (len(found), document.repaired, document.damage) == (2, True, "")
-
-
-def test_keys_of_no_known_event(tmp_path: Path, small_blocks: Any) -> None:
-    small_blocks(100, 50, 2)
-    found, document = read(tmp_path / "trace.json", json.dumps([{"zz": 1, "name": str(i)} for i in range(50)]).encode())
-    assert [event["name"] for event in found] == [str(i) for i in range(50)]
-    assert document.damage == ""
+    names = ["nvjet_k"] * count if count < 50 else [str(number) for number in range(count)]
+    assert [event["name"] for event in found] == names
+    assert (document.repaired, document.damage) == (repaired, "")
 
 
 TEXT = json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "name": f"k{n}"} for n in range(3000)]}).encode()
@@ -275,11 +257,19 @@ def test_gzip_members_and_what_follows_them(
     assert document.damage == ""
 
 
+def test_a_block_is_never_much_longer_than_asked_for_however_well_it_was_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * (32 * MIB), 1))
+    sizes = [len(block) for block in content.blocks(path, pytest.fail)]
+    assert sum(sizes) == 32 * MIB
+    assert max(sizes) <= 2 * content.BLOCK_BYTES
+
+
 def test_gzip_cut_short_gives_its_beginning(tmp_path: Path) -> None:
     whole, before = gzip.compress(TEXT), 0
     with pytest.raises(UserError, match="is cut short"):
         read(tmp_path / "trace.json.gz", whole[:20])
-    for length in range(1000, len(whole), 37):
+    for length in range(1000, len(whole), 370):
         found, document = read(tmp_path / "trace.json.gz", whole[:length])
         assert document.damage == "is cut short"
         assert [event["name"] for event in found] == [f"k{n}" for n in range(len(found))]
@@ -289,8 +279,7 @@ def test_gzip_cut_short_gives_its_beginning(tmp_path: Path) -> None:
 
 
 def test_gzip_with_a_flipped_bit_gives_its_beginning(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    whole = gzip.compress(TEXT)
+    chance, whole = random.Random(7), gzip.compress(TEXT)
     for _ in range(150):
         text = bytearray(whole)
         text[chance.randrange(10, len(text))] ^= 1 << chance.randrange(8)
@@ -317,15 +306,7 @@ found = [findings.find(Path(path), True) for path in paths]
 found = [[file.problem, [row.num_gemm_events for row in file.rows], len(file.warnings)] for file in found]
 print(json.dumps([peak() - before, found]))
 """
-
-
-def in_a_process_of_its_own(*paths: Path) -> tuple[int, list[list[Any]]]:
-    """How many bytes more than for a file of one event it took, and of each file [problem, GEMMs, warnings]."""
-    empty = paths[0].with_name("empty.json")
-    empty.write_text(f"[{EVENT}]")
-    printed = subprocess.run([sys.executable, "-c", LIMITED, empty, *paths], check=True, capture_output=True).stdout
-    more, found = json.loads(printed)
-    return more, found
+"""How many bytes more than for a file of one event it takes to read others; of each [problem, GEMMs, warnings]."""
 
 
 def write_repeated(path: Path, before: str, repeated: str, count: int, after: str) -> None:
@@ -339,21 +320,17 @@ def write_repeated(path: Path, before: str, repeated: str, count: int, after: st
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux how much memory was used")
 @pytest.mark.timeout(60)
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Neither text nor events that are not kept may pile up, nor a string that does not end."""
+    """Neither text nor events that are not kept may pile up."""
     stack = EVENT.replace("kernel", "python_function").replace("2.0", f'2.0, "args": {{"Call stack": "{"x" * 150}"}}')
     count = 24 * MIB // (len(stack) * 10)
-    many = [tmp_path / f"many{number}.json" for number in range(3)]
+    empty, *many = [tmp_path / name for name in ("empty.json", "whole.json", "cut.json", "damaged.json")]
+    empty.write_text(f"[{EVENT}]")
     for path, end in zip(many, ("]}", ', {"ph": "X", "na', "X"), strict=True):
         write_repeated(path, '{"traceEvents": [', f"{stack},\n" * 9 + f"{EVENT},\n", count, EVENT + end)
-    more, found = in_a_process_of_its_own(*many)
+    command = [sys.executable, "-c", LIMITED, empty, *many]
+    more, found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert more < 24 * MIB
     assert found == [[None, [count + 1] * 2, warnings] for warnings in (0, 1, 1)]
-
-    endless = tmp_path / "endless.json"
-    write_repeated(endless, '{"traceEvents": [{"ph": "X", "name": "', "abcdefghij", 8 * MIB, '"}]}')
-    more, [(problem, _, _)] = in_a_process_of_its_own(endless)
-    assert more < 150 * MIB
-    assert "holds no end of an event" in problem
 
 
 _LIST = ", ".join(['{"name": "a", "ph": "b"}'] * 50)
@@ -398,26 +375,18 @@ def test_strange_files_end_in_time(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("category", ["kernel", "cpu_op"])
-def test_as_many_threads_as_events(tmp_path: Path, category: str) -> None:
-    path = tmp_path / "trace.json"
-    event = EVENT.replace("kernel", category).replace("nvjet_k", "aten::mm")
-    path.write_text("[" + ",".join(event.replace('"tid": 7', f'"tid": {n}') for n in range(10_000)) + "]")
-    found = find(path, with_parts=True)
-    assert [row.num_compute_events + row.num_gemm_events for row in found.rows] == [10_000] * 2
+def test_as_many_threads_as_events(trace: Any, category: str) -> None:
+    for thread in range(10_000):
+        trace.add(category, "aten::mm", 1.5, 3.5, 0, thread)
+    rows = find(trace.write(), with_parts=True).rows
+    assert [row.num_compute_events + row.num_gemm_events for row in rows] == [10_000] * 2
 
 
 @pytest.mark.timeout(30)
-def test_as_many_iterations_as_launches(tmp_path: Path) -> None:
-    count = 1_000
-    on_host = '{"ph": "X", "pid": 1, "tid": 1, "cat"'
-    backward = f'{on_host}: "cpu_op", "name": "autograd::engine::evaluate_function: X"'
-    events = []
-    for n in range(count):
-        args = f'"args": {{"correlation": {n}}}'
-        events.append(f'{on_host}: "cuda_runtime", "name": "cudaLaunchKernel", "ts": {2 * n}, "dur": 1, {args}}}')
-        events.append(EVENT.replace('"ts"', f'{args}, "ts"'))
-        events += [f'{backward}, "ts": {2 * n}, "dur": 1}}'] * (n % 2)
-    path = tmp_path / "trace.json"
-    path.write_text(f"[{','.join(events)}]")
-    rows = find(path, with_parts=True).rows
-    assert len({row.iteration for row in rows}) == count // 2
+def test_as_many_iterations_as_launches(trace: Any) -> None:
+    for number in range(500):
+        trace.work("nvjet_fwd", 4 * number)
+        trace.backward(4 * number + 2, 4 * number + 3, thread=1)
+        trace.work("nvjet_bwd", 4 * number + 2)
+    rows = find(trace.write(), with_parts=True).rows
+    assert len({row.iteration for row in rows}) == 500

@@ -1,12 +1,12 @@
-"""Which files of a directory are traces, and in what order."""
+"""Which files of a directory are traces, in what order, and which links lead out of it."""
 
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
-from overlap_sweep.trace.search import find_traces, is_timeline, natural_order
+from overlap_sweep.trace.places import is_below, is_plain_name, is_special, links_out
+from overlap_sweep.trace.search import TIMELINE_MARK, find_traces, natural_order, refused_links
 from tests.trace.conftest import TRACES
 
 CPU = (TRACES / "cpu_gloo_tp2_rank0.json.gz").read_bytes()
@@ -37,7 +37,10 @@ def test_traces_are_known_by_content_or_name(tmp_path: Path) -> None:
     write(tmp_path / "b_plain.json.gz", gzip.decompress(CPU))
     write(tmp_path / "c_trace.json", b"")
     write(tmp_path / "d_cut.json.gz", CPU[:20])
+    timeline = f'{{"otherData":{{"made_by":"{TIMELINE_MARK}"}},"traceEvents":[]}}'.encode()
     for name, content in {
+        "trace_rank0.json": timeline,
+        "trace_rank1.json.gz": gzip.compress(timeline),
         "result.json": b"{}",
         "other.json.gz": gzip.compress(b"{}"),
         "empty.json.gz": b"",
@@ -50,12 +53,27 @@ def test_traces_are_known_by_content_or_name(tmp_path: Path) -> None:
     assert names == ["a_compressed.json", "b_plain.json.gz", "c_trace.json", "d_cut.json.gz"]
 
 
-def test_timelines_are_no_traces_whatever_their_name(tmp_path: Path) -> None:
-    document = {"otherData": {"made_by": "overlap_sweep timeline"}, "traceEvents": []}
-    text = json.dumps(document, separators=(",", ":")).encode()
-    plain = write(tmp_path / "trace_rank0.json", text)
-    compressed = write(tmp_path / "timeline.json.gz", gzip.compress(text))
-    assert is_timeline(plain)
-    assert is_timeline(compressed)
-    assert not is_timeline(TRACES / "cpu_gloo_tp2_rank0.json.gz")
-    assert find_traces(tmp_path) == []
+def test_links_to_elsewhere_are_named_and_not_read(tmp_path: Path) -> None:
+    directory, secret = tmp_path / "traces", write(tmp_path / "outside" / "secret.json.gz")
+    write(directory / "trace_rank0.json.gz")
+    (directory / "inner.json.gz").symlink_to("trace_rank0.json.gz")
+    (directory / "trace_rank1.json.gz").symlink_to(secret)
+    (directory / "folder").symlink_to(secret.parent)
+    assert [path.name for path in find_traces(directory)] == ["inner.json.gz", "trace_rank0.json.gz"]
+    (refused,) = refused_links(directory)
+    assert refused.startswith(f"{directory / 'trace_rank1.json.gz'} is a link that leads out of {directory}")
+    assert list(links_out(directory)) == [directory / "folder"]
+
+
+def test_places(tmp_path: Path) -> None:
+    root, link, circle = tmp_path / "root", tmp_path / "link", tmp_path / "root" / "circle"
+    root.mkdir()
+    link.symlink_to(root)
+    circle.symlink_to(circle)
+    below = {(root / "a", link), (link / "a", root), (circle, root)}
+    places = below | {(root / ".." / "a", root), (tmp_path / "rooted", root)}
+    assert {(path, of) for path, of in places if is_below(path, of)} == below
+    assert not is_special(circle)
+    assert is_special(Path("/dev/null"))
+    names = ("a", "..", "", ".", "a/b", "/a", "a\n", "a\0", "a b", "..a")
+    assert [name for name in names if is_plain_name(name)] == ["a", "a b", "..a"]

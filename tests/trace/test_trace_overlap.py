@@ -1,7 +1,7 @@
+"""Rows, parts and spans of traces: against numbers worked out by hand, and counted moment by moment."""
+
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +13,14 @@ from hypothesis import strategies as st
 
 from overlap_sweep.trace import TraceRow, analyse_trace, summarise
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
+from overlap_sweep.trace.breakdown import measure_groups
+from overlap_sweep.trace.findings import find
 from overlap_sweep.trace.overlap import measure
-from tests.trace import independent_check
-
-TIMES = {
-    "span": "span_us",
-    "gemm": "gemm_busy_us",
-    "comm": "comm_busy_us",
-    "wait": "wait_us",
-    "overlap": "overlap_us",
-    "exposed": "exposed_comm_us",
-    "idle": "idle_us",
-}
-COUNTS = {f"num_{kind}": f"num_{kind}_events" for kind in ("gemm", "comm", "wait", "compute")}
+from overlap_sweep.trace.spans import Span, typical_iteration
 
 
-def in_nanoseconds(row: TraceRow) -> dict[str, int]:
-    times = {short: round(getattr(row, name) * 1000) for short, name in TIMES.items()}
-    return times | {short: getattr(row, name) for short, name in COUNTS.items()}
-
-
-def test_h200_traces_are_those_of_the_independent_check(gpu_trace: Path) -> None:
-    rows = analyse_trace(gpu_trace)
-    assert {f"{row.iteration} {row.phase}": in_nanoseconds(row) for row in rows} == independent_check.check(gpu_trace)
-    assert [row.phase for row in rows] == ["fwd", "bwd", "all"] * 2
-    for row in rows:
-        assert row.overlap_ratio == pytest.approx(row.overlap_us / min(row.gemm_busy_us, row.comm_busy_us))
-        assert (row.file, row.rank) == (str(gpu_trace), 0)
-
-
-def test_every_quantity_on_one_page(trace: Any) -> None:
-    """GEMM 0-100 and 50-150; NCCL 120-220; computation 200-210; wait 230-250; copy 260-270; nothing 250-260."""
+def test_rows_and_parts_on_one_page(trace: Any) -> None:
+    """GEMM 0-100 and 50-150; NCCL 120-220; computation 200-210; wait 230-250; copy 205-270."""
     trace.work("nvjet_a", 0, 1000, 1100)
     trace.work("nvjet_b", 1, 1050, 1150, stream=8)
     trace.work("ncclDevKernel_AllGather", 2, 1120, 1220, stream=9)
@@ -51,7 +28,8 @@ def test_every_quantity_on_one_page(trace: Any) -> None:
     trace.work("kuserbuffers_pushrecv(int)", 4, 1230, 1250)
     trace.launch(5, 5)
     trace.copy("Memcpy DtoD (Device -> Device)", 1205, 1270, 5)
-    fwd, whole = analyse_trace(trace.write(distributedInfo={"rank": 3, "world_size": 8}))
+    found = find(trace.write(distributedInfo={"rank": 3, "world_size": 8}), with_parts=True)
+    fwd, whole = found.rows
     assert fwd == TraceRow(
         file=str(trace.path),
         rank=3,
@@ -71,18 +49,45 @@ def test_every_quantity_on_one_page(trace: Any) -> None:
         num_compute_events=1,
     )
     assert msgspec.structs.replace(whole, phase="fwd") == fwd
+    parts = [part for part in found.parts if part.phase == "fwd"]
+    assert {(part.file, part.rank, part.iteration) for part in parts} == {(str(trace.path), 3, 0)}
+    # The longest busy first; of those that are as busy, the first in the trace.
+    assert [(p.by, p.kind, p.library, p.name, p.num_events, p.busy_us, p.total_us, p.alone_us) for p in parts] == [
+        ("class", "gemm", "cublas", "cublas gemm", 2, 150.0, 200.0, 120.0),
+        ("class", "comm", "nccl", "nccl comm", 1, 100.0, 100.0, 50.0),
+        ("class", "memory", "copy", "copy memory", 1, 65.0, 65.0, 30.0),
+        ("class", "wait", "userbuffers", "userbuffers wait", 1, 20.0, 20.0, 0.0),
+        ("class", "compute", "aten", "aten compute", 1, 10.0, 10.0, 0.0),
+        ("kernel", "gemm", "cublas", "nvjet_a", 1, 100.0, 100.0, 50.0),
+        ("kernel", "gemm", "cublas", "nvjet_b", 1, 100.0, 100.0, 20.0),
+        ("kernel", "comm", "nccl", "ncclDevKernel_AllGather", 1, 100.0, 100.0, 50.0),
+        ("kernel", "memory", "copy", "Memcpy DtoD (Device -> Device)", 1, 65.0, 65.0, 30.0),
+        ("kernel", "wait", "userbuffers", "kuserbuffers_pushrecv(int)", 1, 20.0, 20.0, 0.0),
+        ("kernel", "compute", "aten", "void at::native::gelu_kernel<float>(int)", 1, 10.0, 10.0, 0.0),
+        ("stream", "gemm+wait+compute+memory", "aten+copy+cublas+userbuffers", "0 7", 4, 170.0, 195.0, 100.0),
+        ("stream", "gemm", "cublas", "0 8", 1, 100.0, 100.0, 20.0),
+        ("stream", "comm", "nccl", "0 9", 1, 100.0, 100.0, 50.0),
+    ]
 
 
-some_events = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.sampled_from(range(5))), min_size=1)
+Drawn = list[tuple[int, int, int]]
+"""Start, duration and number of the kind or group of events."""
+
+some_events = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 10), st.integers(0, 4)), min_size=1)
+
+
+def running_at(events: Drawn) -> list[set[int]]:
+    """What runs in each unit of time in which something does."""
+    running: dict[int, set[int]] = {}
+    for start, duration, which in events:
+        for moment in range(start, start + duration):
+            running.setdefault(moment, set()).add(which)
+    return list(running.values())
 
 
 @given(some_events)
-def test_measure_against_counting_every_nanosecond(events: list[tuple[int, int, int]]) -> None:
-    running: dict[int, set[int]] = {}
-    for start, duration, kind in events:
-        for moment in range(start, start + duration):
-            running.setdefault(moment, set()).add(kind)
-    kinds = running.values()
+def test_measure_against_counting_every_nanosecond(events: Drawn) -> None:
+    kinds = running_at(events)
     span = max(start + duration for start, duration, _ in events) - min(start for start, _, _ in events)
     found = measure(np.array([[start, start + duration] for start, duration, _ in events]), np.array(events)[:, 2])
     assert [found.span_us, found.idle_us] == pytest.approx([span / 1000, (span - len(kinds)) / 1000])
@@ -91,13 +96,20 @@ def test_measure_against_counting_every_nanosecond(events: list[tuple[int, int, 
     assert found.wait_us == sum(WAIT in k for k in kinds) / 1000
     assert found.overlap_us == sum({GEMM, COMM} <= k for k in kinds) / 1000
     assert found.exposed_comm_us == sum(COMM in k and not k & {GEMM, COMPUTE} for k in kinds) / 1000
+    shorter = min(found.gemm_busy_us, found.comm_busy_us)
+    assert found.overlap_ratio == (pytest.approx(found.overlap_us / shorter) if shorter else None)
 
 
-def test_idle_and_a_ratio_that_does_not_exist(trace: Any) -> None:
-    trace.work("nvjet_a", 1, 1000, 1010)
-    trace.work("nvjet_a", 2, 2000, 2010)
-    row = analyse_trace(trace.write())[0]
-    assert (row.span_us, row.idle_us, row.comm_busy_us, row.overlap_ratio) == (1010.0, 990.0, 0.0, None)
+@given(some_events, st.sampled_from([1, 2**62 // 50]))
+def test_groups_against_counting_every_moment(events: Drawn, scale: int) -> None:
+    # Moments may lie so far apart that groups of them cannot be shifted apart as they are.
+    intervals = np.array([[start, start + duration] for start, duration, _ in events], np.int64) * scale
+    busy, total, alone = measure_groups(intervals, np.array(events)[:, 2], 5)
+    running = running_at(events)
+    for group in range(5):
+        assert busy[group] == scale * sum(group in groups for groups in running)
+        assert total[group] == scale * sum(duration for _, duration, which in events if which == group)
+        assert alone[group] == scale * sum(groups == {group} for groups in running)
 
 
 def test_summary_is_the_median_over_the_iterations(gpu_trace: Path) -> None:
@@ -111,6 +123,82 @@ def test_summary_is_the_median_over_the_iterations(gpu_trace: Path) -> None:
     assert summarise([]) == []
 
 
-def test_needs_no_torch() -> None:
-    code = "import sys, overlap_sweep.trace; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def iterations(trace: Any, *lengths: int) -> None:
+    """Iterations of a forward GEMM and a backward one, as long as given; copies between them belong to neither pass."""
+    for number, length in enumerate(lengths):
+        start = 10_000 * number
+        trace.backward(start + 100, start + 200)
+        trace.annotation("Optimizer.step#SGD.step", start + 300, start + 400)
+        trace.work("nvjet_fwd", start + 50, start + 1000, start + 1010)
+        trace.work("nvjet_bwd", start + 150, start + 1005, start + 1000 + length, thread=2, stream=9)
+        trace.launch(start + 350, number)
+        trace.copy("Memset (Device)", start + 1008, start + 1009, number)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "number"), [((30,), 0), ((50, 30), 1), ((20, 90, 40), 2), ((20, 90, 40, 30), 3), ((30, 30, 30), 1)]
+)
+def test_the_typical_iteration_is_the_lower_median(trace: Any, lengths: tuple[int, ...], number: int) -> None:
+    iterations(trace, *lengths)
+    found = typical_iteration(trace.write(distributedInfo={"rank": 3}))
+    assert (found.rank, found.number) == (3, number)
+
+
+def test_spans_are_what_ran_by_start(trace: Any) -> None:
+    iterations(trace, 50, 30, 70)
+    assert typical_iteration(trace.write()).spans == [
+        Span(0.0, 10.0, "0", "7", "gemm", "cublas", "nvjet_fwd", "fwd"),
+        Span(5.0, 50.0, "0", "9", "gemm", "cublas", "nvjet_bwd", "bwd"),
+        Span(8.0, 9.0, "0", "7", "memory", "copy", "Memset (Device)", ""),
+    ]
+
+
+def on_cpu(trace: Any) -> list[tuple[float, float, str, str, str]]:
+    """Start, end, thread, kind and name of the operators that count."""
+    spans = typical_iteration(trace.write()).spans
+    return [(span.start_us, span.end_us, span.stream, span.kind, span.name) for span in spans]
+
+
+def test_a_gemm_counts_once_however_deep_the_call(trace: Any) -> None:
+    trace.op("aten::linear", 0, 100)
+    trace.op("aten::t", 1, 5)
+    trace.op("aten::addmm", 10, 90)
+    trace.op("aten::copy_", 12, 20)
+    trace.op("aten::resolve_conj", 21, 22)
+    trace.op("aten::mm", 100, 150)
+    assert on_cpu(trace) == [(0.0, 80.0, "1", "gemm", "aten::addmm"), (90.0, 140.0, "1", "gemm", "aten::mm")]
+
+
+def test_of_other_operators_the_outermost_count(trace: Any) -> None:
+    trace.op("aten::softmax", 0, 50)
+    trace.op("aten::_softmax", 2, 48)
+    trace.op("aten::copy_", 3, 10)
+    trace.op("aten::gelu", 60, 90)
+    trace.op("aten::scaled_dot_product_attention", 100, 200)
+    trace.op("aten::bmm", 120, 150)
+    assert on_cpu(trace) == [
+        (0.0, 50.0, "1", "compute", "aten::softmax"),
+        (60.0, 90.0, "1", "compute", "aten::gelu"),
+        (100.0, 200.0, "1", "compute", "aten::scaled_dot_product_attention"),
+        (120.0, 150.0, "1", "gemm", "aten::bmm"),
+    ]
+
+
+def test_operators_inside_a_gloo_span_are_part_of_the_communication_and_launching_is_none(trace: Any) -> None:
+    trace.op("c10d::_allgather_base_", 0, 5)
+    trace.annotation("gloo:all_gather", 10, 110, thread=5)
+    trace.op("aten::copy_", 90, 95, thread=5)
+    trace.op("aten::add_", 95, 100, thread=5)
+    trace.op("aten::add_", 30, 50, thread=1)
+    assert on_cpu(trace) == [(0.0, 100.0, "5", "comm", "gloo:all_gather"), (20.0, 40.0, "1", "compute", "aten::add_")]
+
+
+def test_point_to_point_spans_on_the_calling_thread_hide_nothing(trace: Any) -> None:
+    trace.annotation("gloo:send", 10, 110)
+    trace.annotation("gloo:recv", 12, 112)
+    trace.op("aten::mm", 20, 70)
+    assert on_cpu(trace) == [
+        (0.0, 100.0, "1", "comm", "gloo:send"),
+        (2.0, 102.0, "1", "comm", "gloo:recv"),
+        (10.0, 60.0, "1", "gemm", "aten::mm"),
+    ]

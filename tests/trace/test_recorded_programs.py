@@ -1,7 +1,9 @@
-"""Traces recorded here and now on the CPU, against what the recorded program did."""
+"""Traces of programs against what these are known to have done: recorded here and now on the CPU, and on two H200s
+(benchmarks/record_gpu_traces.py)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.trace import TraceRow, analyse_trace
+from overlap_sweep.trace.files import read_trace_files
+from tests.trace.conftest import TRACES
 
-STEPS = 3
+STEPS, FORWARD, BACKWARD = 3, 2, 4
+"""Steps that are recorded; products of each."""
 
 
 class Model:
@@ -36,14 +41,12 @@ class Model:
         self.loss(reentrant).backward()
 
 
-FORWARD, BACKWARD = 2, 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+@pytest.fixture
+def model() -> Iterator[Model]:
+    """On one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    yield Model()
     torch.set_num_threads(threads)
 
 
@@ -70,29 +73,21 @@ def gemms(rows: Rows) -> dict[tuple[int, str], int]:
     return {which: row.num_gemm_events for which, row in rows.items()}
 
 
-def every_step(recompute: int | None = None) -> dict[tuple[int, str], int]:
+def every_step(recompute: int = 0) -> dict[tuple[int, str], int]:
     """Products of each step and phase, of which checkpoints run some again."""
-    again = recompute or 0
-    counts = {"fwd": FORWARD, "bwd": BACKWARD + again, "all": FORWARD + BACKWARD + again}
-    counts |= {} if recompute is None else {"recompute": recompute}
+    counts = {"fwd": FORWARD, "bwd": BACKWARD + recompute, "all": FORWARD + BACKWARD + recompute}
+    counts |= {"recompute": recompute} if recompute else {}
     return {(step, phase): count for step in range(STEPS) for phase, count in counts.items()}
 
 
-EVERYTHING = {"record_shapes": True, "with_stack": True, "profile_memory": True}
-
-
-@pytest.mark.parametrize("options", [{}, EVERYTHING, {"name": "trace.json.gz"}])
-def test_a_plain_model_recomputes_nothing_and_more_in_the_trace_changes_nothing(
-    record: Record, options: dict[str, Any]
-) -> None:
-    rows = record(Model().step, **options)
+def test_a_plain_model_recomputes_nothing_and_more_in_the_trace_changes_nothing(record: Record, model: Model) -> None:
+    rows = record(model.step, "trace.json.gz", record_shapes=True, with_stack=True, profile_memory=True)
     assert gemms(rows) == every_step()
     assert all(0 < row.gemm_busy_us < row.span_us for row in rows.values())
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_a_checkpoint_recomputes(record: Record, reentrant: bool) -> None:
-    model = Model()
+def test_what_a_checkpoint_recomputes(record: Record, model: Model, reentrant: bool) -> None:
     rows = record(lambda: model.step(reentrant))
     # The part that is recomputed has one product.
     assert gemms(rows) == every_step(recompute=1)
@@ -103,9 +98,7 @@ def test_what_a_checkpoint_recomputes(record: Record, reentrant: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_inside_of_a_checkpoint(record: Record, reentrant: bool) -> None:
-    model = Model()
-
+def test_checkpoints_inside_of_a_checkpoint(record: Record, model: Model, reentrant: bool) -> None:
     def outer(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(model.hidden, x @ model.w2, use_reentrant=reentrant)
 
@@ -117,31 +110,34 @@ def test_checkpoints_inside_of_a_checkpoint(record: Record, reentrant: bool) -> 
     assert gemms(record(step)) == every_step(recompute=3 if reentrant else 2)
 
 
-def test_the_optimizer_is_in_neither_pass(record: Record) -> None:
-    model = Model()
-    optimizer = torch.optim.SGD([model.w1, model.w2], 1e-3, foreach=False)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model.step()
-        optimizer.step()
-
-    rows = record(step)
-    assert gemms(rows) == every_step()
-    for number in range(STEPS):
-        passes = rows[number, "fwd"].num_compute_events + rows[number, "bwd"].num_compute_events
-        # One update of each of two parameters.
-        assert rows[number, "all"].num_compute_events == passes + 2
-
-
-def test_inference_is_all_forward(record: Record) -> None:
-    rows = record(torch.no_grad()(Model().loss))
+def test_inference_is_all_forward(record: Record, model: Model) -> None:
+    rows = record(torch.no_grad()(model.loss))
     assert gemms(rows) == {(0, "fwd"): FORWARD * STEPS, (0, "all"): FORWARD * STEPS}
 
 
-def test_a_compiled_model(record: Record) -> None:
-    """Whatever the backend, what it compiled runs backward inside of autograd. This one needs no compiler of C++."""
-    model = Model()
-    compiled = torch.compile(lambda x: (model.hidden(x) @ model.w2).sum(), backend="aot_eager")
-    x = model.x.clone().requires_grad_()
-    assert gemms(record(lambda: compiled(x).backward())) == every_step()
+EXPECTED = json.loads((TRACES / "h200x2_expected.json").read_text())
+LAYERS = 2
+
+
+@pytest.mark.parametrize(
+    ("case", "iterations", "recomputed"),
+    [
+        # Numbered by the profiler's steps.
+        ("ddp", (1, 2), {}),
+        # A layer has four products. Without reentrance the last of them is not needed again, and left out.
+        ("fsdp2_checkpoint", (1, 2), {"recompute": 3 * LAYERS}),
+        ("reentrant_checkpoint", (0, 1, 2), {"recompute": 4 * LAYERS}),
+        ("compiled", (1, 2), {}),
+        # Replays are iterations without passes.
+        ("cuda_graph", (0, 1, 2), {}),
+        ("send_recv", (1, 2), {}),
+    ],
+)
+def test_every_matrix_product_is_found_in_its_iteration_and_pass(
+    case: str, iterations: tuple[int, ...], recomputed: dict[str, int]
+) -> None:
+    counts = {"all": sum(EXPECTED[case].values())} | EXPECTED[case] | recomputed
+    for file in read_trace_files(sorted(TRACES.glob(f"h200x2_{case}_rank*.json.gz"))):
+        assert (file.problem, file.warnings, file.world_size) == (None, [], 2)
+        found = {(row.iteration, row.phase): row.num_gemm_events for row in file.rows}
+        assert found == {(i, phase): count for i in iterations for phase, count in counts.items()}
