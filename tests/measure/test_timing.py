@@ -1,65 +1,40 @@
+"""Timing variants side by side by the host's clock, a simulated GPU's and a real one's, and comparing their results."""
+
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
-from overlap_sweep.measure.clock import Turn
+from overlap_sweep.measure.agreement import relative_error
+from overlap_sweep.measure.clock import FIRST_SPIN_US, SPIN_MARGIN, GpuClock, Turn
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.measure.variant import Variant
 from overlap_sweep.ranks import Ranks
+from overlap_sweep.run_directory import Timing
 from tests.processes import run_ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def sleeper(forward_s: float, backward_s: float, calls: list[str], name: str) -> Variant:
-    def forward(repeat: int) -> int:
-        calls.append(f"{name}{repeat}")
-        time.sleep(forward_s)
-        return repeat
+def sleeper(calls: list[str], name: str, fwd_s: float = 0.0, bwd_s: float = 0.0, **more: Callable[[], None]) -> Variant:
+    """Notes its forward passes and their turns; the backward must get what the forward of the same turn returned."""
 
-    def backward(repeat: int, kept: Any) -> dict[str, torch.Tensor]:
-        assert kept == repeat
-        time.sleep(backward_s)
+    def forward(turn: int) -> str:
+        calls.append(f"{name}{turn}")
+        time.sleep(fwd_s)
+        return f"output{turn}"
+
+    def backward(turn: int, output: str) -> dict[str, torch.Tensor]:
+        assert output == f"output{turn}"
+        time.sleep(bwd_s)
         return {}
 
-    return Variant(forward, backward)
-
-
-def time_on_rank(ranks: Ranks) -> tuple[dict[str, dict[str, list[float]]], list[str], bool]:
-    """Times by variant and pass, the variants' calls in order, and whether one that is late now and then is bound."""
-    calls: list[str] = []
-    slow = ranks.rank == 1
-    variants = {
-        "a": sleeper(0.02 if slow else 0.0, 0.0, calls, "a"),
-        "b": sleeper(0.0, 0.0 if slow else 0.03, calls, "b"),
-        "c": sleeper(0.0, 0.0, calls, "c"),
-    }
-    samples = time_variants(variants, ranks, warmup=1, repeats=3)
-    # Late in one repeat each: no rank in a majority of its own repeats, but two of three have a late rank.
-    clock = ScriptedClock(iter([repeat == ranks.rank for repeat in range(3)]))
-    late = time_variants({"it": named([])}, ranks, warmup=0, repeats=3, clock=clock)["it"]
-    return {name: taken.us for name, taken in samples.items()}, calls, late.launch_bound
-
-
-def test_the_slowest_rank_counts_and_the_variants_take_turns() -> None:
-    (first, calls, *late), (second, _, *late_too) = run_ranks(2, time_on_rank)
-    assert first == second
-    assert all(us >= 20_000 for us in first["a"]["fwd"])
-    assert all(us >= 30_000 for us in first["b"]["bwd"])
-    # The best of them: what else the machine runs may delay any one.
-    assert min(first["a"]["bwd"]) < 15_000
-    assert min(first["b"]["fwd"]) < 15_000
-    for us in first.values():
-        assert us["all"] == [fwd + bwd for fwd, bwd in zip(us["fwd"], us["bwd"], strict=True)]
-    # One round of warm-up, then every variant is first once.
-    assert calls == ["a0", "b1", "c2", "a3", "b4", "c5", "b6", "c7", "a8", "c9", "a10", "b11"]
-    assert late == late_too == [True]
+    return Variant(forward, backward, **more)
 
 
 @dataclass
@@ -77,75 +52,186 @@ class ScriptedClock:
         return Turn(us, next(self.late))
 
 
-def named(calls: list[str], **more: Callable[[], None]) -> Variant:
-    """Notes its calls; its passes return something that the next must get."""
+def time_on_rank(ranks: Ranks) -> tuple[dict[str, dict[str, list[float]]], list[str], bool]:
+    """Times by variant and pass, the variants' calls in order, and whether one that is late now and then is bound."""
+    calls: list[str] = []
+    slow = ranks.rank == 1
+    variants = {
+        "a": sleeper(calls, "a", fwd_s=0.02 if slow else 0.0),
+        "b": sleeper(calls, "b", bwd_s=0.0 if slow else 0.03),
+        "c": sleeper(calls, "c"),
+    }
+    samples = time_variants(variants, ranks, warmup=1, repeats=3)
+    # Late in one repeat each: no rank in a majority of its own repeats, but two of three have a late rank.
+    clock = ScriptedClock(iter([repeat == ranks.rank for repeat in range(3)]))
+    late = time_variants({"it": sleeper([], "it")}, ranks, warmup=0, repeats=3, clock=clock)["it"]
+    return {name: taken.us for name, taken in samples.items()}, calls, late.launch_bound
 
-    def forward(repeat: int) -> str:
-        calls.append("fwd")
-        return f"output{repeat}"
 
-    def backward(repeat: int, output: str) -> dict[str, torch.Tensor]:
-        assert output == f"output{repeat}"
-        calls.append("bwd")
-        return {}
-
-    return Variant(forward, backward, **more)
+def test_the_slowest_rank_counts_and_the_variants_take_turns() -> None:
+    (first, calls, *late), (second, _, *late_too) = run_ranks(2, time_on_rank, keep="cpu")
+    assert first == second
+    assert all(us >= 20_000 for us in first["a"]["fwd"])
+    assert all(us >= 30_000 for us in first["b"]["bwd"])
+    # The best of them: what else the machine runs may delay any one.
+    assert min(first["a"]["bwd"]) < 15_000
+    assert min(first["b"]["fwd"]) < 15_000
+    for us in first.values():
+        assert us["all"] == [fwd + bwd for fwd, bwd in zip(us["fwd"], us["bwd"], strict=True)]
+    # One round of warm-up, then every variant is first once.
+    assert calls == ["a0", "b1", "c2", "a3", "b4", "c5", "b6", "c7", "a8", "c9", "a10", "b11"]
+    assert late == late_too == [True]
 
 
 @pytest.mark.parametrize(
     ("late", "bound"),
     [
-        ((False, False, False, False, False), False),
-        ((True, False, False, False, False), False),
         ((False, True, False, True, False), False),
         ((True, False, True, False, True), True),
-        ((True, True, True, True, True), True),
         ((True, True, False, False), False),
     ],
 )
 def test_launch_bound_is_a_majority_of_late_repeats(late: Sequence[bool], bound: bool) -> None:
     clock = ScriptedClock(iter([True, True, *late]))
-    samples = time_variants({"it": named([])}, ALONE, warmup=2, repeats=len(late), clock=clock)
+    samples = time_variants({"it": sleeper([], "it")}, ALONE, warmup=2, repeats=len(late), clock=clock)
     assert samples["it"].launch_bound is bound
 
 
 def test_a_prepared_variant_runs_once_untimed_before_each_of_its_turns_and_another_does_not() -> None:
     calls: list[str] = []
-    variants = {"a": named(calls, prepare=lambda: calls.append("prepare")), "b": named(calls)}
+    variants = {"a": sleeper(calls, "a", prepare=lambda: calls.append("prepare")), "b": sleeper(calls, "b")}
     samples = time_variants(variants, ALONE, warmup=1, repeats=2, clock=ScriptedClock())
-    a, b = ["prepare", "fwd", "bwd", "fwd", "bwd"], ["fwd", "bwd"]
     # After the warm-up, they take turns in being first.
-    assert calls == [*a, *b, *a, *b, *b, *a]
+    assert calls == [*("prepare", "a0", "a0", "b1"), *("prepare", "a2", "a2", "b3"), *("b4", "prepare", "a5", "a5")]
     # The clock counts every run; those right after preparing are dropped.
     assert {name: taken.us["fwd"] for name, taken in samples.items()} == {"a": [5.0, 9.0], "b": [6.0, 7.0]}
-
-
-def test_getting_ready_prepares_where_there_is_something_to() -> None:
-    calls: list[str] = []
-    for variant in (named(calls, prepare=lambda: calls.append("prepare")), named(calls)):
+    for variant in variants.values():
         variant.get_ready()
-    assert calls == ["prepare"]
-
-
-def test_a_step_is_timed_and_counts_in_the_sum() -> None:
-    calls: list[str] = []
-    variant = named(calls, step=lambda: calls.append("step"))
-    samples = time_variants({"it": variant}, ALONE, warmup=0, repeats=2, clock=ScriptedClock())
-    assert calls == ["fwd", "bwd", "step"] * 2
-    assert samples["it"].us == {"fwd": [1.0, 2.0], "bwd": [1.0, 2.0], "step": [1.0, 2.0], "all": [3.0, 6.0]}
-
-
-def test_the_hosts_clock_times_a_step_too() -> None:
-    variant = named([], step=lambda: time.sleep(0.02))
-    us = time_variants({"it": variant}, ALONE, warmup=0, repeats=2)["it"].us
-    assert min(us["step"]) >= 20_000
-    assert us["all"] == [sum(parts) for parts in zip(us["fwd"], us["bwd"], us["step"], strict=True)]
+    assert calls[12:] == ["prepare"]
 
 
 def test_summary_statistics() -> None:
-    summary = summarise([4.0, 1.0, 3.0, 2.0, 5.0])
-    assert (summary.q1_us, summary.median_us, summary.q3_us) == (2.0, 3.0, 4.0)
-    assert summary.samples_us == [4.0, 1.0, 3.0, 2.0, 5.0]
+    samples_us = [4.0, 1.0, 3.0, 2.0, 5.0]
+    assert summarise(samples_us) == Timing(median_us=3.0, q1_us=2.0, q3_us=4.0, samples_us=samples_us)
+
+
+@dataclass
+class SimulatedStream:
+    """`measure.clock.Stream` of a GPU that works off a queue in order; every time is in microseconds and exact."""
+
+    host_us: float = 0.0
+    idle_us: float = 0.0
+    """When the GPU will have worked off its queue."""
+    slowest_us: float = 0.0
+    """What the slowest of the other ranks says."""
+    spins: list[float] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    def now_us(self) -> float:
+        return self.host_us
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+        self.host_us = max(self.host_us, self.idle_us)
+
+    def spin(self, us: float) -> None:
+        self.calls.append("spin")
+        self.spins.append(us)
+        self._enqueue(us)
+
+    def meet(self) -> None:
+        self.calls.append("meet")
+
+    def mark(self) -> float:
+        self.calls.append("mark")
+        return max(self.idle_us, self.host_us)
+
+    def between_us(self, start: Any, end: Any) -> float:
+        return float(end - start)
+
+    def slowest(self, value: float) -> float:
+        return max(value, self.slowest_us)
+
+    def run(self, kernels: int, launch_us: float, kernel_us: float) -> None:
+        """Launch kernels one after the other; the host takes `launch_us` for each, the GPU `kernel_us`."""
+        for _ in range(kernels):
+            self.host_us += launch_us
+            self._enqueue(kernel_us)
+
+    def _enqueue(self, us: float) -> None:
+        self.idle_us = max(self.idle_us, self.host_us) + us
+
+
+def kernels(stream: SimulatedStream, launch_us: float) -> Variant:
+    """Four kernels of 10 us forward and four of 20 us backward."""
+
+    def forward(_repeat: int) -> None:
+        stream.calls.append("fwd")
+        stream.run(4, launch_us, 10.0)
+
+    def backward(_repeat: int, _kept: None) -> dict[str, Any]:
+        stream.calls.append("bwd")
+        stream.run(4, launch_us, 20.0)
+        return {}
+
+    return Variant(forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("launch_us", "late", "bwd_us"),
+    [(0.0, False, 80.0), (FIRST_SPIN_US / 8, False, 80.0), (1.01 * FIRST_SPIN_US / 8, True, 80.0), (1e3, True, 4010.0)],
+)
+def test_passes_are_timed_by_the_gpus_clock_and_a_host_that_outlasts_the_spin_is_late_until_that_has_grown(
+    launch_us: float, late: bool, bwd_us: float
+) -> None:
+    stream = SimulatedStream()
+    # What ran before.
+    stream.run(1, 0.0, 1e6)
+    clock, variant = GpuClock(stream), kernels(stream, launch_us)
+    first, second = (clock.time(variant, repeat) for repeat in range(2))
+    assert (first.late, first.us["bwd"]) == (late, bwd_us)
+    assert second == Turn({"fwd": 40.0, "bwd": 80.0}, late=False)
+
+
+def test_the_ranks_meet_on_the_gpu_before_each_pass_and_outside_of_its_time() -> None:
+    stream = SimulatedStream()
+    GpuClock(stream).time(kernels(stream, 1.0), 0)
+    passes = ["meet", "mark", "fwd", "mark", "meet", "mark", "bwd", "mark"]
+    assert stream.calls == ["wait", "spin", *passes, "wait"]
+
+
+def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_falls_below_the_first() -> None:
+    stream = SimulatedStream()
+    clock, slow, fast = GpuClock(stream), kernels(stream, 1000.0), kernels(stream, 1.0)
+    for variant in (fast, slow, fast, slow):
+        clock.time(variant, 0)
+    # Of another rank it is slower yet.
+    stream.slowest_us = 30_000.0
+    for variant in (slow, fast):
+        clock.time(variant, 0)
+    spins_us = [FIRST_SPIN_US, FIRST_SPIN_US, *[SPIN_MARGIN * 8000.0] * 3, SPIN_MARGIN * 30_000.0]
+    assert stream.spins == spins_us
+
+
+def test_a_variant_that_was_slow_once_is_not_waited_for_again() -> None:
+    """Its first run compiles: were every spin as long, a layer's 21 rounds would take a minute more."""
+    stream = SimulatedStream()
+    clock, other, host_us = GpuClock(stream), kernels(stream, 1.0), iter([1e6, 1.0, 1.0])
+    compiling = replace(other, forward=lambda _repeat: stream.run(1, next(host_us), 1.0))
+    for repeat in range(3):
+        clock.time(compiling, repeat)
+        clock.time(other, repeat)
+    assert [spin_us > 1e6 for spin_us in stream.spins] == [False, True, True, False, False, False]
+
+
+def test_what_the_warm_up_enqueued_in_time_is_never_launch_bound_and_a_step_is_a_pass_of_its_own() -> None:
+    stream = SimulatedStream()
+    stepping = replace(kernels(stream, 1000.0), step=lambda: stream.run(1, 1.0, 7.0))
+    samples = time_variants({"slow": stepping, "fast": kernels(stream, 1.0)}, ALONE, 1, 3, GpuClock(stream))
+    passes = {"fwd": [40.0] * 3, "bwd": [80.0] * 3}
+    assert samples["slow"].us == {**passes, "step": [7.0] * 3, "all": [127.0] * 3}
+    assert samples["fast"].us == {**passes, "all": [120.0] * 3}
+    assert not any(taken.launch_bound for taken in samples.values())
 
 
 @pytest.mark.gpu(count=1)
@@ -173,3 +259,65 @@ def test_a_host_that_is_too_slow_is_noticed() -> None:
 
     samples = time_variants({"late": Variant(forward, lambda _r, _k: {})}, ranks, warmup=2, repeats=3)
     assert samples["late"].launch_bound
+
+
+TENSORS = ("output", "input_grad", "weight_grad")
+
+
+def returning(*tensors: torch.Tensor, names: tuple[str, ...] = TENSORS[1:]) -> Variant:
+    """A variant of this output and these gradients."""
+    output, *gradients = tensors
+    named = dict(zip(names, gradients, strict=True))
+    return Variant(lambda _: output, lambda _repeat, _output: named)
+
+
+def filled(value: float) -> list[torch.Tensor]:
+    return [torch.full((3, 3), value) for _ in TENSORS]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "error"), [(0, 11.0, 0.1), (1, 9.0, 0.1), (2, 11.0, 0.1), (0, torch.nan, torch.inf)]
+)
+def test_one_wrong_element_is_found_in_every_tensor(place: int, value: float, error: float) -> None:
+    wrong = filled(10.0)
+    wrong[place][1, 2] = value
+    expected = {name: pytest.approx(error) if number == place else 0.0 for number, name in enumerate(TENSORS)}
+    found = relative_error(returning(*wrong), returning(*filled(10.0)), ALONE)
+    # What is no number is the largest one.
+    assert {name: torch.inf if each > 1e30 else each for name, each in found.items()} == expected
+
+
+def test_tensors_are_compared_by_name_whatever_their_order() -> None:
+    output, *gradients = (index * torch.ones(2) for index in range(3))
+    backwards = returning(output, *reversed(gradients), names=TENSORS[:0:-1])
+    assert max(relative_error(returning(output, *gradients), backwards, ALONE).values()) == 0.0
+
+
+def wrong_on_rank_1(ranks: Ranks) -> dict[str, float]:
+    wrong = filled(10.0)
+    wrong[0][0, 0] += ranks.rank
+    return relative_error(returning(*wrong), returning(*filled(10.0)), ranks)
+
+
+def test_all_ranks_hear_of_the_error_of_one() -> None:
+    expected = {"output": pytest.approx(0.1), "input_grad": 0.0, "weight_grad": 0.0}
+    assert run_ranks(2, wrong_on_rank_1, keep="cpu") == [expected, expected]
+
+
+def test_zeros_equal_zeros_and_nothing_else() -> None:
+    zeros = returning(*filled(0.0))
+    assert max(relative_error(zeros, zeros, ALONE).values()) == 0.0
+    assert min(relative_error(returning(*filled(1.0)), zeros, ALONE).values()) > 1e30
+
+
+def test_what_answers_with_the_last_calls_numbers_is_found() -> None:
+    inputs = [torch.ones(3), 2 * torch.ones(3)]
+    buffer = [inputs[0]]
+
+    def stale(repeat: int) -> torch.Tensor:
+        buffer.append(inputs[repeat])
+        return buffer[-2]
+
+    late = Variant(stale, lambda _repeat, _output: {})
+    prompt = Variant(lambda repeat: inputs[repeat], lambda _repeat, _output: {})
+    assert relative_error(late, prompt, ALONE)["output"] == pytest.approx(0.5)

@@ -1,45 +1,132 @@
-"""What every tensor-parallel stack has to train like the whole model, by stack and mesh."""
+"""What every tensor-parallel stack has to train, by stack and mesh, and the same training by one process with the whole
+Hugging Face model to hold it against."""
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
 
 from overlap_sweep.ranks import Ranks
-from overlap_sweep.tp_training import architectures, autotp
-from overlap_sweep.tp_training.architectures import known
+from overlap_sweep.tp_training import autotp, implementation
+from overlap_sweep.tp_training.architectures import architecture, known
+from overlap_sweep.tp_training.batches import TokenBatches
+from overlap_sweep.tp_training.groups import groups_of
+from overlap_sweep.tp_training.initial_weights import initial_weights
+from overlap_sweep.tp_training.steps import TrainingSteps
 from tests.backends import symm_mem_on_cpu
 from tests.processes import run_ranks
-from tests.tp_training.whole_model import Trained, train_points
 from tests.training.points import TINY_OPTIONS, composed, tp_point
 
-IN_SEQUENCE = "tp_training.sequence_parallel=true"
-WHOLE_SEQUENCE = "tp_training.sequence_parallel=false"
-WHOLE_VOCABULARY = "tp_training.vocab_parallel=false"
+
+class Trained(NamedTuple):
+    losses: list[float]
+    """Of each step, of one data-parallel rank."""
+    norms: list[float]
+    details: dict[str, Any]
+    warnings: list[str]
+
+
+def whole_model(point: Mapping[str, Any], device: str = "cpu") -> nn.Module:
+    """As Hugging Face makes it, with the point's initial weights, of which each kind of device draws others."""
+    fields = point["language_model"]
+    with torch.device(device):
+        model = architecture(fields["model_type"]).build(fields, point["tp_training"]["attn_impl"] or "sdpa").train()
+    draw = initial_weights(point, Ranks(0, 1, torch.device(device)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(draw(name, parameter.shape))
+    return model
+
+
+def differences(found: Sequence[Trained], point: Mapping[str, Any]) -> tuple[float, ...]:
+    """The largest of the losses and of the norms from the whole model's, relative, over ranks and steps."""
+    expected = train_whole(point)
+    # Something is learned.
+    assert len({round(loss, 3) for loss in expected[0].losses}) == point["tp_training"]["num_training_steps"]
+    differ: dict[str, list[float]] = {"losses": [], "norms": []}
+    for name, values in differ.items():
+        for rank, of_rank in enumerate(found):
+            theirs = getattr(expected[rank // point["tp_size"]], name)
+            values += [abs(a / b - 1) for a, b in zip(getattr(of_rank, name), theirs, strict=True)]
+    return max(differ["losses"]), max(differ["norms"])
+
+
+def train_whole(point: Mapping[str, Any], device: str = "cpu") -> list[Trained]:
+    """Of each data-parallel rank's batches, by one process: what the point's implementation must come to."""
+    training = dict.fromkeys(_ALL_THE_SAME) | {"attn_impl": point["tp_training"]["attn_impl"] or "sdpa"}
+    same = {**point, "tp_training": {**point["tp_training"], **training}}
+    named = ("language_model", "tp_training", "dp_size", "workload")
+    return _train_whole(json.dumps({name: same[name] for name in named}, sort_keys=True), device)
+
+
+_ALL_THE_SAME = (
+    *("zero_stage", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap", "tp_comm_overlap_cfg"),
+    *("dtype", "autocast", "activation_checkpointing"),
+)
+"""Options that do not change what is computed, as far as float32 has it."""
+
+
+@cache
+def _train_whole(asked: str, device: str) -> list[Trained]:
+    point = json.loads(asked)
+    # Of so small tensors more threads make it slower.
+    torch.set_num_threads(1)
+    training, ranks = point["tp_training"], Ranks(0, 1, torch.device(device))
+    micro_batches, dp_size = training["gradient_accumulation_steps"], point["dp_size"]
+    model = whole_model(point, device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"]
+    )
+    batches = [TokenBatches(point, ranks, dp_rank) for dp_rank in range(dp_size)]
+    losses: list[list[float]] = [[] for _ in range(dp_size)]
+    norms = []
+    for step in range(training["num_training_steps"]):
+        for dp_rank in range(dp_size):
+            of_step = 0.0
+            for micro_batch in range(micro_batches):
+                batch = batches[dp_rank][step * micro_batches + micro_batch]
+                logits = model(batch.tokens).logits
+                loss = functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+                (loss / micro_batches / dp_size).backward()
+                of_step += loss.item() / micro_batches
+            losses[dp_rank].append(of_step)
+        limit = training["max_grad_norm"] or float("inf")
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [Trained(of_rank, norms, {}, []) for of_rank in losses]
+
+
+def train_points(ranks: Ranks, points: Mapping[str, Mapping[str, Any]]) -> dict[str, Trained]:
+    """Each by its own implementation, on all ranks. For `run_ranks`."""
+    found = {}
+    for name, point in points.items():
+        groups = groups_of(ranks, point["tp_size"], point["dp_size"])
+        built = implementation.load(point["impl"]).build(point, ranks, groups)
+        steps = TrainingSteps(built, TokenBatches(point, ranks, groups.dp_rank), point, ranks)
+        taken = [steps.run() for _ in range(point["tp_training"]["num_training_steps"])]
+        assert {step.loss.dtype for step in taken} == {torch.float32}
+        losses, norms = [step.loss.item() for step in taken], [step.grad_norm.item() for step in taken]
+        facts = built.facts()
+        built.close()
+        found[name] = Trained(losses, norms, facts.details, facts.warnings)
+    return found
+
+
 TIED = "model.tie_word_embeddings=true"
-ACCUMULATED = "tp_training.gradient_accumulation_steps=2"
-NOT_CLIPPED = "tp_training.max_grad_norm=0"
-CLIPPED = "tp_training.max_grad_norm=0.3"
-"""Less than the norm at each step."""
-DECAY = "tp_training.weight_decay=1"
-CHECKPOINTED = "tp_training.activation_checkpointing=true"
-COMPILED = "tp_training.compile=true"
-AUTOCAST = "tp_training.autocast=true"
-STEPS = "tp_training.num_training_steps=3"
-
-
-def zero(stage: int) -> str:
-    return f"tp_training.zero_stage={stage}"
-
-
-def of(architecture: str) -> str:
-    return f"model.architecture={architecture}"
+CLIPPED, NOT_CLIPPED = "max_grad_norm=0.3", "max_grad_norm=0"
+"""0.3 is less than the norm at each step."""
+ACCUMULATED, CHECKPOINTED, COMPILED = "gradient_accumulation_steps=2", "activation_checkpointing=true", "compile=true"
+IN_SEQUENCE, WHOLE_VOCABULARY = "sequence_parallel=true", "vocab_parallel=false"
 
 
 class Case(NamedTuple):
@@ -47,6 +134,7 @@ class Case(NamedTuple):
     mesh: str
     name: str
     overrides: tuple[str, ...]
+    """A name without a dot is one of tp_training's."""
 
     def __str__(self) -> str:
         return f"{self.stack}, {self.mesh}, {self.name}"
@@ -62,13 +150,13 @@ MESHES = {
 }
 RANKS = {"alone": 1, "tp2": 2, "dp2": 2, "tp2 x dp2": 4, "tp4": 4, "dp4": 4}
 VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "autotp": {f"zero{stage}": (zero(stage),) for stage in (0, 1, 2)},
+    "autotp": {f"zero{stage}": (f"zero_stage={stage}",) for stage in (0, 1, 2)},
     "fsdp_dtensor": {"whole sequence": (), "in sequence": (IN_SEQUENCE,)},
-    "megatron": {"in sequence": (), "whole sequence": (WHOLE_SEQUENCE,)},
+    "megatron": {"in sequence": (), "whole sequence": ("sequence_parallel=false",)},
 }
 """Of the stacks that compute on a CPU by themselves."""
 OPTIONS = {
-    "accumulated": (CLIPPED, ACCUMULATED, DECAY),
+    "accumulated": (CLIPPED, ACCUMULATED, "weight_decay=1"),
     "checkpointed": (CHECKPOINTED, NOT_CLIPPED, "model.vocab_size=1024"),
     "tied": (TIED, CLIPPED),
     "whole vocabulary": (WHOLE_VOCABULARY, TIED, NOT_CLIPPED, CHECKPOINTED),
@@ -76,20 +164,21 @@ OPTIONS = {
 HALF_OPTIONS = {
     "clipped": (CLIPPED,),
     "accumulated": (NOT_CLIPPED, ACCUMULATED),
-    "autocast": (CLIPPED, AUTOCAST),
+    "autocast": (CLIPPED, "autocast=true"),
 }
 ASYNC_TP = [
     Case("async_tp", "tp2", "three layers", ("model.num_layers=3",)),
-    Case("async_tp", "tp2", "qwen2", (of("qwen2"), TIED)),
+    Case("async_tp", "tp2", "qwen2", ("model.architecture=qwen2", TIED)),
     Case("async_tp", "tp2", "checkpointed", (CHECKPOINTED, ACCUMULATED)),
-    Case("async_tp", "tp2", "one sequence", ("tp_training.batch_size=1",)),
+    Case("async_tp", "tp2", "one sequence", ("batch_size=1",)),
 ]
 OF_ONE_STACK = [
     *ASYNC_TP,
     Case("autotp", "tp2", "compiled", (COMPILED, CLIPPED)),
+    Case("autotp", "tp2", "rank of padding", ("model.vocab_size=9",)),
     Case("fsdp_dtensor", "alone", "accumulated", (ACCUMULATED, CLIPPED, IN_SEQUENCE)),
     Case("fsdp_dtensor", "alone", "whole vocabulary", (WHOLE_VOCABULARY, TIED)),
-    Case("fsdp_dtensor", "tp2", "eager", ("tp_training.attn_impl=eager", IN_SEQUENCE)),
+    Case("fsdp_dtensor", "tp2", "eager", ("attn_impl=eager", IN_SEQUENCE)),
     Case("fsdp_dtensor", "tp2", "compiled", (COMPILED,)),
     Case("fsdp_dtensor", "tp2", "compiled, in sequence", (COMPILED, IN_SEQUENCE, CHECKPOINTED)),
     Case("fsdp_dtensor", "dp2", "compiled", (COMPILED, CHECKPOINTED)),
@@ -108,13 +197,8 @@ def _options(stack: str, mesh: str) -> dict[str, tuple[str, ...]]:
     """Megatron-Core always cuts the vocabulary; what options do on two ranks they do on four."""
     left_out = {"whole vocabulary"} if stack == "megatron" else set()
     names = ["accumulated"] if mesh in ("tp4", "dp4") else [name for name in OPTIONS if name not in left_out]
-    architectures = {name: (of(name), CLIPPED) for name in known()} if mesh == "tp2" else {}
-    return {name: OPTIONS[name] for name in names} | architectures
-
-
-def _has_autocast(stack: str, dtype: str, variant: str) -> bool:
-    """AutoTP has it in float16 only without ZeRO."""
-    return stack != "megatron" and (dtype == "bfloat16" or variant not in ("zero1", "zero2"))
+    of_architecture = {name: (f"model.architecture={name}", CLIPPED) for name in known()} if mesh == "tp2" else {}
+    return {name: OPTIONS[name] for name in names} | of_architecture
 
 
 CASES = [
@@ -125,7 +209,7 @@ CASES = [
     for name, overrides in _options(stack, mesh).items()
 ] + OF_ONE_STACK
 HALF = [
-    Case(stack, mesh, f"{dtype}, {variant}, {name}", (f"tp_training.dtype={dtype}", *own, *overrides))
+    Case(stack, mesh, f"{dtype}, {variant}, {name}", (f"dtype={dtype}", *own, *overrides))
     for stack, meshes in {"autotp": ["tp2 x dp2"], "fsdp_dtensor": ["tp2", "dp2"], "megatron": ["tp2", "dp2"]}.items()
     for mesh in meshes
     for dtype in ("bfloat16", "float16")
@@ -135,61 +219,41 @@ HALF = [
     if name != "autocast"
     or (stack != "megatron" and (dtype, variant) not in {("float16", "zero1"), ("float16", "zero2")})
 ]
-
 FUSED = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
 """Operators of symmetric memory."""
-GRANITE = '''
-"""Llama with factors of its own."""
-
-from overlap_sweep.tp_training.architectures.architecture import Architecture
-
-ARCHITECTURE = Architecture("granite", more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})
-'''
-LLAMA = {
-    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, "vocab_size": 333},
-    **{"rms_norm_eps": 1e-2, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "hidden_act": "gelu"},
-    **{"attention_bias": True, "mlp_bias": True, "attention_dropout": 0.5, "initializer_range": 0.1},
-    **{"rope_theta": 100.0, "pad_token_id": 0, "max_position_embeddings": 64},
-    "rope_scaling": {
-        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        "original_max_position_embeddings": 16,
-    },
-}
-"""Nothing in it is the default."""
 
 
 def point_of(case: Case) -> dict[str, Any]:
     """Of three steps: what an optimizer keeps shows in the third one's loss."""
-    return tp_point(f"impl={case.stack}", STEPS, *MESHES[case.mesh], *case.overrides)
-
-
-class Ran(NamedTuple):
-    trained: dict[str, Trained]
-    """By case, of one rank."""
-    fused: dict[str, list[str]]
-    """By case, the operators of symmetric memory that were called, in order."""
+    given = ("num_training_steps=3", *case.overrides)
+    return tp_point(
+        f"impl={case.stack}",
+        *MESHES[case.mesh],
+        *(each if "." in each.partition("=")[0] else f"tp_training.{each}" for each in given),
+    )
 
 
 @cache
-def trained(stack: str, ranks: int) -> list[Ran]:
-    """By rank, of all cases one after the other in the same processes: they go from one mesh to the other."""
+def trained(stack: str, ranks: int) -> list[dict[str, Trained]]:
+    """By rank and case, one after the other in the same processes: they go from one mesh to the other. Details have the
+    operators of symmetric memory that were `called`, in order."""
     of_ranks = [case for case in CASES + HALF if (case.stack, RANKS[case.mesh]) == (stack, ranks)]
     points = {str(case): point_of(case) for case in of_ranks}
-    found: list[Ran] = run_ranks(ranks, _train, points, keep=stack)
-    return found
+    return run_ranks(ranks, _train, stack, points, keep=stack)
 
 
-def _train(ranks: Ranks, points: dict[str, dict[str, Any]]) -> Ran:
-    ran = Ran({}, {})
+def _train(ranks: Ranks, stack: str, points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+    make_do(stack, ranks)
+    found: dict[str, Trained] = {}
     for name, point in points.items():
-        make_do(point["impl"], ranks)
         symm_mem_on_cpu.called.clear()
-        ran.trained.update(train_points(ranks, {name: point}))
-        ran.fused[name] = list(symm_mem_on_cpu.called)
-        if point["impl"] == "async_tp":
-            assert not torch._inductor.config._micro_pipeline_tp, "it is no option of the process"
-    return ran
+        found |= train_points(ranks, {name: point})
+        found[name].details["called"] = list(symm_mem_on_cpu.called)
+        if stack == "autotp":
+            gc.collect()
+            assert not any(isinstance(thing, nn.Parameter) for thing in gc.get_objects()), "no model is left behind"
+    assert not torch._inductor.config._micro_pipeline_tp, "it is no option of the process"
+    return found
 
 
 def make_do(stack: str, ranks: Ranks) -> None:
@@ -204,16 +268,20 @@ def make_do(stack: str, ranks: Ranks) -> None:
         accelerator.is_fp16_supported = lambda: True
 
 
+LLAMA = {
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, "vocab_size": 333},
+    **{"rms_norm_eps": 1e-2, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "hidden_act": "gelu"},
+    **{"attention_bias": True, "mlp_bias": True, "attention_dropout": 0.5, "initializer_range": 0.1},
+    **{"rope_theta": 100.0, "pad_token_id": 0, "max_position_embeddings": 64},
+    "rope_scaling": {
+        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
 def config_point(directory: Path, *overrides: str) -> dict[str, Any]:
     """Of a config.json in which nothing is the default."""
     (directory / "config.json").write_text(json.dumps(LLAMA))
     return composed(*TINY_OPTIONS, "model=hf", f"model.name={directory}", *overrides)
-
-
-def train_with_architectures(ranks: Ranks, directory: Path, points: Mapping[str, dict[str, Any]]) -> dict[str, Trained]:
-    """Where `directory` has more of them."""
-    architectures.__path__.append(str(directory))
-    try:
-        return train_points(ranks, points)
-    finally:
-        architectures.__path__.pop()

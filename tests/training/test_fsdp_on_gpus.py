@@ -16,7 +16,7 @@ from overlap_sweep.telemetry import StepRecord
 from overlap_sweep.trace.overlap import TraceRow, analyse_trace
 from tests.processes import run_ranks
 from tests.training.points import fsdp_point
-from tests.training.runs import telemetry
+from tests.training.test_training_runs import telemetry
 
 LAYERS = (
     *("model.hidden_size=2048", "model.ffn_hidden_size=8192", "model.num_attention_heads=16", "ranking.num_layers=4"),
