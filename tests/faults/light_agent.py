@@ -6,14 +6,12 @@ sitecustomize.py runs it in the place of overlap_sweep.runtime.agent.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import threading
 import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +28,14 @@ from tests.make_point import pass_times
 
 def main(arguments: Sequence[str]) -> None:
     """Does not return."""
-    parser = argparse.ArgumentParser(prog="light_agent")
-    parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--address", required=True)
-    given, _ = parser.parse_known_args(arguments)
-    threading.Thread(target=_die_with_launcher, args=(Path(given.address).parent,), daemon=True).start()
+    world_size, address = (arguments[arguments.index(name) + 1] for name in ("--world-size", "--address"))
+    threading.Thread(target=_die_with_launcher, args=(Path(address).parent,), daemon=True).start()
     context = multiprocessing.get_context("fork")
-    ranks = {}
-    for rank in range(given.world_size):
-        process = context.Process(target=work_off, args=(rank, given.address))
+    ranks = [context.Process(target=work_off, args=(rank, address)) for rank in range(int(world_size))]
+    for process in ranks:
         process.start()
-        ranks[process.sentinel] = process
-    while ranks:
-        for sentinel in wait(list(ranks)):
-            process = ranks.pop(sentinel)  # type: ignore[call-overload]
-            process.join()
-            if process.exitcode:
-                print(f"  exitcode  : {process.exitcode} (pid: {process.pid})", flush=True)
-                for other in ranks.values():
-                    other.terminate()
-                os._exit(1)
+    for process in ranks:
+        process.join()
     os._exit(0)
 
 

@@ -7,7 +7,6 @@ OVERLAP_SWEEP_FAULTS names a directory with
                     on which it happens, null for every one (default 1); what else is given chooses the points
     hold/POINT      the point whose run directory has that name waits while this file is there
     journal.jsonl   gets a line when a rank begins a point, and when it has run it
-    dead_on_arrival a Slurm job's process ends before it has done anything
     least_s         what a launcher takes for the shortest limit of a point
 
 With OVERLAP_SWEEP_LIGHT the processes of a group are those of light_agent.py.
@@ -20,7 +19,6 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -30,42 +28,18 @@ from types import ModuleType
 from typing import Any
 
 PLAN, JOURNAL, HOLD = "plan.json", "journal.jsonl", "hold"
-WORKLOAD, LIMITS = "overlap_sweep.workloads.operator", "overlap_sweep.runtime.limits"
-AGENT = "overlap_sweep.runtime.agent"
-NO_CHOICE = ("fault", "times", "rank")
-FLOOD_LINES, FLOOD_LINE = 40_000, "flooded " * 100
-A_GIGABYTE = 2**30
 
 
 def raises() -> None:
     raise RuntimeError("raised on purpose " + "at length " * 10**6)
 
 
-def out_of_memory() -> None:
-    """A real one: the address space may not grow any more."""
-    import torch
-
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + A_GIGABYTE, resource.RLIM_INFINITY))
-    kept = []
-    while True:
-        kept.append(torch.ones(A_GIGABYTE // 16))
-
-
 def segfault() -> None:
     ctypes.string_at(0)
 
 
-def killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def exits() -> None:
     os._exit(0)
-
-
-def hangs() -> None:
-    time.sleep(10**6)
 
 
 def hangs_in_c() -> None:
@@ -75,9 +49,7 @@ def hangs_in_c() -> None:
 
 
 def floods() -> None:
-    for _ in range(FLOOD_LINES):
-        print(FLOOD_LINE, flush=False)
-    sys.stdout.flush()
+    print(*["flooded " * 100] * 40_000, sep="\n", flush=True)
     raise MemoryError("raised after the flood")
 
 
@@ -90,13 +62,14 @@ def wrong_numbers() -> None:
 def writes_half() -> None:
     from overlap_sweep import run_directory
 
-    whole = run_directory.write_result
+    write_whole = run_directory.write_result
 
-    def half(directory: Path, result: Any) -> None:
-        path = whole(directory, result)
+    def write_half(directory: Path, result: Any) -> None:
+        path = write_whole(directory, result)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
-    _write_results(half)
+    # For this process's remaining life, which a failed attempt ends.
+    run_directory.write_result = write_half
 
 
 def dies_while_writing() -> None:
@@ -120,14 +93,7 @@ def kills_job() -> None:
     while "submitit.core._submit" not in Path(f"/proc/{pid}/cmdline").read_text():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
-    hangs()
-
-
-def _write_results(write: Callable[[Path, Any], Any]) -> None:
-    """For this process's remaining life, which a failed attempt ends."""
-    from overlap_sweep import run_directory
-
-    run_directory.write_result = write
+    time.sleep(10**6)
 
 
 def run_as_planned(point: dict[str, Any], directory: Path, rank: int, run: Callable[[], Any]) -> Any:
@@ -140,7 +106,7 @@ def run_as_planned(point: dict[str, Any], directory: Path, rank: int, run: Calla
     while (faults / HOLD / directory.name).exists():
         time.sleep(0.05)
     for entry in json.loads((faults / PLAN).read_text()):
-        chosen = {name: value for name, value in entry.items() if name not in NO_CHOICE}
+        chosen = {name: value for name, value in entry.items() if name not in ("fault", "times", "rank")}
         here = entry.get("rank", 1) in (rank, None)
         if here and chosen.items() <= point.items() and before < entry.get("times", 10**6):
             globals()[entry["fault"]]()
@@ -155,10 +121,10 @@ def read_journal(faults: Path) -> list[dict[str, Any]]:
 
 
 def _note(faults: Path, line: dict[str, Any]) -> None:
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    line = {**line, "pid": os.getpid(), "restarts": int(os.environ.get("SLURM_RESTART_COUNT", 0))}
     # One write of few bytes is not torn by other processes' writes.
     with (faults / JOURNAL).open("a") as file:
-        file.write(json.dumps({**line, "pid": os.getpid(), "restarts": restarts}) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
 def _spoil_workload(module: ModuleType, faults: Path) -> None:
@@ -167,15 +133,15 @@ def _spoil_workload(module: ModuleType, faults: Path) -> None:
     def spoilt(point: dict[str, Any], directory: Path, ranks: Any) -> Any:
         return run_as_planned(point, directory, ranks.rank, lambda: run(point, directory, ranks))
 
-    module.run = spoilt  # type: ignore[attr-defined]
+    module.run = spoilt
 
 
 def _shorten_limits(module: ModuleType, faults: Path) -> None:
     if (faults / "least_s").exists():
-        module.LEAST_S = float((faults / "least_s").read_text())  # type: ignore[attr-defined]
+        module.LEAST_S = float((faults / "least_s").read_text())
 
 
-CHANGED = {WORKLOAD: _spoil_workload, LIMITS: _shorten_limits}
+CHANGED = {"overlap_sweep.workloads.operator": _spoil_workload, "overlap_sweep.runtime.limits": _shorten_limits}
 """By module what is done to it when it is imported. Of the workload only workers ever call what is changed, and they
 fork from a server that has it not imported yet."""
 
@@ -193,15 +159,12 @@ class _Finder(importlib.abc.MetaPathFinder):
             execute(module)
             CHANGED[name](module, Path(os.environ["OVERLAP_SWEEP_FAULTS"]))
 
-        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_change
         return spec
 
 
 if "OVERLAP_SWEEP_FAULTS" in os.environ:
-    if "SLURM_JOB_ID" in os.environ and Path(os.environ["OVERLAP_SWEEP_FAULTS"], "dead_on_arrival").exists():
-        print("dead on arrival", file=sys.stderr, flush=True)
-        os._exit(7)
-    if AGENT in sys.orig_argv and "OVERLAP_SWEEP_LIGHT" in os.environ:
+    if "overlap_sweep.runtime.agent" in sys.orig_argv and "OVERLAP_SWEEP_LIGHT" in os.environ:
         from light_agent import main
 
         main(sys.orig_argv)

@@ -1,5 +1,5 @@
-"""What the launcher makes of workers that say nothing, or half of something, and which points share them. No process is
-started."""
+"""What the launcher makes of workers that say nothing, or half of something, which points share them, and what of their
+log is told. No process is started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +17,17 @@ import pytest
 from overlap_sweep.runtime import group, pool
 from overlap_sweep.runtime.channel import Channel
 from overlap_sweep.runtime.group import GroupConfig, GroupError, WorkerGroup
+from overlap_sweep.runtime.log_tail import MOST_BYTES, tail
 from overlap_sweep.runtime.pool import WorkerPool
 from tests.make_point import operator_config
 
 OK = b'{"status": "ok"}\n'
 FAILED = b'{"status": "failed", "error": "rank 1: no"}\n'
+Ranks = tuple[Any, list[socket.socket]]
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[socket.socket]]]:
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """A group whose agent seems to live, and its workers' ends of the connections."""
     monkeypatch.setattr(group, "PART_S", 0.1)
     monkeypatch.setattr(group, "SETTLE_S", 0.3)
@@ -40,7 +43,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
         theirs.close()
 
 
-def test_an_answer_may_come_in_parts(ranks: tuple[Any, list[socket.socket]]) -> None:
+def test_an_answer_may_come_in_parts(ranks: Ranks) -> None:
     found, workers = ranks
     workers[0].sendall(OK)
     workers[1].sendall(OK[:5])
@@ -49,7 +52,7 @@ def test_an_answer_may_come_in_parts(ranks: tuple[Any, list[socket.socket]]) -> 
 
 
 @pytest.mark.parametrize("said", [b"", OK[:-1]])
-def test_half_an_answer_is_none(ranks: tuple[Any, list[socket.socket]], said: bytes) -> None:
+def test_half_an_answer_is_none(ranks: Ranks, said: bytes) -> None:
     found, workers = ranks
     workers[0].sendall(OK)
     workers[1].sendall(said)
@@ -60,7 +63,7 @@ def test_half_an_answer_is_none(ranks: tuple[Any, list[socket.socket]], said: by
     assert time.monotonic() - started < 3
 
 
-def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: tuple[Any, list[socket.socket]]) -> None:
+def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: Ranks) -> None:
     found, workers = ranks
     workers[0].sendall(OK[:5])
     workers[1].sendall(FAILED)
@@ -69,7 +72,7 @@ def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: tuple[Any, 
     assert time.monotonic() - started < 5
 
 
-def test_a_closed_connection_is_a_death(ranks: tuple[Any, list[socket.socket]]) -> None:
+def test_a_closed_connection_is_a_death(ranks: Ranks) -> None:
     found, workers = ranks
     workers[1].sendall(OK[:5])
     workers[1].close()
@@ -77,7 +80,7 @@ def test_a_closed_connection_is_a_death(ranks: tuple[Any, list[socket.socket]]) 
         found._collect(5)
 
 
-def test_of_deaths_the_group_s_own_counts(ranks: tuple[Any, list[socket.socket]], tmp_path: Path) -> None:
+def test_of_deaths_the_group_s_own_counts(ranks: Ranks, tmp_path: Path) -> None:
     """The log also has those of the groups before it."""
     found, workers = ranks
     log = tmp_path / "log"
@@ -92,21 +95,17 @@ def test_of_deaths_the_group_s_own_counts(ranks: tuple[Any, list[socket.socket]]
 
 
 def test_a_rank_that_connects_and_says_nothing_has_not_joined(
-    ranks: tuple[Any, list[socket.socket]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = ranks
     # An address has to be short.
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind("s")
         listener.listen(2)
-        silent = Channel.connect("s")
-        joined = Channel.connect("s")
-        joined.send({"rank": 0})
-        with pytest.raises(GroupError, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
-            found._accept(listener)
-        silent.close()
-        joined.close()
+        with closing(Channel.connect("s")), closing(Channel.connect("s")) as joined:
+            joined.send({"rank": 0})
+            with pytest.raises(GroupError, match=r"only [01] of 2 ranks joined within runtime.start_timeout_s=0.5"):
+                ranks[0]._accept(listener)
 
 
 def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dead(
@@ -131,12 +130,11 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
         def run(self, *_: object) -> dict[str, Any]:
             return {"group": self}
 
-    monkeypatch.setattr(pool, "WorkerGroup", Group)
-    groups = WorkerPool(tmp_path / "log")
-
     def group_of(**changes: Any) -> Any:
         return groups.run(operator_config(**changes), tmp_path, 1.0)["group"]
 
+    monkeypatch.setattr(pool, "WorkerGroup", Group)
+    groups = WorkerPool(tmp_path / "log")
     first = group_of()
     assert group_of(num_sm=2) is first
     isolated = group_of(runtime={"isolate": True})
@@ -148,3 +146,19 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
     assert group_of(tp_size=4) is not other
     groups.close()
     assert living == []
+
+
+def test_of_a_log_the_last_lines_are_told_and_a_huge_one_is_not_read_as_a_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log, 3) == ""
+    log.write_text("a\nb\nc\nd\n")
+    assert tail(log, 3) == "b\nc\nd"
+    assert tail(log, 30) == "a\nb\nc\nd"
+    # From where somebody else's end.
+    assert tail(log, 10, start=len("a\nb\n")) == "c\nd"
+    assert tail(log, 10, start=log.stat().st_size) == ""
+    with log.open("wb") as file:
+        file.seek(2**40)
+        file.write(b"\xff the end")
+    assert tail(log, 2).endswith("\ufffd the end")
+    assert len(tail(log, 2)) <= MOST_BYTES

@@ -1,4 +1,4 @@
-"""Which results that lie in a directory stand for measuring."""
+"""Which results that lie in a directory stand for measuring, and how tries at a point are counted."""
 
 from __future__ import annotations
 
@@ -9,46 +9,34 @@ import msgspec
 import pytest
 
 from overlap_sweep import machine
-from overlap_sweep.run_directory import (
-    RESULT_FILE,
-    PassTimes,
-    Result,
-    Status,
-    Timing,
-    clear,
-    write_atomically,
-    write_result,
-)
+from overlap_sweep.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
 from overlap_sweep.runtime import attempts, devices
+from overlap_sweep.runtime.attempts import ATTEMPTS_FILE, MOST_LOST, Attempts
 from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
+from tests.make_point import pass_times
 from tests.points import operator_point
 
-TIMING = Timing(10.0, 9.0, 11.0, [9.0, 10.0, 11.0])
+POINT = operator_point()
 
 
-def result_of(point: dict[str, Any], status: Status = "ok") -> Result:
-    times = {name: PassTimes(TIMING, TIMING, TIMING) for name in ("fwd", "bwd", "all")}
-    return Result(name="p", point=point, status=status, times=times, environment=machine_of(point), wall_s=0.5)
+@pytest.fixture
+def result() -> Result:
+    times = dict.fromkeys(("fwd", "bwd", "all"), pass_times(10.0))
+    return Result(name="p", point=POINT, status="ok", times=times, environment=machine_of(POINT), wall_s=0.5)
 
 
-def test_a_result_that_was_cut_short_anywhere_is_none(tmp_path: Path) -> None:
-    path = write_result(tmp_path, result_of(operator_point()))
-    whole = path.read_bytes()
-    for length in range(len(whole.rstrip())):
-        path.write_bytes(whole[:length])
-        assert whole_result(tmp_path) is None, length
-    path.write_bytes(whole.rstrip())
-    assert whole_result(tmp_path) == result_of(operator_point())
-
-
-def test_a_result_with_a_hole_is_none(tmp_path: Path) -> None:
+def test_a_result_that_was_cut_short_or_has_a_hole_anywhere_is_none(tmp_path: Path, result: Result) -> None:
     """After power loss some file systems have the length but not the content."""
-    path = write_result(tmp_path, result_of(operator_point()))
-    whole = path.read_bytes()
-    for start in range(0, len(whole) - 64, 64):
-        path.write_bytes(whole[:start] + bytes(64) + whole[start + 64 :])
-        assert whole_result(tmp_path) is None, start
+    path = write_result(tmp_path, result)
+    whole = path.read_bytes().rstrip()
+    lengths = [*range(0, len(whole) - 40, 16), *range(len(whole) - 40, len(whole))]
+    holes = [whole[:start] + bytes(64) + whole[start + 64 :] for start in range(0, len(whole), 64)]
+    for content in [whole[:length] for length in lengths] + holes:
+        path.write_bytes(content)
+        assert whole_result(tmp_path) is None, content
+    path.write_bytes(whole)
+    assert whole_result(tmp_path) == result
 
 
 def test_something_else_of_that_name_and_a_result_of_no_point_are_none(tmp_path: Path) -> None:
@@ -70,22 +58,11 @@ def test_something_else_of_that_name_and_a_result_of_no_point_are_none(tmp_path:
     ],
 )
 def test_what_failed_is_tried_again_but_not_in_the_launch_in_which_it_had_its_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status, launch: str | None, kept: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result, status: Status, launch: str | None, kept: bool
 ) -> None:
-    write_result(tmp_path, msgspec.structs.replace(result_of(operator_point(), status), launch="first"))
+    write_result(tmp_path, msgspec.structs.replace(result, status=status, launch="first"))
     monkeypatch.setattr(attempts, "_launch", launch)
-    assert (kept_result(tmp_path, operator_point()) is not None) is kept
-
-
-def test_where_points_run_elsewhere_only_libraries_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_result(tmp_path, result_of(operator_point()))
-    monkeypatch.setattr(devices, "_elsewhere", True)
-    monkeypatch.setenv("NCCL_MAX_CTAS", "1")
-    assert kept_result(tmp_path, operator_point())
-    monkeypatch.setattr(machine, "_packages", lambda: {"torch": "1.0"})
-    assert kept_result(tmp_path, operator_point()) is None
+    assert (kept_result(tmp_path, POINT) is not None) is kept
 
 
 @pytest.mark.parametrize(
@@ -99,19 +76,24 @@ def test_where_points_run_elsewhere_only_libraries_are_compared(
     ],
 )
 def test_another_configuration_is_measured_how_it_is_run_does_not_matter(
-    tmp_path: Path, changes: dict[str, Any], kept: bool
+    tmp_path: Path, result: Result, changes: dict[str, Any], kept: bool
 ) -> None:
-    write_result(tmp_path, result_of(operator_point()))
+    write_result(tmp_path, result)
     assert (kept_result(tmp_path, operator_point(**changes)) is not None) is kept
 
 
-def test_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_result(tmp_path, result_of(operator_point()))
+def test_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
+    """Where points run elsewhere only libraries are compared."""
+    write_result(tmp_path, result)
     monkeypatch.setenv("HOME", "/elsewhere")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    assert kept_result(tmp_path, operator_point())
+    assert kept_result(tmp_path, POINT)
     monkeypatch.setenv("NVTE_X", "1")
-    assert kept_result(tmp_path, operator_point()) is None
+    assert kept_result(tmp_path, POINT) is None
+    monkeypatch.setattr(devices, "_elsewhere", True)
+    assert kept_result(tmp_path, POINT)
+    monkeypatch.setattr(machine, "_packages", lambda: {"torch": "1.0"})
+    assert kept_result(tmp_path, POINT) is None
 
 
 def test_before_measuring_leftovers_are_removed(tmp_path: Path) -> None:
@@ -133,3 +115,39 @@ def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
     monkeypatch.setattr("os.fsync", flush)
     write_atomically(path, b"content")
     assert done == ["content, named: False", "directory, named: True"]
+
+
+def failed(directory: Path, launch: str = "launch") -> list[str]:
+    """The errors that a process would count which begins now."""
+    return [attempt.error for attempt in Attempts(directory, launch).failed]
+
+
+def test_a_successor_counts_on_until_there_is_a_result_and_another_launch_does_not(tmp_path: Path) -> None:
+    for error in ("one", "two"):
+        later = Attempts(tmp_path, "launch")
+        later.begin()
+        later.end("failed", error)
+    assert failed(tmp_path) == ["one", "two"]
+    assert failed(tmp_path, "another") == []
+    later.forget()
+    later.forget()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"launch": 3}', b'{"launch": "launch", "attem'])
+def test_what_is_no_record_counts_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ATTEMPTS_FILE).write_bytes(content)
+    tries = Attempts(tmp_path, "launch")
+    assert tries.failed == []
+    tries.begin()
+    tries.end("failed", "one")
+    assert failed(tmp_path) == ["one"]
+
+
+def test_the_first_that_were_lost_do_not_count(tmp_path: Path) -> None:
+    """Nodes go away for reasons of their own, but not every time for the same point."""
+    for number in range(MOST_LOST + 2):
+        Attempts(tmp_path, "launch").begin()
+        Attempts(tmp_path, "launch").bury(f"node {number} is gone", lost=True)
+    assert failed(tmp_path) == [f"node {MOST_LOST} is gone", f"node {MOST_LOST + 1} is gone"]
+    assert {attempt.status for attempt in Attempts(tmp_path, "launch").failed} == {"failed"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from tests.faults.injection import TINY, faulty_launch, injected, journal
 from tests.sweeps import Launch, launch_here
 
 pytestmark = pytest.mark.end_to_end
-
-SWEEP = ("-m", "num_sm=1,2", *TINY)
 
 
 @pytest.fixture(scope="module")
@@ -36,83 +32,53 @@ def names(store: Path) -> list[str]:
 def test_a_store_gets_every_measurement_once_and_what_was_measured_without_it(stored: Path, tmp_path: Path) -> None:
     assert names(stored / "store.sqlite") == ["tp2_sm1", "tp2_sm2"]
     for store in (stored / "store.sqlite", tmp_path / "later.sqlite", tmp_path / "later.sqlite"):
-        done = launch_here(*SWEEP, f"store={store}", f"hydra.sweep.dir={stored}/sweep")
+        done = launch_here("-m", "num_sm=1,2", *TINY, f"store={store}", f"hydra.sweep.dir={stored}/sweep")
         assert "measured before: 2 of 2" in done.stdout
         assert names(store) == ["tp2_sm1", "tp2_sm2"]
 
 
 def test_what_it_knows_is_not_measured(stored: Path) -> None:
-    before, reusing = journal(stored), stored / "reusing"
-    given = (f"store={stored}/store.sqlite", "reuse=true")
-    done = launch_here(*SWEEP, *given, f"hydra.sweep.dir={reusing}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("2 ok; analyse with")
-    assert journal(stored) == before
-    assert not (reusing / "workers.log").exists()
-    originals = Launch(stored / "sweep").results()
-    for name, result in Launch(reusing).results().items():
-        original = originals[name]
-        assert result.status == "ok"
-        assert (result.times, result.started) == (original.times, original.started)
-        assert point_identity(result.point) == point_identity(original.point)
-        assert result.point["runtime"]["retries"] == 1
-        assert str(result.reused_from).startswith(f"{stored}/store.sqlite: measured {original.started} on ")
-        assert str(result.reused_from).endswith(f" in {stored}/sweep/{name}")
-        assert result.traces == []
-    assert names(stored / "store.sqlite") == ["tp2_sm1", "tp2_sm2"]
-    analysed = analyze(reusing)
-    assert analysed.returncode == 0, analysed.stderr
-    assert "TP=2" in analysed.stdout
-    resumed = launch_here(*SWEEP, *given, f"hydra.sweep.dir={reusing}")
-    assert "measured before: 2 of 2" in resumed.stdout
-    single = launch_here("num_sm=1", *TINY, *given, f"hydra.run.dir={stored}/single")
-    assert single.returncode == 0, single.stderr
-    (result,) = Launch(stored / "single").results().values()
-    assert result.reused_from
-
-
-def test_only_what_it_does_not_know_and_what_failed_is_measured(stored: Path) -> None:
+    """What failed is."""
     before = len(journal(stored))
     launch = Launch(stored / "more", injected(stored / "faults", light=True))
     given = (f"store={stored}/store.sqlite", "reuse=true", "runtime.retries=0")
     done = launch.run("-m", "num_sm=1,4,3", *TINY, *given)
     assert done.returncode == 1, done.stderr
     assert {run["num_sm"] for run in journal(stored)[before:]} == {3, 4}
-    reused = {name: bool(result.reused_from) for name, result in launch.results().items()}
+    results = launch.results()
+    reused = {name: bool(result.reused_from) for name, result in results.items()}
     assert reused == {"tp2_sm1": True, "tp2_sm3": False, "tp2_sm4": False}
     assert names(stored / "store.sqlite") == ["tp2_sm1", "tp2_sm2", "tp2_sm4"]
+    result, original = results["tp2_sm1"], Launch(stored / "sweep").results()["tp2_sm1"]
+    assert (result.status, result.times, result.started) == ("ok", original.times, original.started)
+    assert point_identity(result.point) == point_identity(original.point)
+    assert str(result.reused_from).startswith(f"{stored}/store.sqlite: measured {original.started} on ")
+    assert str(result.reused_from).endswith(f" in {stored}/sweep/tp2_sm1")
+    assert result.traces == []
+    analysed = analyze(launch.directory)
+    assert analysed.returncode == 0, analysed.stderr
+    assert "TP=2" in analysed.stdout
+    resumed = launch_here("-m", "num_sm=1,4", *TINY, *given, f"hydra.sweep.dir={launch.directory}")
+    assert "measured before: 2 of 2" in resumed.stdout
+    single = launch_here("num_sm=1", *TINY, *given, f"hydra.run.dir={stored}/single")
+    assert single.returncode == 0, single.stderr
+    (result,) = Launch(stored / "single").results().values()
+    assert result.reused_from
+    assert not (stored / "single" / "workers.log").exists()
 
 
-def a_text(path: Path) -> None:
-    path.write_text("no database, but long enough to be taken for one at first sight\n" * 100)
-
-
-def another_database(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE theirs (id INTEGER)")
-    connection.commit()
-    connection.close()
-
-
-def nothing(path: Path) -> None:
-    pass
-
-
-@pytest.mark.parametrize("mode", [("-m",), ()], ids=["sweep", "point"])
 @pytest.mark.parametrize(
-    ("make", "given", "says"),
+    ("mode", "given", "says"),
     [
-        (a_text, "store={path}", "file is not a database"),
-        (another_database, "store={path}", "is no store of measurements"),
-        (Path.mkdir, "store={path}", "a directory"),
-        (nothing, "store=/nowhere/store.sqlite", "/nowhere"),
-        (nothing, "reuse=true", "reuse=true needs a store"),
+        (("-m",), "store={path}", "file is not a database"),
+        ((), "store=/nowhere/store.sqlite", "/nowhere"),
+        ((), "reuse=true", "reuse=true needs a store"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_one_clear_error_before_anything_is_started(
-    tmp_path: Path, make: Callable[[Path], None], given: str, says: str, mode: tuple[str, ...]
+    tmp_path: Path, mode: tuple[str, ...], given: str, says: str
 ) -> None:
-    make(tmp_path / "store")
+    (tmp_path / "store").write_text("no database, but long enough to be taken for one at first sight\n" * 100)
     where = (f"hydra.sweep.dir={tmp_path}/sweep", f"hydra.run.dir={tmp_path}/sweep/single")
     done = launch_here(*mode, given.format(path=tmp_path / "store"), "num_sm=1", *TINY, *where)
     assert done.returncode == 1

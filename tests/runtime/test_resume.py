@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,21 +30,19 @@ class Begun(NamedTuple):
     done: subprocess.CompletedProcess[str]
 
     def measured(self) -> list[int]:
-        """The points that workers ran since this was asked last."""
-        found = sorted({run["num_sm"] for run in journal(self.root)})
-        (self.root / "faults" / JOURNAL).unlink(missing_ok=True)
-        return found
+        """The points that workers ran in the last launch."""
+        return sorted({run["num_sm"] for run in journal(self.root)})
 
-    def resume(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        launch = Launch(self.launch.directory, {**self.launch.environment, **environment})
-        return launch.run("-m", NUMBERS, *TINY, f"resume={self.launch.directory}", *arguments)
+    def resume(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (self.root / "faults" / JOURNAL).unlink()
+        return self.launch.run("-m", NUMBERS, *TINY, f"resume={self.launch.directory}", *arguments)
 
     def contents(self) -> dict[str, bytes]:
         return {path.parent.name: path.read_bytes() for path in self.launch.directory.glob("*/result.json")}
 
 
 @pytest.fixture(scope="module")
-def begun_once(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
     """One of its points failed, and the directory of another cannot be written."""
     root = tmp_path_factory.mktemp("begun")
     launch = faulty_launch(root, [{"num_sm": 2, "fault": "raises", "rank": None}], light=True)
@@ -58,21 +55,15 @@ def begun_once(tmp_path_factory: pytest.TempPathFactory) -> Begun:
     return Begun(root, launch, done)
 
 
-@pytest.fixture
-def begun(begun_once: Begun) -> Iterator[Begun]:
-    begun_once.measured()
-    return begun_once
-
-
-def test_a_point_that_fails_and_a_directory_that_cannot_be_written_cost_their_point_only(begun_once: Begun) -> None:
+def test_a_point_that_fails_and_a_directory_that_cannot_be_written_cost_their_point_only(begun: Begun) -> None:
     """The first of several here that go on with the same sweep."""
-    done = begun_once.done
+    done = begun.done
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "1 missing: " in done.stderr
     assert "File exists" in done.stderr
     assert done.stdout.splitlines()[-1].startswith("4 ok, 1 failed, 1 missing; go on with: python launch.py ")
-    statuses = {name: result.status for name, result in begun_once.launch.results().items()}
+    statuses = {name: result.status for name, result in begun.launch.results().items()}
     assert statuses == {**{f"tp2_sm{number}": "ok" for number in (1, 3, 4, 5)}, "tp2_sm2": "failed"}
 
 
@@ -114,19 +105,10 @@ def test_what_power_loss_left_is_measured_again_and_points_are_added(begun: Begu
     assert not list(directory.rglob("*.tmp"))
 
 
-def test_in_another_environment_all_is_measured_again(begun: Begun) -> None:
-    before = begun.contents()
-    done = begun.resume(NUMBERS, NCCL_MAX_CTAS="7")
-    assert done.returncode == 0
-    assert "measured before" not in done.stdout
-    assert begun.measured() == [1, 2, 3, 4, 5]
-    assert before.items() & begun.contents().items() <= {("tp2_sm6", before["tp2_sm6"])}
-
-
 def test_a_sweep_that_was_moved_goes_on_where_it_is_and_the_last_is_found(begun: Begun, tmp_path: Path) -> None:
     moved = tmp_path / "multirun" / "2026-01-02" / "10-00-00"
     shutil.copytree(begun.launch.directory, moved, copy_function=shutil.copy2)
-    done = launch_here("-m", NUMBERS, *TINY, "resume=last", cwd=tmp_path, NCCL_MAX_CTAS="7")
+    done = launch_here("-m", NUMBERS, *TINY, "resume=last", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "measured before: 5 of 5 points" in done.stdout
     assert done.stdout.splitlines()[-1] == f"5 ok; analyse with: python analyze.py {moved.relative_to(tmp_path)}"
@@ -153,17 +135,13 @@ def test_the_last_is_the_one_worked_on_last(tmp_path: Path) -> None:
         (("-m", "resume=nowhere"), "nowhere does not exist"),
         (("-m", "resume=last"), "no sweep below multirun"),
         (("-m", "resume=multirun/old", "hydra.sweep.dir=multirun/new"), "hydra.sweep.dir=multirun/new: give only one."),
-        (("-m", "resume=file"), "error: file "),
         (("-m", "hydra.sweep.subdir=../x"), "is not inside of "),
-        (("-m", "hydra.sweep.subdir=/tmp/x"), "is not inside of "),
         (("-m", "resume=multirun/old", "hydra.sweep.subdir=out"), "is not inside of "),
-        (("-m", "resume=multirun/old", "hydra.sweep.subdir=out/further"), "is not inside of "),
     ],
 )
 def test_a_wrong_place_is_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     (tmp_path / "multirun" / "old").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
-    (tmp_path / "file").touch()
     (tmp_path / "multirun" / "old" / "out").symlink_to(tmp_path / "outside")
     done = launch_here(*arguments, "tp_size=1", "method=none", *TINY[:-1], cwd=tmp_path)
     assert done.returncode == 1

@@ -25,7 +25,6 @@ FSDP = (
     *("ranking.num_layers=1", "ranking.sequence_length=4", "ranking.num_sparse_features=2"),
     *("training.batch_size=1", "workload.repeats=3"),
 )
-PROFILING = {"rocprofv3": True, "rocprofv3_args": "--kernel-trace --name 'a b'"}
 PROGRAM = """#!/bin/sh
 for argument in "$@"; do echo "$argument"; done > {place}/arguments
 while [ "$1" != -- ]; do
@@ -55,7 +54,7 @@ def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     place.mkdir()
     monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
 
-    def install(run: str = "exec") -> Path:
+    def install(run: str) -> Path:
         (place / "rocprofv3").write_text(PROGRAM.format(place=shlex.quote(str(place)), run=run))
         (place / "rocprofv3").chmod(0o755)
         (place / "sitecustomize.py").write_text(LOADED)
@@ -64,8 +63,9 @@ def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return install
 
 
-def point(**changes: Any) -> dict[str, Any]:
-    return operator_config(method="bulk", num_sm=4, device="cpu", **{"profiling": PROFILING, **changes})
+def point(arguments: str = "--kernel-trace", profiled: bool = True, **changes: Any) -> dict[str, Any]:
+    profiling = {"rocprofv3": profiled, "rocprofv3_args": arguments}
+    return operator_config(method="bulk", num_sm=4, device="cpu", profiling=profiling, **changes)
 
 
 def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_kept(
@@ -73,25 +73,17 @@ def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_
 ) -> None:
     arguments = rocprofv3("exec")
     launch = Launch(tmp_path / "runs")
-    given = ("profiling.rocprofv3=true,false", "profiling.rocprofv3_args='--kernel-trace --name \"a b\"'")
-    done = launch.run("-m", *FSDP, *given, "hydra.sweep.subdir=${profiling.rocprofv3}")
+    given = ("profiling.rocprofv3=true", "profiling.rocprofv3_args='--kernel-trace --name \"a b\"'")
+    done = launch.run(*FSDP, *given)
     assert done.returncode == 0, done.stderr
-    profiled, plain = (launch.directory / name for name in ("True", "False"))
     asked = arguments.read_text().splitlines()
-    output = profiled / "rocprofv3"
+    output = launch.directory / "single" / "rocprofv3"
     assert asked[:6] == ["--kernel-trace", "--name", "a b", "-d", str(output), "--"]
     assert asked[7:9] == ["-m", "overlap_sweep.runtime.agent"]
     assert sorted(path.name for path in output.iterdir()) == ["rank0.csv", "rank1.csv"]
-    # The next point's group runs without.
-    assert not (plain / "rocprofv3").exists()
-    assert all(result.training for result in launch.results().values())
+    (result,) = launch.results().values()
+    assert result.training
     assert launch.processes() == {}
-
-
-def test_each_profiled_point_has_a_group_of_its_own(tmp_path: Path) -> None:
-    configs = [GroupConfig.of(point(), tmp_path / name) for name in "ab"]
-    assert configs[0] != configs[1]
-    assert GroupConfig.of(operator_config(), tmp_path / "a") == GroupConfig.of(operator_config(), tmp_path / "b")
 
 
 @pytest.mark.parametrize("run", ["exec", ""])
@@ -102,35 +94,28 @@ def test_a_group_that_is_killed_leaves_nothing_of_it(
     rocprofv3(run)
     launch = Launch(tmp_path)
     monkeypatch.setenv("OVERLAP_SWEEP_TEST", launch.tag)
-    group = WorkerGroup(GroupConfig.of(point(tp_size=1), tmp_path), tmp_path / "log")
-    with group:
+    with WorkerGroup(GroupConfig.of(point(tp_size=1), tmp_path), tmp_path / "log") as group:
         assert len(launch.processes()) >= 2
         group.kill()
         wait_for(lambda: not launch.processes(), 10)
-    assert launch.processes() == {}
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [("--kernel-trace", "needs rocprofv3 in PATH"), ("--name 'a", "rocprofv3_args cannot be split")],
-)
-def test_what_cannot_be_started_is_an_error_of_the_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, says: str
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=says):
-        check_wrapper(point(profiling={"rocprofv3": True, "rocprofv3_args": given}))
-    check_wrapper(point(profiling={"rocprofv3": False, "rocprofv3_args": given}))
-    check_wrapper(operator_config())
+def test_each_profiled_point_has_a_group_of_its_own(tmp_path: Path) -> None:
+    assert GroupConfig.of(point(), tmp_path / "a") != GroupConfig.of(point(), tmp_path / "b")
+    assert GroupConfig.of(operator_config(), tmp_path / "a") == GroupConfig.of(operator_config(), tmp_path / "b")
 
 
-def test_where_it_is_missing_the_launcher_says_so_unless_it_only_hands_on(
+def test_what_cannot_be_started_is_an_error_of_the_user_unless_the_launcher_only_hands_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="rocprofv3_args cannot be split"):
+        check_wrapper(point("--name 'a"))
+    check_wrapper(point("--name 'a", profiled=False))
+    check_wrapper(operator_config())
     with initialize_config_dir(str(ROOT / "conf"), version_base=None):
         config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"needs rocprofv3 in PATH"):
+    with pytest.raises(UserError, match="needs rocprofv3 in PATH"):
         resolve(config)
     monkeypatch.setattr(devices, "_elsewhere", True)
     assert resolve(config)["profiling"]["rocprofv3"]

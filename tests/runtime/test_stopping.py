@@ -1,8 +1,9 @@
-"""Stopped by a signal, now or after the point that is running, or killed: no process outlives a sweep."""
+"""Stopped by a signal, now or after the point that is running: no process outlives a sweep."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,25 +18,22 @@ import pytest
 from overlap_sweep.runtime.devices import visible_gpus
 from tests.faults.injection import TINY, faulty_launch, journal
 from tests.faults.sitecustomize import HOLD
-from tests.sweeps import ROOT, Launch, wait_for
+from tests.sweeps import ROOT, Launch, launch_here, wait_for
 
 pytestmark = pytest.mark.faults
 
 SWEEP = ("-m", "num_sm=1,2,3,4", "runtime.retries=0", "runtime.timeout_factor=0", *TINY)
 # Its workers would come to an end a moment after being told to stop.
 DAWDLES = {"num_sm": 2, "fault": "dawdles", "times": 1, "rank": None}
-REAL = ("sigusr2 to all", "sigterm to all", "sigterm to launcher", "launcher killed", "agent killed")
+REAL = ("sigusr2 to all", "sigterm to all")
 
 
 class Running(NamedTuple):
     """A sweep whose second point of four is running."""
 
+    folder: Path
     launch: Launch
     process: subprocess.Popen[str]
-
-    @property
-    def folder(self) -> Path:
-        return self.launch.directory.parent
 
     def runs_of(self, num_sm: int) -> int:
         """On how many ranks the point was begun."""
@@ -48,10 +46,6 @@ class Running(NamedTuple):
     def release(self) -> None:
         (self.folder / "faults" / HOLD / "tp2_sm2").unlink()
 
-    def signal(self, number: signal.Signals, *pids: int) -> None:
-        for pid in sorted(pids, reverse=True):
-            os.kill(pid, number)
-
     def end(self) -> tuple[str, str]:
         """What the launcher printed. None of its processes is left, and none of their temporary files."""
         stdout, stderr = self.process.communicate(timeout=60)
@@ -60,29 +54,46 @@ class Running(NamedTuple):
         return stdout, stderr
 
 
+def send(number: signal.Signals, *pids: int) -> None:
+    for pid in sorted(pids, reverse=True):
+        os.kill(pid, number)
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
     """Sweeps that are held in their second point, by how they are to be stopped."""
     found: dict[str, Running] = {}
-    for name in (*REAL, "ctrl-c"):
+    for name in (*REAL, "sigterm to launcher", "ctrl-c", "launcher killed"):
         folder = tmp_path_factory.mktemp("running")
         (folder / "tmp").mkdir()
         launch = faulty_launch(folder, [DAWDLES], light=name not in REAL)
         launch.environment["TMPDIR"] = str(folder / "tmp")
         (folder / "faults" / HOLD / "tp2_sm2").touch()
-        found[name] = Running(launch, launch.start(*SWEEP))
+        found[name] = Running(folder, launch, launch.start(*SWEEP))
     for one in found.values():
-        wait_for(lambda one=one: one.runs_of(2) == 2, 120)  # type: ignore[misc]
+        wait_for(lambda one=one: one.runs_of(2) == 2, 120)
     yield found
     for one in found.values():
         one.process.kill()
         one.process.communicate()
 
 
+def test_a_second_launch_is_refused_and_the_first_not_disturbed(running: dict[str, Running]) -> None:
+    one = running["ctrl-c"]
+    files = [path for path in one.launch.directory.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    second = launch_here("-m", "num_sm=3", *TINY, f"hydra.sweep.dir={one.launch.directory}")
+    assert second.returncode == 1
+    (error,) = second.stderr.splitlines()
+    assert re.match(rf"error: .*sweep is in use by process {one.process.pid} of \S+ on \S+ since .* \(\d+ s\): ", error)
+    assert "launch.py -m num_sm=1,2,3,4" in error
+    assert before == {path: path.read_bytes() for path in files}
+
+
 def test_sigusr2_stops_after_the_running_point_and_the_printed_command_goes_on(running: dict[str, Running]) -> None:
     """Sent to every process, as cluster managers do."""
     one = running["sigusr2 to all"]
-    one.signal(signal.SIGUSR2, *one.launch.processes())
+    send(signal.SIGUSR2, *one.launch.processes())
     one.release()
     _, stderr = one.end()
     assert one.process.returncode == 128 + signal.SIGUSR2
@@ -117,7 +128,7 @@ def test_a_signal_stops_now_and_keeps_what_is_finished(
     processes = one.launch.processes() if name.endswith("all") else [one.process.pid]
     one.release()
     told_at = time.monotonic()
-    one.signal(number, *processes)
+    send(number, *processes)
     _, stderr = one.end()
     assert time.monotonic() - told_at < 10
     assert one.process.returncode == status
@@ -127,21 +138,11 @@ def test_a_signal_stops_now_and_keeps_what_is_finished(
     assert {result.status for result in one.launch.results().values()} == {"ok"}
 
 
-def test_a_killed_launcher_leaves_no_process(running: dict[str, Running]) -> None:
+def test_a_killed_launcher_leaves_nothing(running: dict[str, Running]) -> None:
     one = running["launcher killed"]
     one.process.kill()
     one.end()
     assert sorted(one.finished()) == ["tp2_sm1"]
-
-
-def test_a_killed_agent_fails_its_point_only(running: dict[str, Running]) -> None:
-    one = running["agent killed"]
-    one.signal(signal.SIGKILL, *(pid for pid, command in one.launch.processes().items() if "runtime.agent" in command))
-    one.release()
-    stdout, _ = one.end()
-    assert one.process.returncode == 1
-    assert stdout.splitlines()[-1].startswith("3 ok, 1 failed; ")
-    assert one.launch.results()["tp2_sm2"].status == "failed"
 
 
 def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Path) -> None:

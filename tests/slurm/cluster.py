@@ -16,6 +16,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("cluster.sh")
 NODES = ("n1", "n2")
 GPUS_PER_NODE = 16
+HEALTHY = ("idle", "mixed", "allocated")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged", "slurmdbd", "mariadbd")
 FIRST_PORT, PORTS = 26817, 5
@@ -38,27 +39,13 @@ class Slurm:
 
     def submit(self, command: str, *options: str, partition: str = "debug", gpus: int = 0) -> str:
         """The id of a new job of a shell command. `gpus` are per node."""
-        output = self.base / "output" / "%A_%a.txt"
-        asked = [f"--partition={partition}", f"--output={output}", "--chdir=/tmp", f"--gpus-per-node={gpus}"]
+        asked = [f"--partition={partition}", "--output=/dev/null", "--chdir=/tmp", f"--gpus-per-node={gpus}"]
         return self.run("sbatch", "--parsable", *asked, *options, f"--wrap={command}").strip()
 
-    def output(self, job_id: str, element: int) -> str:
-        """What an element of a job array wrote."""
-        return (self.base / "output" / f"{job_id}_{element}.txt").read_text()
-
-    def states(self, job_id: str = "") -> dict[str, str]:
-        """By id, `7` or of an element of an array `7_0`: of all jobs, or of one and the elements of it."""
-        text = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T")
-        states = dict(line.split("|") for line in text.splitlines())
-        return {name: state for name, state in states.items() if job_id in ("", name, name.partition("_")[0])}
-
-    def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 60) -> None:
-        """Until the job, or every element of the array, is in one of the states."""
-        what = f"job {job_id} in state {' or '.join(states)}"
-        self.wait_for(lambda: (found := self.states(job_id)) and {*found.values()} <= {*states}, what, timeout_s)
-
-    def cancel(self, *job_ids: str) -> None:
-        self.run("scancel", *job_ids)
+    def wait_for_state(self, job_id: str, *states: str) -> None:
+        """Until the job is in one of the states."""
+        asked = ("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T")
+        self.wait_for(lambda: self.run(*asked).strip() in states, f"job {job_id} in state {' or '.join(states)}", 60)
 
     # --- the cluster
 
@@ -66,46 +53,27 @@ class Slurm:
         """What cluster.sh prints, such as for `stop-controller`."""
         return self._run([str(SCRIPT), *arguments], {**os.environ, **self.settings}, timeout_s=180)
 
-    def node_state(self, node: str) -> str:
-        return self.run("sinfo", "-h", "-N", "-n", node, "-p", "debug", "-o", "%T").strip()
-
     def mend(self) -> None:
         """Starts again whatever part of the cluster is down."""
         self.control("start-controller")
         for node in NODES:
-            if self.node_state(node) not in ("idle", "mixed", "allocated"):
+            if self.run("sinfo", "-h", "-N", "-n", node, "-p", "debug", "-o", "%T").strip() not in HEALTHY:
                 self.control("restore-node", node)
-
-    def clean_up(self) -> None:
-        """The cluster as it was at the beginning: no job runs or waits, every part of it is there."""
-        self.mend()
-        if left := {name.partition("_")[0] for name, state in self.states().items() if state not in ENDED}:
-            self.cancel(*left)
-            self.wait_for(lambda: {*self.states().values()} <= ENDED, "an empty queue", 90)
 
     # --- for failures
 
     def report(self) -> str:
         """What the cluster says of itself. Never raises: a controller that is down is what may have to be told."""
-        says = []
-        for command in (["squeue", "-t", "all"], ["sinfo", "-N", "-l"]):
-            try:
-                shown = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=30)
-                says.append(f"$ {' '.join(command)}\n{shown.stdout}{shown.stderr}")
-            except subprocess.TimeoutExpired:
-                says.append(f"$ {' '.join(command)}\nno answer in 30 s\n")
-        return "\n".join([*says, "slurmctld.log:", self.log_tail()])
+        asked = f"set -x; squeue -t all; sinfo -N -l; tail -n 30 {self.base}/log/slurmctld.log"
+        shell = ["timeout", "60", "bash", "-c", asked]
+        return subprocess.run(shell, env=self.environment, stdout=-1, stderr=-2, text=True).stdout
 
-    def log_tail(self) -> str:
-        """Of the controller."""
-        log = self.base / "log" / "slurmctld.log"
-        return "\n".join(log.read_text(errors="replace").splitlines()[-30:]) if log.exists() else f"no {log}"
-
-    def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
+    def wait_for(
+        self, condition: Callable[[], object], what: str, timeout_s: float = 30, told: Callable[[], str] = str
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {timeout_s:g} s\n{self.report()}")
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s\n{self.report()}\n{told()}"
             time.sleep(0.1)
 
     # --- processes
@@ -113,10 +81,6 @@ class Slurm:
     def run(self, *command: str) -> str:
         """What a command of Slurm's says; one that fails fails the test."""
         return self._run(list(command), self.environment, timeout_s=60)
-
-    def start(self) -> None:
-        (self.base / "output").mkdir(exist_ok=True)
-        self.control("start")
 
     def _run(self, command: list[str], environment: dict[str, str], timeout_s: float) -> str:
         # To files: a daemon that keeps a pipe open would make the reader wait for it.
@@ -132,7 +96,7 @@ class Slurm:
             err.seek(0)
             said, errors = out.read(), err.read()
         if status:
-            raise AssertionError(f"{' '.join(command)}: {ended}\n{said}{errors}\n{self.log_tail()}")
+            raise AssertionError(f"{' '.join(command)}: {ended}\n{said}{errors}\n{self.report()}")
         return said
 
 
@@ -148,17 +112,13 @@ def why_unavailable() -> str:
 
 
 @contextlib.contextmanager
-def started_cluster(gpus: int = 8) -> Iterator[Slurm]:
+def started_cluster(gpus: int) -> Iterator[Slurm]:
     # Not pytest's own temporary directory: that is closed to other users, munge's among them, and its path is long.
     base = Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
-    settings = {
-        "BASE": str(base),
-        "PORT_OFFSET": str(_free_port_offset()),
-        "GPUS": str(gpus),
-    }
+    settings = {"BASE": str(base), "PORT_OFFSET": str(_free_port_offset()), "GPUS": str(gpus)}
     cluster = Slurm(base, settings)
     with _stopped_at_the_end(base, settings):
-        cluster.start()
+        cluster.control("start")
         yield cluster
 
 
@@ -184,16 +144,10 @@ def _free_port_offset() -> int:
     # By process, so that two test sessions that begin together don't choose the same.
     first = os.getpid() % 100 * 10
     for offset in (*range(first, 1000, 10), *range(0, first, 10)):
-        if all(_is_free(FIRST_PORT + offset + number) for number in range(PORTS)):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for port in range(FIRST_PORT + offset, FIRST_PORT + offset + PORTS):
+                probe = probes.enter_context(socket.socket())
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
             return offset
     raise AssertionError(f"no {PORTS} free ports in a row from {FIRST_PORT} on")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

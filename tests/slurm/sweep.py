@@ -5,11 +5,12 @@ Its workers are those of tests/faults/light_agent.py, unless real ones are asked
 
 from __future__ import annotations
 
-import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep.run_directory import LOCK_FILE
 from overlap_sweep.runtime.slurm.records import RECORDS, JobRecord
 from tests.faults.injection import TINY, faults_in, injected
 from tests.faults.sitecustomize import HOLD, read_journal
@@ -28,12 +28,8 @@ from tests.sweeps import Launch
 
 # A point that a test holds is not to be given up.
 POINTS = (*TINY, "runtime.timeout_factor=0")
-THROUGH_SLURM = (
-    "hydra/launcher=slurm",
-    "hydra.launcher.poll_s=0.5",
-    # The points run on the CPU and ask for GPUs nevertheless.
-    "hydra.launcher.gpus_per_node=${tp_size}",
-)
+# The points run on the CPU and ask for GPUs nevertheless.
+THROUGH_SLURM = ("hydra/launcher=slurm", "hydra.launcher.poll_s=0.5", "hydra.launcher.gpus_per_node=${tp_size}")
 
 
 @dataclass
@@ -63,28 +59,27 @@ class SlurmSweep:
         self._started.append(process)
         return process
 
-    def finish(self, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-        """Waits for the launcher that was started last."""
+    def finish(self, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Waits for the launcher that was started last, which ends with this status."""
         process = self._started[-1]
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            stdout, stderr = process.communicate()
-            raise AssertionError(f"no end in {timeout_s:g} s:\n{stdout}{stderr}\n{self.logs()}") from None
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        timer = threading.Timer(240, process.kill)
+        timer.start()
+        stdout, stderr = process.communicate()
+        timer.cancel()
+        assert process.returncode == status, f"{process.returncode}:\n{stdout}{stderr}\n{self.logs()}"
+        return subprocess.CompletedProcess(process.args, status, stdout, stderr)
 
-    def run(self, *arguments: str, torchrun: bool = False, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, torchrun: bool = False, status: int = 0) -> subprocess.CompletedProcess[str]:
         self.start(*arguments, torchrun=torchrun)
-        return self.finish(timeout_s)
+        return self.finish(status)
+
+    def end_launcher(self, number: signal.Signals, status: int) -> subprocess.CompletedProcess[str]:
+        """The one that was started last."""
+        self._started[-1].send_signal(number)
+        return self.finish(status)
 
     def kill_launcher(self) -> None:
-        """The one that was started last."""
-        self._started[-1].kill()
-        self._started[-1].communicate()
-
-    def signal_launcher(self, number: signal.Signals) -> None:
-        self._started[-1].send_signal(number)
+        self.end_launcher(signal.SIGKILL, -signal.SIGKILL)
 
     def close(self) -> None:
         """No launcher outlives its test, nor do its jobs."""
@@ -93,22 +88,13 @@ class SlurmSweep:
             process.communicate()
         self.slurm.run("scancel", f"--name={self.launch.tag}")
 
-    def is_locked(self) -> bool:
-        """Whether a launcher is at work."""
-        with (self.launch.directory / LOCK_FILE).open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-
     # --- jobs
 
     def jobs(self, form: str = "%T") -> dict[str, str]:
         """All of this sweep that squeue knows, in the order of their submission, by id as its format says."""
         text = self.slurm.run("squeue", "-h", "-r", "-t", "all", f"--name={self.launch.tag}", "-o", f"%i|{form}")
         found = dict(line.split("|", 1) for line in text.splitlines())
-        return {job_id: found[job_id] for job_id in sorted(found, key=_in_order)}
+        return {job_id: found[job_id] for job_id in sorted(found, key=lambda one: [*map(int, one.split("_"))])}
 
     def records(self) -> dict[str, list[str]]:
         """By the id of each job that the launcher looks after, its points."""
@@ -120,34 +106,24 @@ class SlurmSweep:
         (job_id,) = (job_id for job_id, points in self.records().items() if point in points)
         return job_id
 
-    def process_of(self, job_id: str) -> int:
-        """The Python that works off the job's points."""
+    def kill(self, job_id: str) -> None:
+        """Kills the Python that works off the job's points."""
         array, _, element = job_id.partition("_")
-        ours = (
-            {f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={element}"} if element else {f"SLURM_JOB_ID={array}"}
-        )
+        asked = [f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={element}"]
+        names = {*(asked if element else [f"SLURM_JOB_ID={array}"])}
         (pid,) = (
             pid
             for pid, command in self.launch.processes().items()
-            if "submitit.core._submit" in command
-            and "python" in command.split()[0]
-            and ours <= set(Path(f"/proc/{pid}/environ").read_text().split("\0"))
+            if re.match(r"\S*python\S* .*submitit\.core\._submit", command)
+            and names <= {*Path(f"/proc/{pid}/environ").read_text().split("\0")}
         )
-        return pid
-
-    def kill(self, job_id: str) -> None:
-        os.kill(self.process_of(job_id), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
     def end_in(self, seconds: float) -> None:
         """Moves the end of the only job's time limit."""
         (job,) = self.jobs()
         ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
         self.slurm.run("scontrol", "update", f"jobid={job}", f"endtime={ends}")
-
-    def preempted(self, job_id: str) -> bool:
-        """Whether it was told to make room."""
-        shown = self.slurm.run("scontrol", "--oneliner", "show", "job", job_id).split()
-        return any(field.startswith("PreemptTime=") and field != "PreemptTime=None" for field in shown)
 
     def wait_for_empty_queue(self) -> None:
         """The launcher goes when it has all results, a moment before the last job ends."""
@@ -170,29 +146,20 @@ class SlurmSweep:
             if not points or path.name in points:
                 path.unlink()
 
-    def wait_until_begun(self, *points: str, timeout_s: float = 200) -> None:
-        try:
-            self.slurm.wait_for(lambda: set(points) <= set(self.measured()), f"the begin of {points}", timeout_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.logs()}") from None
+    def wait_until_begun(self, *points: str) -> None:
+        self.slurm.wait_for(lambda: set(points) <= set(self.measured()), f"the begin of {points}", 200, self.logs)
 
     def measured(self, event: str = "begun") -> Counter[str]:
         """How often the workers began each point, or came to its end (`run`)."""
-        return Counter(line["point"] for line in self._lines() if line["event"] == event)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return [line for line in read_journal(self.faults) if line["rank"] == 0]
+        noted = read_journal(self.faults)
+        return Counter(line["point"] for line in noted if line["event"] == event and line["rank"] == 0)
 
     def restarts(self) -> int:
         """The most often that one of the jobs which began a point had been queued again."""
-        return max(line["restarts"] for line in self._lines())
+        return max(line["restarts"] for line in read_journal(self.faults))
 
     def statuses(self) -> dict[str, str]:
         return {name: result.status for name, result in self.results().items()}
-
-
-def _in_order(job_id: str) -> list[int]:
-    return [int(number) for number in job_id.split("_")]
 
 
 def points(*num_sms: int, tp_size: int = 2) -> list[str]:
@@ -203,17 +170,14 @@ def ok(names: list[str]) -> dict[str, str]:
     return dict.fromkeys(names, "ok")
 
 
-def forgetful_squeue(folder: Path) -> str:
-    """A PATH whose squeue knows no job that has ended, as every squeue some minutes later."""
-    program = folder / "squeue"
+def forgetful_squeue(folder: Path, accounts: bool = True) -> str:
+    """A PATH whose squeue knows no job that has ended, as every squeue some minutes later, and whose sacct perhaps has
+    no accounts."""
     known = "PENDING,RUNNING,COMPLETING,SUSPENDED,PREEMPTED"
-    program.write_text(f'#!/bin/bash\nexec {shutil.which("squeue")} "${{@/#--states=all/--states={known}}}"\n')
-    program.chmod(0o755)
+    programs = {"squeue": f'exec {shutil.which("squeue")} "${{@/#--states=all/--states={known}}}"'}
+    if not accounts:
+        programs["sacct"] = "echo Slurm accounting storage is disabled >&2; exit 1"
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
     return os.pathsep.join([str(folder), os.environ["PATH"]])
-
-
-def without_accounts(folder: Path) -> None:
-    """Adds to such a PATH's folder a sacct as it is where no accounts are kept."""
-    program = folder / "sacct"
-    program.write_text("#!/bin/sh\necho Slurm accounting storage is disabled >&2\nexit 1\n")
-    program.chmod(0o755)

@@ -1,0 +1,249 @@
+"""What is made of squeue's answers, what a launch knows of an earlier one's Slurm jobs, and what becomes of the points
+that an ended job leaves. No Slurm is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from omegaconf import OmegaConf
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.run_directory import Result, write_result
+from overlap_sweep.runtime.attempts import Attempts
+from overlap_sweep.runtime.jobs import Job
+from overlap_sweep.runtime.outcome import Outcomes
+from overlap_sweep.runtime.slurm import records, watch
+from overlap_sweep.runtime.slurm.packing import Pack
+from overlap_sweep.runtime.slurm.queue import ENDED, JobState, job_states
+from overlap_sweep.runtime.slurm.records import JobRecord, forget_if_done, living_jobs, write_record
+from overlap_sweep.runtime.slurm.watch import Submitted, Watch
+from tests.make_point import operator_config
+
+FOLDER = Path("/sweep/.submitit")
+GONE = JobState("GONE")
+
+# --- the queue
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which `say` puts what squeue answers, and where it notes what it was asked."""
+    program(
+        tmp_path / "squeue",
+        f'echo "$@" >>{tmp_path}/asked\n'
+        f"for argument; do case $argument in --jobs=*) id={tmp_path}/${{argument#*=}} ;; esac; done\n"
+        "[ ! -e $id.err ] || { cat $id.err >&2; exit 1; }\n"
+        "[ ! -e $id.out ] || cat $id.out",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def say(squeue: Path, job_id: str, *rows: str, error: str = "") -> None:
+    (squeue / f"{job_id}.out").write_text("".join(f"{row}\n" for row in rows))
+    if error:
+        (squeue / f"{job_id}.err").write_text(f"slurm_load_jobs error: {error}\n")
+
+
+def row(job_id: str, state: str, reason: str = "None", folder: Path = FOLDER) -> str:
+    return f"{job_id}|{state}|{reason}|{folder}/.submission_file_1a2b.sh"
+
+
+def logs(*job_ids: str, folder: Path = FOLDER) -> dict[str, Path]:
+    """As submitit names them."""
+    return {job_id: folder / job_id / f"{job_id}_0_log.err" for job_id in job_ids}
+
+
+def test_states_and_reasons_of_jobs_and_elements_of_arrays(squeue: Path) -> None:
+    say(squeue, "7", row("7_0", "RUNNING"), row("7_1", "PENDING", "Resources"), row("7_2", "COMPLETED"))
+    say(squeue, "9", row("9", "FAILED", "NonZeroExitCode"))
+    states = job_states(logs("7_0", "7_1", "9"))
+    # Each array is asked for once.
+    asked = (squeue / "asked").read_text().splitlines()
+    assert [line.split("--jobs=")[1].split()[0] for line in asked] == ["7", "9"]
+    assert states is not None
+    assert {job_id: (str(state), state.ended) for job_id, state in states.items()} == {
+        "7_0": ("RUNNING", False),
+        "7_1": ("PENDING (Resources)", False),
+        "9": ("FAILED (NonZeroExitCode)", True),
+    }
+
+
+def test_a_forgotten_job_is_gone_and_an_element_that_had_not_begun_was_cancelled(squeue: Path) -> None:
+    say(squeue, "7", error="Invalid job id specified")
+    # Of an array, some elements may be forgotten before others; of a job that just ended, squeue may say nothing.
+    say(squeue, "8", row("8_1", "RUNNING", folder=squeue))
+    of_array = logs("8_0", "8_1", folder=squeue)
+    of_array["8_0"].parent.mkdir()
+    of_array["8_0"].touch()
+    running = {"8_1": JobState("RUNNING", "None")}
+    assert job_states({**logs("7_0", "9"), **of_array}) == {**dict.fromkeys(("7_0", "9", "8_0"), GONE), **running}
+    of_array["8_0"].unlink()
+    assert job_states(of_array) == {"8_0": JobState("CANCELLED"), **running}
+    say(squeue, "8", row("8_1", "RUNNING", folder=Path("/elsewhere")))
+    assert job_states(of_array) == dict.fromkeys(of_array, GONE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        ("echo 'CANCELLED by 1000'", "CANCELLED"),
+        ("echo TIMEOUT; echo COMPLETED", "TIMEOUT"),
+        ("echo RUNNING", "GONE"),
+        ("true", "GONE"),
+        ("echo FAILED; exit 1", "GONE"),
+    ],
+)
+def test_accounts_tell_how_a_forgotten_job_ended(squeue: Path, answer: str, state: str) -> None:
+    say(squeue, "7", error="Invalid job id specified")
+    program(squeue / "sacct", answer)
+    assert job_states(logs("7")) == {"7": JobState(state)}
+
+
+def test_a_job_is_ours_by_its_folder_whatever_its_characters(squeue: Path) -> None:
+    folder = Path("/runs/a|b c=1/.submitit")
+    say(squeue, "6", row("6", "RUNNING", folder=folder))
+    assert job_states(logs("6", folder=folder)) == {"6": JobState("RUNNING", "None")}
+    # Another's job that got the id.
+    say(squeue, "7", row("7", "RUNNING", folder=Path("/elsewhere/.submitit")))
+    say(squeue, "8", "8|RUNNING|None|(null)")
+    assert job_states(logs("7", "8")) == {"7": GONE, "8": GONE}
+
+
+def test_no_answer_is_no_news_of_any_job_and_without_slurm_it_says_so(
+    squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(squeue, "7", row("7", "RUNNING"))
+    for error in ("Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv", "odd"):
+        say(squeue, "8", error=error)
+        assert job_states(logs("7", "8")) is None
+    # One that hangs.
+    program(squeue / "squeue", "exec sleep 60")
+    monkeypatch.setattr("overlap_sweep.runtime.slurm.queue.TIMEOUT_S", 0.2)
+    assert job_states(logs("7")) is None
+    (squeue / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(squeue))
+    with pytest.raises(UserError, match="there is no squeue"):
+        job_states(logs("7"))
+
+
+def test_what_waits_or_comes_back_has_not_ended() -> None:
+    states = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
+    assert not [state for state in states if JobState(state).ended]
+    assert [state for state in ENDED if JobState(state).cancelled] == ["CANCELLED"]
+
+
+# --- records
+
+
+def record(directory: Path, job_id: str) -> JobRecord:
+    log = logs(job_id, folder=directory / ".submitit")[job_id]
+    return JobRecord(job_id, "launch", {f"point_of_{job_id}": "key"}, str(log))
+
+
+def recorded(directory: Path) -> list[str]:
+    return sorted(path.stem for path in (directory / ".slurm").glob("*.json"))
+
+
+def test_where_slurm_does_not_answer_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    records.refuse_living_jobs(tmp_path)
+    write_record(tmp_path, record(tmp_path, "7"))
+    with pytest.raises(UserError, match=r"Slurm jobs \(7\) may be working in"):
+        living_jobs(tmp_path)
+    # As while the controller is away.
+    monkeypatch.setattr(records, "job_states", lambda logs: None)
+    with pytest.raises(UserError, match="Slurm does not answer"):
+        living_jobs(tmp_path)
+    assert recorded(tmp_path) == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "log"), [("../../precious", "../../precious_0_log.err"), ("7", "/etc/passwd"), ("8", "8_0_log.err")]
+)
+def test_a_torn_record_and_one_that_leads_elsewhere_are_none(tmp_path: Path, job_id: str, log: str) -> None:
+    """In a directory that somebody else has sent."""
+    path = tmp_path / ".slurm" / "7.json"
+    path.parent.mkdir()
+    crafted = msgspec.json.encode(JobRecord(job_id, "launch", {}, log))
+    for content in (crafted, crafted[:-5]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"{path} is no record of a Slurm job"):
+            living_jobs(tmp_path)
+
+
+def test_a_job_is_forgotten_when_all_that_it_holds_is_there(tmp_path: Path) -> None:
+    write_record(tmp_path, record(tmp_path, "7"))
+    forget_if_done(tmp_path, "7")
+    assert recorded(tmp_path) == ["7"]
+    (tmp_path / "point_of_7").mkdir()
+    result = Result(name="point_of_7", point=operator_config(), status="failed", launch="another")
+    write_result(tmp_path / "point_of_7", result)
+    forget_if_done(tmp_path, "7")
+    assert recorded(tmp_path) == ["7"], "what failed in another launch is measured again"
+    write_result(tmp_path / "point_of_7", msgspec.structs.replace(result, launch="launch"))
+    forget_if_done(tmp_path, "7")
+    assert recorded(tmp_path) == []
+
+
+# --- ended jobs
+
+
+@pytest.mark.parametrize(
+    ("states", "finished", "interrupted", "packs", "attempts"),
+    [
+        # What was begun may need more time than this job had left, but not more than a whole job.
+        (["TIMEOUT"], 1, 2, [[1, 2, 3], [2, 3]], {2: [], 3: []}),
+        (["TIMEOUT"], 0, 1, [[1, 2, 3], [1, 2, 3]], {1: ["timeout"], 2: [], 3: []}),
+        # A job that does nothing is replaced as often as a point is retried; one that had to go does not count.
+        (["NODE_FAIL", "PREEMPTED", "FAILED"], 0, 0, [[1, 2, 3]] * 4, {1: [], 2: [], 3: []}),
+    ],
+)
+def test_what_an_ended_job_leaves_is_handed_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    states: list[str],
+    finished: int,
+    interrupted: int,
+    packs: list[list[int]],
+    attempts: dict[int, list[str]],
+) -> None:
+    """`packs`: the points of each job that is submitted; the first finishes one and is interrupted in another (0: in
+    none), and the last one finishes those that are left."""
+    submitted: list[list[int]] = []
+    earlier: dict[int, list[str]] = {}
+
+    def submit(pack: Pack, launch: str) -> tuple[str, Submitted]:
+        submitted.append([one.number for one in pack.jobs])
+        last = len(submitted) > len(states)
+        for one in pack.jobs:
+            tries = Attempts(one.directory, "launch")
+            if last:
+                earlier[one.number] = [attempt.status for attempt in tries.ended]
+            if last or one.number == finished:
+                one.directory.mkdir(exist_ok=True)
+                write_result(one.directory, Result(name=one.name, point=one.point, status="ok", launch="launch"))
+            elif one.number == interrupted:
+                tries.begin()
+                tries.end("interrupted")
+        return str(len(submitted)), Submitted(pack, launch, tmp_path / "log")
+
+    def job_states(logs: dict[str, Path]) -> dict[str, JobState]:
+        return {job_id: JobState((*states, "RUNNING")[int(job_id) - 1]) for job_id in logs}
+
+    monkeypatch.setattr(watch, "job_states", job_states)
+    outcomes = Outcomes(listener=lambda _: None, say=lambda _: None)
+    config = OmegaConf.create({})
+    points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]
+    jobs = [Job(point["num_sm"], [], config, point, tmp_path / f"sm{point['num_sm']}") for point in points]
+    Watch(tmp_path, dict([submit(Pack({}, jobs), "launch")]), submit, outcomes, 0.0).run()
+    assert submitted == packs
+    assert [outcome.status for outcome in outcomes.all] == ["ok"] * 3
+    assert earlier == attempts
