@@ -74,6 +74,19 @@ def analyze_process(*arguments: str | Path, **options: Any) -> subprocess.Comple
     return subprocess.run(command, **{"cwd": ROOT, "text": True, "capture_output": True, "timeout": 60, **options})
 
 
+def shown(columns: int, *arguments: str | Path, status: int = 0) -> str:
+    """What a terminal of that width shows of `analyze.py ARGUMENTS`, run in this process, with that exit status."""
+    from rich.console import Console
+
+    def console(**options: Any) -> Console:
+        return Console(**{**options, "width": columns, "soft_wrap": False})
+
+    with mock.patch("overlap_sweep.report.console.Console", console):
+        process = analyze(*arguments)
+    assert process.returncode == status, process.stderr
+    return process.stdout
+
+
 def on_terminal(columns: int, *arguments: str | Path) -> str:
     """What a terminal of that width shows of analyze.py, run as a process."""
     ours, theirs = pty.openpty()

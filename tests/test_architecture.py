@@ -46,25 +46,19 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+PART_OF = {path: path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")}
 
 
 @pytest.mark.parametrize("part", sorted(MAY_IMPORT))
-def test_imports_point_one_way(part: str) -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if part_of(path) == part]
+def test_imports_point_one_way_and_what_runs_without_torch_does_not_name_it(part: str) -> None:
+    files = [path for path, of in PART_OF.items() if of == part]
     assert files
     for path in files:
-        own = {name.split(".")[1] for name in imports(path) if name.startswith("overlap_sweep.")}
+        names = imports(path)
+        own = {name.split(".")[1] for name in names if name.startswith("overlap_sweep.")}
         assert own <= MAY_IMPORT[part] | {part}, path
+        assert part not in WITHOUT_TORCH or "torch" not in {name.split(".")[0] for name in names}, path
 
 
 def test_every_part_has_its_rule() -> None:
-    assert {part_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"} == set(MAY_IMPORT)
-
-
-@pytest.mark.parametrize("part", sorted(WITHOUT_TORCH))
-def test_what_runs_without_torch_does_not_name_it(part: str) -> None:
-    for path in PACKAGE.rglob("*.py"):
-        if part_of(path) == part:
-            assert not {name for name in imports(path) if name.split(".")[0] == "torch"}, path
+    assert set(PART_OF.values()) - {"__init__"} == set(MAY_IMPORT)

@@ -15,7 +15,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_makes_the_same_only_once(own_cache: Path) -> None:
+def test_makes_the_same_only_once_where_others_see_nothing_of_it(own_cache: Path) -> None:
     made = []
 
     def make() -> bytes:
@@ -27,6 +27,7 @@ def test_makes_the_same_only_once(own_cache: Path) -> None:
     assert cached_bytes("charts", "another key", make) == cached_bytes("pngs", "key", make) == b"slow\0to make"
     assert len(made) == 3
     assert {path.parent.name for path in own_cache.rglob("*") if path.is_file()} == {"charts", "pngs"}
+    assert {path.stat().st_mode & 0o777 for path in (own_cache, own_cache / "pngs")} == {0o700}
 
 
 def test_nothing_is_kept_of_what_cannot_be_made(own_cache: Path) -> None:
@@ -78,11 +79,6 @@ def test_what_others_may_write_is_not_believed(own_cache: Path, writable: int, l
     (own_cache if level == "root" else own_cache / "scripts").chmod(writable)
     assert cache_directory("scripts") is None
     assert cached_bytes("scripts", "key", lambda: b"made again") == b"made again"
-
-
-def test_others_see_nothing_of_it(own_cache: Path) -> None:
-    cached_bytes("traces", "key", lambda: b"findings")
-    assert {path.stat().st_mode & 0o777 for path in (own_cache, own_cache / "traces")} == {0o700}
 
 
 def test_what_belongs_to_others_is_not_believed(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

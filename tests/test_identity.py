@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.identity import HOW_TO_RUN, environment_identity, key_of, library_identity, point_identity
+from overlap_sweep.identity import environment_identity, key_of, library_identity, point_identity
 from tests.make_point import resolved
 
 CPU = {
@@ -30,12 +31,10 @@ GPU = {
     "topology": "a drawing with network cards",
     "links": ["NV18"],
 }
-
-
 POINT = resolved("operator", method="bulk", num_sm=4)
 
 
-@pytest.mark.parametrize("name", HOW_TO_RUN)
+@pytest.mark.parametrize("name", ["timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate"])
 def test_how_a_point_is_run_is_no_part_of_it_and_it_is_not_changed(name: str) -> None:
     other = {**POINT, "runtime": {**POINT["runtime"], name: 7}}
     assert point_identity(other) == point_identity(POINT)
@@ -48,15 +47,11 @@ def test_how_a_point_is_run_is_no_part_of_it_and_it_is_not_changed(name: str) ->
         *({"num_sm": 5}, {"repetition": 1}, {"precision": "fp32"}, {"profile": "all"}, {"model.hidden_size": 512}),
         *({"workload.repeats": 4}, {"workload.tolerance": 0.1}, {"runtime.threads_per_rank": 2}),
         *({"runtime.multicast": True}, {"runtime.device": "cpu"}, {"runtime.bootstrap_backend": "nccl"}),
+        {"layer": {"variants": ["none"]}},
     ],
 )
 def test_what_is_measured_is(changes: dict[str, Any]) -> None:
     assert point_identity(resolved("operator", **{"method": "bulk", "num_sm": 4, **changes})) != point_identity(POINT)
-
-
-def test_a_layer_s_variants_are_part_of_it() -> None:
-    given = resolved("layer", layer={"variants": ["none"]})
-    assert point_identity(given) != point_identity(resolved("layer"))
 
 
 def test_what_is_null_is_no_part_of_it_at_any_depth() -> None:
@@ -65,52 +60,43 @@ def test_what_is_null_is_no_part_of_it_at_any_depth() -> None:
     assert point_identity({**POINT, "of_tomorrow": False}) != point_identity(POINT)
 
 
-def changed(environment: dict[str, Any], part: str, name: str, value: Any) -> dict[str, Any]:
-    return {**environment, part: {**environment[part], name: value}}
+def changed(environment: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """`name` may be dotted."""
+    other = copy.deepcopy(environment)
+    part, _, key = name.rpartition(".")
+    (other[part] if part else other)[key] = value
+    return other
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("name", "value"),
     [
-        changed(GPU, "packages", "torch", "2.14.0"),
-        changed(GPU, "packages", "transformer-engine", "2.10"),
-        changed(GPU, "packages", "megatron-core", "0.17"),
-        changed(GPU, "packages", "nccl", "2.27.3"),
-        changed(GPU, "variables", "NCCL_MAX_CTAS", "8"),
-        changed(GPU, "variables", "NVTE_FLASH_ATTN", "0"),
-        changed(GPU, "variables", "UB_SKIPMC", None),
-        *(changed(GPU, "variables", f"{library}_X", "1") for library in ("TORCH_SYMM_MEM", "NVSHMEM", "FLUX")),
-        changed(GPU, "variables", "CUDA_DEVICE_MAX_CONNECTIONS", "1"),
-        {**GPU, "gpus": ["NVIDIA H100 80GB HBM3"]},
-        {**GPU, "driver": "570.2"},
-        {**GPU, "links": ["NODE", "SYS"]},
-        {**GPU, "device": "cpu"},
+        *(("packages.torch", "2.14.0"), ("packages.transformer-engine", "2.10"), ("packages.megatron-core", "0.17")),
+        *(("packages.nccl", "2.27.3"), ("variables.NCCL_MAX_CTAS", "8"), ("variables.NVTE_FLASH_ATTN", "0")),
+        *(("variables.UB_SKIPMC", None), ("variables.CUDA_DEVICE_MAX_CONNECTIONS", "1")),
+        *((f"variables.{library}_X", "1") for library in ("TORCH_SYMM_MEM", "NVSHMEM", "FLUX")),
+        *(("gpus", ["NVIDIA H100 80GB HBM3"]), ("driver", "570.2"), ("links", ["NODE", "SYS"])),
+        *(("device", "cpu"), ("device", "xpu")),
     ],
 )
-def test_another_environment(other: dict[str, Any]) -> None:
-    assert environment_identity(other) != environment_identity(GPU)
+def test_another_environment(name: str, value: Any) -> None:
+    assert environment_identity(changed(GPU, name, value)) != environment_identity(GPU)
 
 
 @pytest.mark.parametrize(
-    "same",
+    ("name", "value"),
     [
-        {**GPU, "host": "node2"},
-        {**GPU, "platform": "Linux-6.2"},
-        {**GPU, "python": "3.12.1"},
-        {**GPU, "topology": "another drawing"},
+        *(("host", "node2"), ("platform", "Linux-6.2"), ("python", "3.12.1"), ("topology", "another drawing")),
         # What only torch knows, and so only a result has.
-        {**GPU, "sm_count": 132, "cudnn": 91900, "gpu_count": 4},
+        *(("sm_count", 132), ("cudnn", 91900), ("gpu_count", 4)),
         # On a GPU the CPU hardly counts.
-        {**GPU, "cpu": "another", "cpu_count": 2},
-        changed(GPU, "packages", "overlap-sweep", "9.9"),
-        changed(GPU, "variables", "OMP_NUM_THREADS", "2"),
-        changed(GPU, "variables", "NCCL_DEBUG", "INFO"),
-        changed(GPU, "variables", "NVTE_DEBUG_LEVEL", "2"),
-        changed(GPU, "variables", "CUDNN_HOME", "/opt"),
+        *(("cpu", "another"), ("cpu_count", 2)),
+        *(("packages.overlap-sweep", "9.9"), ("variables.OMP_NUM_THREADS", "2"), ("variables.NCCL_DEBUG", "INFO")),
+        *(("variables.NVTE_DEBUG_LEVEL", "2"), ("variables.CUDNN_HOME", "/opt")),
     ],
 )
-def test_the_same_environment(same: dict[str, Any]) -> None:
-    assert environment_identity(same) == environment_identity(GPU)
+def test_the_same_environment(name: str, value: Any) -> None:
+    assert environment_identity(changed(GPU, name, value)) == environment_identity(GPU)
 
 
 def test_on_a_cpu_the_cpu_counts() -> None:
@@ -122,7 +108,7 @@ def test_on_a_cpu_the_cpu_counts() -> None:
 def test_libraries_are_known_without_a_gpu() -> None:
     """As on a login node."""
     assert library_identity({**CPU, "host": "login"}) == library_identity(GPU)
-    assert library_identity(changed(CPU, "packages", "torch", "2.14.0")) != library_identity(GPU)
+    assert library_identity(changed(CPU, "packages.torch", "2.14.0")) != library_identity(GPU)
 
 
 def test_an_environment_that_tells_little_is_no_error() -> None:
