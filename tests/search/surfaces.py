@@ -19,8 +19,6 @@ LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 """The tuner's num_sm."""
 NONE_US = 1000.0
 
-TimeUs = Callable[[Candidate], float]
-
 
 def settings(method: str, **knobs: Sequence[Any]) -> list[dict[str, Any]]:
     """Every combination of the knobs' values."""
@@ -72,7 +70,7 @@ class Surface:
     """Answers a search with the true times and reproducible noise, and keeps what it was asked."""
 
     cell: Cell
-    time_us: TimeUs
+    time_us: Callable[[Candidate], float]
     """Of a candidate but `none`."""
     none_us: float = NONE_US
     noise: float = 0.0

@@ -85,12 +85,6 @@ def test_a_bend_between_two_measurements_of_almost_the_same_time_is_found(shape:
     assert surface.regret(surface.search().best) <= 0.03
 
 
-@pytest.mark.parametrize("counts", [(16,), (4, 32), (1, 2, 4, 8, 16), (1, 16, 32), (3, 5, 7, 40, 64)])
-def test_any_ladder_will_do(counts: Sequence[int]) -> None:
-    surface = along(exposed(500.0, 12), counts)
-    assert surface.regret(surface.search().best) <= Effort().worth
-
-
 def test_only_the_fastest_of_the_arms_that_start_far_off_gets_a_second_look() -> None:
     """One measurement bounds nothing; two arms that are both so much slower are not worth it."""
     surface = Surface(cell(two_methods()), lambda c: 1300.0 if method_of(c) == "pipeline" else 1400.0)

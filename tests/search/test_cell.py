@@ -107,12 +107,6 @@ def test_a_candidate_is_what_its_slots_are_given_in_whatever_order_it_was_said()
     assert (str(NONE), Candidate.of({})) == ("none", NONE)
 
 
-def only(candidates: list[Candidate], **knobs: Any) -> Candidate:
-    """Of one slot: the one with these knobs."""
-    (found,) = [c for c in candidates if knobs.items() <= next(iter(c.settings.values())).items()]
-    return found
-
-
 def test_an_arm_is_everything_but_num_sm() -> None:
     candidates = one_slot(BULK, "fc1_dgrad")
     arms = cell(candidates).arms.values()
@@ -151,9 +145,8 @@ def test_cga_size_that_follows_num_sm_is_no_knob_and_of_its_own_it_is_one() -> N
 
 def test_flips_change_one_knob_and_leave_num_sm_open() -> None:
     candidates = one_slot(PIPELINE, "fc2_fprop")
-    flipped = [only(candidates, num_sm=2, num_splits=4), only(candidates, num_sm=4, num_splits=4)]
-    flips = cell(candidates).flips(only(candidates, num_sm=4, num_splits=2))
-    assert flips == {("fc2_fprop", "num_splits"): {4: flipped}}
+    _, two_by_four, four_by_two, four_by_four = candidates
+    assert cell(candidates).flips(four_by_two) == {("fc2_fprop", "num_splits"): {4: [two_by_four, four_by_four]}}
 
 
 def test_one_of_two_slots_may_be_flipped_to_none_where_the_rest_is_a_candidate() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +199,23 @@ def test_master_weights_of_autotp_are_drawn_in_float32() -> None:
         tp_point("impl=autotp", "tp_training.dtype=bfloat16", f"tp_training.zero_stage={stage}") for stage in (0, 1, 2)
     ]
     assert run_ranks(2, _masters_of_autotp, points, keep="autotp") == [[0.0] * 6] * 2
+
+
+def _left_behind(ranks: Ranks, point: dict[str, Any]) -> int:
+    """How many parameters are still there when their model is closed."""
+    groups = groups_of(ranks, point["tp_size"], point["dp_size"])
+    built = autotp.build(point, ranks, groups)
+    built.backward(built.forward(*TokenBatches(point, ranks, groups.dp_rank)[0], True), True)
+    built.update()
+    parameters = [weakref.ref(parameter) for parameter in built._engine.module.parameters()]
+    built.close()
+    del built
+    gc.collect()
+    return sum(parameter() is not None for parameter in parameters)
+
+
+def test_no_parameter_of_autotp_outlives_its_model() -> None:
+    assert run_ranks(2, _left_behind, tp_point("impl=autotp", "tp_training.zero_stage=2"), keep="autotp") == [0, 0]
 
 
 def _masters_of_megatron(ranks: Ranks, point: dict[str, Any]) -> tuple[list[float], int, int]:
