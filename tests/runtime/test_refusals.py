@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -27,6 +28,12 @@ def test_help_shows_groups_and_examples_and_imports_no_torch() -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in shown.stderr.splitlines()}
     assert "hydra" in imported
     assert "torch" not in imported
+
+
+def test_cfg_job_shows_the_composed_configuration() -> None:
+    shown = yaml.safe_load(launch_here("--cfg", "job", "tp_size=8", "num_sm=37", "method=pipeline").stdout)
+    assert (shown["tp_size"], shown["num_sm"], shown["method"], shown["num_splits"]) == (8, 37, "pipeline", 4)
+    assert shown["model"]["hidden_size"] == 1024
 
 
 @pytest.mark.parametrize(("typed", "offered"), [("num_sm=", "num_sm=16"), ("mod", "model=")])
