@@ -320,17 +320,22 @@ def write_repeated(path: Path, before: str, repeated: str, count: int, after: st
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux how much memory was used")
 @pytest.mark.timeout(60)
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Neither text nor events that are not kept may pile up."""
+    """Neither text nor events that are not kept may pile up, nor a string that does not end."""
     stack = EVENT.replace("kernel", "python_function").replace("2.0", f'2.0, "args": {{"Call stack": "{"x" * 150}"}}')
     count = 24 * MIB // (len(stack) * 10)
     empty, *many = [tmp_path / name for name in ("empty.json", "whole.json", "cut.json", "damaged.json")]
     empty.write_text(f"[{EVENT}]")
     for path, end in zip(many, ("]}", ', {"ph": "X", "na', "X"), strict=True):
         write_repeated(path, '{"traceEvents": [', f"{stack},\n" * 9 + f"{EVENT},\n", count, EVENT + end)
-    command = [sys.executable, "-c", LIMITED, empty, *many]
-    more, found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    endless = tmp_path / "endless.json"
+    write_repeated(endless, '{"traceEvents": [{"ph": "X", "name": "', "abcdefghij", 8 * MIB, '"}]}')
+    commands = ([sys.executable, "-c", LIMITED, empty, *paths] for paths in (many, [endless]))
+    printed = (subprocess.run(command, check=True, capture_output=True).stdout for command in commands)
+    (more, found), (more_of_string, [(problem, _, _)]) = map(json.loads, printed)
     assert more < 24 * MIB
     assert found == [[None, [count + 1] * 2, warnings] for warnings in (0, 1, 1)]
+    assert more_of_string < 150 * MIB
+    assert "holds no end of an event" in problem
 
 
 _LIST = ", ".join(['{"name": "a", "ph": "b"}'] * 50)
