@@ -207,14 +207,12 @@ FAIL_IF: dict[str, tuple[int, str]] = {
     "compare compared/old compared/new --fail-if ratio>1.05": (
         *(3, "holds for 1 of 3 points, first dgrad bulk_sm4 + wgrad bulk_sm4 at TP=2 (ratio 1.250)"),
     ),
-    "compare compared/old compared/new --fail-if ratio>1.3": (0, ""),
     "compare compared/old compared/new --by slot --fail-if regret>0.2": (3, "regret"),
     "compare none default --by class --fail-if change=='slower'&difference_us>700": (3, "cublas gemm"),
     "compare none default --fail-if difference>1200&phase=='fwd'": (3, "first fwd overlap_us (difference"),
     "compare compared/cuda compared/rocm --fail-if quantity=='step_ms'&verdict=='worse'": (3, "step_ms"),
     "compare compared/cuda compared/rocm --reference rocm --fail-if quantity=='step_ms'&verdict=='worse'": (0, ""),
     "history store/measurements.sqlite --fail-if verdict=='slower'": (3, "1 of 6 rows, first "),
-    "history store/measurements.sqlite --fail-if ratio>1.3": (0, ""),
 }
 TRACES_BY_NAME = {"cpu": CPU, "default": DEFAULT, "none": NONE}
 
