@@ -32,14 +32,14 @@ tp_training: .venv/.installed
 
 QUICK := not slurm and not faults and not end_to_end
 
-## Two tests at a time, then two files at a time of those that start process groups of their own and wait for them.
+## Two tests at a time, then those that start process groups of their own, which others would slow down.
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(QUICK) and not processes"
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(QUICK) and processes"
+	$(BIN)/python -m pytest -m "$(QUICK) and processes"
 
-## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more, most of them waiting.
+## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more.
 test-long: .venv/.installed
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "slurm or faults or end_to_end"
+	$(BIN)/python -m pytest -m "slurm or faults or end_to_end"
 
 ## Writes tests/golden/expected anew: all that analysis prints and writes. The diff is what a change does to users.
 golden: .venv/.installed

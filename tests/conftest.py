@@ -34,16 +34,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["OVERLAP_SWEEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        place = item.path.relative_to(Path(__file__).parent)
-        if place.parts[0] in START_PROCESSES:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in START_PROCESSES:
             item.add_marker(pytest.mark.processes)
-        # What one file's tests start is shared by them, and one Slurm by all that need it. Before xdist looks at marks.
-        item.add_marker(pytest.mark.xdist_group("slurm" if place.parts[0] == "slurm" else str(place)))
-    # The longest group begins first, so that nobody waits for it at the end.
-    items.sort(key=lambda item: not item.path.is_relative_to(Path(__file__).parent / "slurm"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
