@@ -1,4 +1,4 @@
-"""What analysis reads and chooses in a directory of one case, and short ways to write one."""
+"""Reads and analyses a directory with a single case, and writes such directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which setting is chosen for each pass, what failures exclude, and which TP size pays."""
+"""Asserts which setting is chosen for each pass, what failures exclude, and which TP size pays."""
 
 from __future__ import annotations
 

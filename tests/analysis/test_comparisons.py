@@ -1,4 +1,4 @@
-"""What comparing holds of every workload, of telemetry and of traces: verdicts, reference, what only one has."""
+"""Asserts the same of every comparison (workloads, telemetry, traces): verdicts, reference, what only one side has."""
 
 from __future__ import annotations
 

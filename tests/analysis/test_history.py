@@ -1,4 +1,4 @@
-"""What a store tells of each point over the versions that measured it. How it is printed: history among the golden
+"""Asserts how a point's times changed over the versions that measured it. The printed tables: history among the golden
 files."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def of(*results: Result) -> History:
 
 
 def measured(on: Mapping[str, Any] = OLD, **fields: Any) -> Result:
-    """Of another workload than operator."""
+    """Returns a result of some other workload than operator, whose objective is 100 us."""
     started = "2026-11-20T21:00:00+00:00" if on is OLD else "2026-11-20T21:01:00+00:00"
     return Result(name="p", status="ok", objective_us=100.0, environment=dict(on), started=started, **fields)
 

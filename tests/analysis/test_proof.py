@@ -1,4 +1,4 @@
-"""What a tuner's layers prove, and how the variants of a layer are compared. Numbers and sentences: made/rare_layers,
+"""Asserts what a tuner's layers prove and how variants of a layer compare. Numbers and sentences: made/rare_layers,
 made/rare_proofs, tuner and layer among the golden files."""
 
 from __future__ import annotations

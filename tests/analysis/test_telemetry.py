@@ -20,9 +20,7 @@ from overlap_sweep.analysis.telemetry_dips import Dip, device_finding, find_dips
 from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select, series, spread
 from overlap_sweep.errors import UserError
 from tests.analysis.telemetry_logs import USUAL_DEVICE, record, wobbling, write_logs, write_run
-from tests.make_point import make_point, resolved
-
-TWO_RANKS = resolved("fsdp", **{"distributed.dp_size": 2})
+from tests.make_point import make_point
 
 
 def only_run(directory: Path) -> Run:

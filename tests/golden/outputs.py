@@ -29,7 +29,6 @@ ENVIRONMENT = {"COLUMNS": "120", "TERMINAL_WIDTH": "120", "HF_HUB_OFFLINE": "1"}
 
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{9,}(?:[eE][-+]?\d+)?")
 _ANALYSED = re.compile(r'("analysed": ")[^"]+')
-_INDENT = re.compile(r"^ +", re.MULTILINE)
 
 
 def outputs(case: Case, folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ import torch
 
 from overlap_sweep.identity import environment_identity
 from overlap_sweep.measure import device_samples, environment, nvml, rocm_smi
-from overlap_sweep.measure.device_samples import NOTHING, DeviceSampler, Sample
+from overlap_sweep.measure.device_samples import NOTHING, DeviceSampler
 from overlap_sweep.ranks import Ranks
 from tests.sweeps import wait_for
 
@@ -123,10 +123,10 @@ def test_what_rocm_smi_said_is_kept_and_a_call_that_fails_on_the_way_is_an_empty
     amd(answer)
     with warnings.catch_warnings(), DeviceSampler(GPU, 0.01) as sampler:
         warnings.simplefilter("ignore")
-        amd("ERROR: no more")
-        wait_for(lambda: sampler.last_before(time.time()) == Sample({}, "ERROR: no more"))
-        amd(answer)
-        wait_for(lambda: sampler.last_before(time.time()) == Sample(rocm_smi.values_of(MI300), answer))
+        for said, values in (("ERROR: no more", {}), (answer, rocm_smi.values_of(MI300))):
+            amd(said)
+            wait_for(lambda said=said: sampler.last_before(time.time()).rocm_smi_output == said)
+            assert sampler.last_before(time.time()).values == values
 
 
 def test_a_rocm_smi_that_hangs_is_given_up(amd: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
