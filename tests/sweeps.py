@@ -59,17 +59,18 @@ class Launch:
         found = find_points(self.directory)
         return {path.name: read_result(path / RESULT_FILE) for path in found if (path / RESULT_FILE).exists()}
 
-    def processes(self) -> dict[int, str]:
-        """Living processes of this launch: pid -> command line."""
+    def processes(self, *variables: str) -> dict[int, str]:
+        """Living processes of this launch whose environment has `NAME=VALUE` of each: pid -> command line."""
+        asked = {variable.encode() for variable in (f"OVERLAP_SWEEP_TEST={self.tag}", *variables)}
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                environment = (entry / "environ").read_bytes()
+                environment = (entry / "environ").read_bytes().split(b"\0")
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-            if f"OVERLAP_SWEEP_TEST={self.tag}".encode() in environment and state != "Z":
+            if asked <= {*environment} and state != "Z":
                 found[int(entry.name)] = command
         return found
 

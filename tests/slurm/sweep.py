@@ -24,12 +24,14 @@ from overlap_sweep.runtime.slurm.records import RECORDS, JobRecord
 from tests.faults.injection import TINY, faults_in, injected
 from tests.faults.sitecustomize import HOLD, read_journal
 from tests.slurm.cluster import ENDED, Slurm
-from tests.sweeps import Launch
+from tests.sweeps import Launch, wait_for
 
 # A point that a test holds is not to be given up.
 POINTS = (*TINY, "runtime.timeout_factor=0")
 # The points run on the CPU and ask for GPUs nevertheless.
 THROUGH_SLURM = ("hydra/launcher=slurm", "hydra.launcher.poll_s=0.5", "hydra.launcher.gpus_per_node=${tp_size}")
+SUBMITTED = re.compile(r"\S*python\S* .*submitit\.core\._submit")
+"""The command of a job's Python."""
 
 
 @dataclass
@@ -107,17 +109,13 @@ class SlurmSweep:
         return job_id
 
     def kill(self, job_id: str) -> None:
-        """Kills the Python that works off the job's points."""
+        """Kills the Python that works off the job's points; returns when its workers, who have to notice, are gone."""
         array, _, element = job_id.partition("_")
         asked = [f"SLURM_ARRAY_JOB_ID={array}", f"SLURM_ARRAY_TASK_ID={element}"]
-        names = {*(asked if element else [f"SLURM_JOB_ID={array}"])}
-        (pid,) = (
-            pid
-            for pid, command in self.launch.processes().items()
-            if re.match(r"\S*python\S* .*submitit\.core\._submit", command)
-            and names <= {*Path(f"/proc/{pid}/environ").read_text().split("\0")}
-        )
-        os.kill(pid, signal.SIGKILL)
+        of_job = self.launch.processes(*(asked if element else [f"SLURM_JOB_ID={array}"]))
+        (working_off,) = (pid for pid, command in of_job.items() if SUBMITTED.match(command))
+        os.kill(working_off, signal.SIGKILL)
+        wait_for(lambda: not of_job.keys() & self.launch.processes().keys())
 
     def end_in(self, seconds: float) -> None:
         """Moves the end of the only job's time limit."""
