@@ -9,7 +9,11 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-multiprocessing.set_forkserver_preload(["torch", "torch.distributed"])
+from overlap_sweep.runtime.devices import visible_gpus
+
+SLOW_TO_IMPORT = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils"]
+"""What many tests need, and may ask for GPUs, after which no fork can use them."""
+multiprocessing.set_forkserver_preload(["torch", "torch.distributed", *([] if visible_gpus() else SLOW_TO_IMPORT)])
 
 TIMEOUT_S = 240.0
 """Of a call, however busy the machine is."""
