@@ -37,9 +37,9 @@ test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(QUICK) and not processes"
 	$(BIN)/python -m pytest -m "$(QUICK) and processes"
 
-## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more.
+## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time.
 test-long: .venv/.installed
-	$(BIN)/python -m pytest -m "slurm or faults or end_to_end"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm or faults or end_to_end"
 
 ## Writes tests/golden/expected anew: all that analysis prints and writes. The diff is what a change does to users.
 golden: .venv/.installed

@@ -6,6 +6,7 @@ import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in START_PROCESSES:
             item.add_marker(pytest.mark.processes)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: tests of a file share what is dear to make, and all tests of Slurm one cluster."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class SlurmTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
+
+    return SlurmTogether(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -38,10 +38,6 @@ def segfault() -> None:
     ctypes.string_at(0)
 
 
-def exits() -> None:
-    os._exit(0)
-
-
 def hangs_in_c() -> None:
     """Holds the interpreter's lock and hears no signal but SIGKILL."""
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})

@@ -23,7 +23,7 @@ from overlap_sweep.runtime.kept import whole_result
 from tests.faults.injection import TINY
 from tests.sweeps import Launch, wait_for
 
-KILLS = int(os.environ.get("OVERLAP_SWEEP_KILLS", "2"))
+KILLS = int(os.environ.get("OVERLAP_SWEEP_KILLS", "1"))
 """Of each victim."""
 PAUSE_S = {"worker": 2.0, "agent": 8.0, "launcher": 8.0}
 """At most before a kill. A group takes two or three seconds to start, and has workers only then."""

@@ -152,25 +152,14 @@ def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_a
     assert outcomes.best() is None
 
 
-# From launch.py to reports and comparisons, each workload in real processes that communicate by gloo.
+# From launch.py to reports and comparisons, in real processes that communicate by gloo.
 
 SMALL_STEPS = ("ranking.num_layers=2", "ranking.sequence_length=16", "training.batch_size=2", "training.max_steps=6")
 SWEEPS: dict[str, tuple[int, tuple[str, ...]]] = {
     "operators": (4, (*SMALL, "tp_size=2", "method=none,bulk", "num_sm=1,2")),
-    "kernels": (
-        *(1, ("workload=kernel", "kernel=ag_gemm", "tp_size=2", "m=32", "n=64", "k=64", "iters=3", "backend=torch")),
-    ),
-    "copies": (2, ("workload=copy_engine", "copy_engine.matrix_size=64", "copy_engine.copy_mb=0.1,0.2")),
     "training": (
         2,
         ("workload=fsdp", "model=ranking_tiny", *SMALL_STEPS, "workload.repeats=3", "fsdp.forward_prefetch=false,true"),
-    ),
-    "stacks": (
-        2,
-        (
-            *("workload=tp_training", "impl=fsdp_dtensor", "tp_size=1,2"),
-            *("tp_training.num_training_steps=5", "tp_training.warmup_steps=1"),
-        ),
     ),
 }
 """How many points, and what is given to launch.py."""
@@ -212,11 +201,3 @@ def test_from_launch_to_report_and_comparison(tmp_path: Path, name: str, images:
         assert 0 < medians["compute_ms"] < medians["step_ms"]
         assert 0 <= medians["hidden_share"] < 1
         assert medians["samples_per_s"] == pytest.approx(4e3 / medians["step_ms"], rel=0.2)
-    if name == "stacks":
-        found = {path.name: json.loads(path.read_text()) for path in launch.directory.rglob("results_*.json")}
-        assert set(found) == {"results_fsdp_dtensor_tp1_dp1.json", "results_fsdp_dtensor_tp2_dp1.json"}
-        summary = found["results_fsdp_dtensor_tp2_dp1.json"]["summary"]
-        assert (summary["num_steps"], summary["losses_agree"]) == (4, True)
-        # A CPU has neither.
-        assert (summary["mfu_pct"], summary["peak_memory_gb"]) == (None, None)
-        assert summary["communication"]["total_ms"] >= summary["communication"]["exposed_ms"] >= 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from overlap_sweep.run_directory import Result, is_trace_of
+from overlap_sweep.run_directory import Result, is_trace_of, trace_file
 from tests.faults.injection import faulty_launch
 from tests.sweeps import SMALL, Launch
 
@@ -115,18 +115,16 @@ def test_only_the_best_so_far_are_profiled_and_a_point_that_is_given_twice_is_me
     done = launch.run("-m", "num_sm=1,2,3,2,4,5,6", "profile=best", *SMALL)
     assert done.returncode == 0, done.stderr
     assert "[6/6] ok" in done.stdout
-    best, none_profiled = 1.0, False
+    results = sorted(launch.results().items(), key=lambda item: item[1].point["num_sm"])
+    assert [result.earlier_attempts for _, result in results] == [[]] * 6
+    relative = [result.times["bwd"].point.median_us / result.times["bwd"].none.median_us for _, result in results]
     # Which ones they are, the noise of the machine decides; that it was they, their own times show.
-    for name, result in sorted(launch.results().items(), key=lambda item: item[1].point["num_sm"]):
-        times = result.times["bwd"]
-        relative = times.point.median_us / times.none.median_us
-        profiled = relative <= best * 1.01
-        expected = ["trace_rank0.json.gz", "trace_rank1.json.gz"] if profiled else []
-        if profiled and not none_profiled:
-            expected = ["trace_none_rank0.json.gz", "trace_none_rank1.json.gz", *expected]
-        assert sorted(result.traces) == expected
-        assert sorted(path.name for path in (launch.directory / name).glob("trace*")) == expected
-        best, none_profiled = min(best, relative), none_profiled or profiled
+    profiled = [time <= min([1.0, *relative[:at]]) * 1.01 for at, time in enumerate(relative)]
+    of_point, of_none = (sorted(trace_file(rank, name) for rank in (0, 1)) for name in ("", "none"))
+    expected = [(of_point if any(profiled[:at]) else of_none + of_point) if profiled[at] else [] for at in range(6)]
+    assert [sorted(result.traces) for _, result in results] == expected, relative
+    written = [sorted(path.name for path in (launch.directory / name).glob("trace*")) for name, _ in results]
+    assert written == expected
 
 
 def test_hydras_own_launcher_runs_a_sweep_too(tmp_path: Path) -> None:

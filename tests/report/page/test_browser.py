@@ -126,8 +126,6 @@ def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureReques
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     assert visit.said == []
     assert {address.partition(":")[0] for address in visit.asked} <= {"file", "blob", "data"}
-    # How fast it is, benchmarks/report_of_300_points.py says; here anything may run beside it.
-    assert visit.page.evaluate("performance.getEntriesByName('ready')[0].startTime") < 10_000
 
 
 def test_a_click_on_a_header_sorts_and_what_was_not_measured_is_last(visit: Visit) -> None:
