@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.analysis.choice import default_sum_us
+from overlap_sweep.analysis.choice import default_sum_us, sum_under_us
 from overlap_sweep.analysis.scaling import scale, scale_case
 from overlap_sweep.analysis.sweep import CaseAnalysis, analyse
 from overlap_sweep.config import AnalysisConfig
@@ -186,6 +186,18 @@ def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> Non
     assert default_sum_us([found[BWD]]) == 180.0
     assert default_sum_us(list(found.values())) is None
     assert default_sum_us([]) is None
+
+
+def test_times_under_a_preset_are_summed_only_where_all_its_settings_were_measured(tmp_path: Path) -> None:
+    """With what the library takes for the knobs that the preset does not name."""
+    forward(tmp_path, 60.0, num_sm=1, aggregate=False, cga_size=1, set_sm_margin=False, use_ce=True)
+    both = operator_config(2, "fc1", "all", "bulk", num_sm=4, cga_size=2, set_sm_margin=True)
+    make_point("operator", tmp_path, both, bwd=bwd(150.0))
+    found = list(choices(tmp_path).values())
+    bulk_of = {f"fc1_{phase}": {"method": "bulk", "num_sm": 4} for phase in ("dgrad", "wgrad")}
+    preset = {"fc1_fprop": {"method": "ring_exchange"}, **bulk_of}
+    assert sum_under_us(found, preset) == pytest.approx(60.0 + 150.0)
+    assert sum_under_us(found, {**preset, "fc1_dgrad": {"method": "bulk", "num_sm": 5}}) is None
 
 
 def case_of(directory: Path) -> CaseAnalysis:

@@ -180,6 +180,14 @@ def test_what_helping_threads_ran_forward_tells_nothing_of_spans(trace: Any) -> 
     assert assigned(trace)["gloo:all_reduce"] == (0, BWD)
 
 
+def test_what_another_thread_computes_is_in_the_pass_that_autograd_is_in(trace: Any) -> None:
+    for at in (10, 30):
+        trace.forward_op(f"aten::mm{at}", at, at + 10)
+    trace.backward(100, 200, thread=1)
+    trace.op("aten::bmm", 150, 160, thread=8)
+    assert assigned(trace) == {"aten::mm10": (0, FWD), "aten::mm30": (0, FWD), "aten::bmm": (0, BWD)}
+
+
 def test_what_checkpoints_run_again_is_told_apart(trace: Any) -> None:
     trace.forward_op("aten::mm", 10, 30)
     trace.backward(100, 400)
