@@ -129,10 +129,13 @@ def test_the_other_points_are_not_touched_and_nothing_is_left(
         assert not list(found.launch.directory.rglob(left))
 
 
-def test_wrong_numbers_fail_the_point_whatever_its_speed_in_the_same_group(tmp_path: Path) -> None:
+def test_wrong_numbers_fail_the_point_whatever_its_speed_in_the_same_group(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     launch = faulty_launch(tmp_path)
-    launch.environment["TMPDIR"] = str(tmp_path / "tmp")
-    (tmp_path / "tmp").mkdir()
+    # Short, since sockets are made in it, whose paths have at most 107 characters.
+    temporary = tmp_path_factory.mktemp("t")
+    launch.environment["TMPDIR"] = str(temporary)
     # A ring adds in another order than gloo does, and no tolerance forgives that. Without overlap the point is its own
     # reference.
     wrong = ("tp_size=4", "operator=proj", "method=none,ring_exchange", "workload.tolerance=0", "runtime.retries=3")
@@ -154,4 +157,4 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed_in_the_same_group(tmp_p
     assert results["none1"].times["fwd"].tp1 == results["none2"].times["fwd"].tp1
     assert [worker_pids(tmp_path, number)[0] for number in (1, 2)] == [worker_pids(tmp_path, 1)[0]] * 2
     # Nothing is left in the temporary directory but the cache of torch's compiler, which is for later processes too.
-    assert not [path for path in (tmp_path / "tmp").iterdir() if not path.name.startswith("torchinductor")]
+    assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
