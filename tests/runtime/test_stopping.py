@@ -149,7 +149,7 @@ def test_a_group_that_cannot_start_fails_the_point_with_the_reason(tmp_path: Pat
     if visible_gpus():
         pytest.skip("needs a machine without a GPU")
     launch = Launch(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
-    done = launch.run("tp_size=1", "method=none")
+    done = launch.run("tp_size=1", "method=none", "runtime.retries=0")
     (result,) = launch.results().values()
     assert result.status == "failed"
     assert "this torch sees no GPU" in str(result.error).splitlines()[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,8 +181,8 @@ OF_ONE_STACK = [
 
 
 def _variants(stack: str, mesh: str) -> dict[str, tuple[str, ...]]:
-    """One rank has the whole sequence anyway."""
-    cuts = stack == "autotp" or mesh.startswith("tp")
+    """ZeRO shards over data-parallel ranks, sequences are cut over tensor-parallel ones."""
+    cuts = "dp" in mesh if stack == "autotp" else mesh.startswith("tp")
     return VARIANTS[stack] if cuts else dict([next(iter(VARIANTS[stack].items()))])
 
 
@@ -255,6 +255,9 @@ def make_do(stack: str, ranks: Ranks) -> None:
         symm_mem_on_cpu.stand_in()
         # inductor asks for it, and communicates with whatever there is.
         dist.is_nccl_available = lambda: True
+    else:
+        # Whether layers can be compiled shows at once; code for them takes inductor tens of seconds.
+        torch.compile = partial(torch.compile, backend="aot_eager")
     if stack == "autotp":
         # DeepSpeed has float16 only on CPUs that multiply it fast.
         accelerator = autotp._deepspeed(ranks.device).accelerator.get_accelerator()
