@@ -18,11 +18,13 @@ def _register_backends() -> None:
         ConfigStore.instance().store(group="backend", name=name, node={"backend": name}, package="_global_")
 
 
+def _share_registered() -> None:
+    """Let Hydra use its store of registered configs where it would copy it: once for every configuration that it
+    composes, and a hundred times for --help. What it loads from the store is a copy anyway."""
+    ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
+
+
 register_schemas()
 accept_numeric_options()
 _register_backends()
-
-
-# For every configuration that Hydra composes, it copies its sources with all that is registered here. That is never
-# changed afterwards, and copying it took most of the time of a composition, and of --help.
-ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
+_share_registered()

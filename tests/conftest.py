@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For `--dist loadfile`: tests of a file share what is dear to make, and all tests of Slurm one cluster."""
+    """Returns for `--dist loadfile` what keeps all tests of Slurm in one process, where they share one cluster."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler.loadfile import LoadFileScheduling

@@ -12,7 +12,7 @@ from typing import Any
 from overlap_sweep.runtime.devices import visible_gpus
 
 SLOW_TO_IMPORT = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils"]
-"""What many tests need, and may ask for GPUs, after which no fork can use them."""
+"""Modules that many tests need. Importing them may ask for GPUs, after which no forked process can use these."""
 multiprocessing.set_forkserver_preload(["torch", "torch.distributed", *([] if visible_gpus() else SLOW_TO_IMPORT)])
 
 TIMEOUT_S = 240.0

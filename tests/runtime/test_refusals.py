@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
@@ -34,6 +36,14 @@ def test_cfg_job_shows_the_composed_configuration() -> None:
     shown = yaml.safe_load(launch_here("--cfg", "job", "tp_size=8", "num_sm=37", "method=pipeline").stdout)
     assert (shown["tp_size"], shown["num_sm"], shown["method"], shown["num_splits"]) == (8, 37, "pipeline", 4)
     assert shown["model"]["hidden_size"] == 1024
+
+
+def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_registered() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        changed, untouched = compose("config"), compose("config")
+        changed.model.hidden_size, changed.workload.tokens = 7, 8
+        assert compose("config") == untouched
+    assert copy.deepcopy(ConfigStore.instance()) is ConfigStore.instance()
 
 
 @pytest.mark.parametrize(("typed", "offered"), [("num_sm=", "num_sm=16"), ("mod", "model=")])

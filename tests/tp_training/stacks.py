@@ -181,14 +181,15 @@ OF_ONE_STACK = [
 
 
 def _variants(stack: str, mesh: str) -> dict[str, tuple[str, ...]]:
-    """ZeRO shards over data-parallel ranks, sequences are cut over tensor-parallel ones."""
+    """Returns all variants where the mesh has ranks over which they differ, else the first: ZeRO shards over
+    data-parallel ranks, sequences are cut over tensor-parallel ones."""
     cuts = "dp" in mesh if stack == "autotp" else mesh.startswith("tp")
     return VARIANTS[stack] if cuts else dict([next(iter(VARIANTS[stack].items()))])
 
 
 def _options(stack: str, mesh: str, variant: str) -> dict[str, tuple[str, ...]]:
-    """Megatron-Core always cuts the vocabulary; what options do on two ranks they do on four, and an architecture is
-    built alike by all variants of a stack."""
+    """Returns what is tried with the variant: on four ranks one set of options, and architectures with one variant,
+    since all variants of a stack build them alike. Megatron-Core always cuts the vocabulary."""
     if RANKS[mesh] == 4:
         return {"accumulated": OPTIONS["accumulated"]}
     first = mesh == "tp2" and variant == next(iter(VARIANTS[stack]))

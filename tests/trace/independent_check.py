@@ -127,7 +127,7 @@ def check(path: Path) -> dict[str, dict[str, int]]:
 
 
 def parts(events: list[dict[str, Any]], name_of: Callable[[dict[str, Any]], str]) -> dict[str, list[int]]:
-    """Of each name [events, nanoseconds of the union, nanoseconds in all, nanoseconds with no other name beside it]."""
+    """Returns by name [events, ns of the union, ns in all, ns with no other name beside it]."""
     changes: dict[int, list[tuple[str, int]]] = {}
     result: dict[str, list[int]] = {}
     for event in events:

@@ -277,7 +277,7 @@ def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> tuple[int, 
         return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
 
     before, graphs, counters = count(), [], torch._dynamo.utils.counters
-    # That many are soon reached.
+    # A layer that was compiled for two points is not compiled for a third: torch would stop at eight.
     with torch._dynamo.config.patch(recompile_limit=2):
         for point in points:
             counters.clear()
