@@ -8,23 +8,20 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import hypot
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from overlap_sweep import overlap_cfg, space
+from overlap_sweep.analysis import verdict
 from overlap_sweep.analysis.estimate import Estimate, distinct, normalised, pooled_none
 from overlap_sweep.analysis.failures import Failures, PassKey, of_pass, pass_key
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.traces import TraceReading
-from overlap_sweep.run_directory import PassTimes
+from overlap_sweep.run_directory import DefaultTiming, PassTimes
 from overlap_sweep.space import Setting
 
-DEFAULT_MARGIN = 0.005
-"""The default is measured minutes apart from a point, and one backend's kernels in other process groups than another's;
-medians of one setting then differ by some 0.3 %: a smaller difference is a tie, whatever the noise."""
 RATIO_OF_PASS = {"fwd": "forward_overlap_ratio", "bwd": "backward_overlap_ratio"}
 
 
@@ -93,12 +90,11 @@ class PassChoice:
 
     @property
     def default_wins(self) -> bool:
-        """Whether the library's default is faster, beyond the noise and a margin, than anything that was tried."""
+        """Whether the library's default is faster, beyond the noise, than anything that was tried."""
         if self.default is None:
             return False
         fastest = min(self.candidates, key=lambda candidate: candidate.time_us).estimate
-        faster = self.default.time_us < (1 - DEFAULT_MARGIN) * fastest.time_us
-        return faster and self.default.differs_from(fastest)
+        return self.default.time_us < fastest.time_us and self.default.differs_from(fastest)
 
     @property
     def label(self) -> str:
@@ -137,7 +133,9 @@ def choose_all(
     tells not to trust."""
     failures: dict[tuple[int, str, str], Failures] = {}
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
+    device_kind = "cpu"
     for point in points:
+        device_kind = point.config["runtime"]["device"]
         if point.result and not point.result.launch_bound:
             for pass_name in space.PASSES:
                 key = point.config["tp_size"], point.config["operator"], pass_name
@@ -147,7 +145,7 @@ def choose_all(
                     observed[key].append(observation)
     operators = list(space.OPERATORS)
     keys = sorted(observed, key=lambda key: (key[0], operators.index(key[1]), space.PASSES.index(key[2])))
-    return [choose(*key, observed[key], objective, failures[key]) for key in keys]
+    return [choose(*key, observed[key], device_kind, objective, failures[key]) for key in keys]
 
 
 def choose(
@@ -155,6 +153,7 @@ def choose(
     operator: str,
     pass_name: str,
     observations: Sequence[Observation],
+    device_kind: str,
     objective: str = "time",
     failures: Failures | None = None,
 ) -> PassChoice:
@@ -162,7 +161,9 @@ def choose(
     observations already."""
     failures = failures or Failures()
     none = pooled_none([observation.times.none for observation in observations])
-    candidates = _candidates(observations, none)
+    by_setting = _by_setting(observations)
+    between = _scatter(by_setting.values(), none, device_kind)
+    candidates = _candidates(by_setting, none, between)
     candidates += [pair for pair in _predicted_pairs(candidates) if not failures.distrusts(pair.settings)]
     candidates.sort(key=_complexity)
     chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
@@ -179,7 +180,7 @@ def choose(
         reason=reason,
         floor_us=statistics.median(scaled_floors),
         tp1_us=statistics.median(tp1) if tp1 else None,
-        default=normalised([(measured.default, measured.none) for measured in defaults], none) if defaults else None,
+        default=_default(defaults, none, between),
     )
 
 
@@ -190,25 +191,47 @@ def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
     return Observation(point.name, own, point.result.times[pass_name], ratio)
 
 
-def _candidates(observations: Iterable[Observation], none: Estimate) -> list[Candidate]:
-    """One per effective setting, however often it was measured; `none` always, from the baselines."""
+def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observation]]:
+    """One list per effective setting, however often it was measured; that of `none` under an empty key, always."""
     by_setting: dict[Any, list[Observation]] = defaultdict(list)
     for observation in observations:
         key = frozenset((slot, frozenset(setting.items())) for slot, setting in observation.settings.items())
         by_setting[key].append(observation)
     by_setting.setdefault(frozenset(), [])
+    return by_setting
+
+
+def _scatter(groups: Iterable[Sequence[Observation]], none: Estimate, device_kind: str) -> verdict.Scatter:
+    times = ([normalised([(o.times.point, o.times.none)], none) for o in same] for same in groups)
+    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind])
+
+
+def _candidates(
+    by_setting: Mapping[Any, Sequence[Observation]], none: Estimate, between: verdict.Scatter
+) -> list[Candidate]:
+    """One per effective setting; `none` from the baselines."""
     candidates = []
     for key, same in by_setting.items():
         ratios = [observation.overlap_ratio for observation in same if observation.overlap_ratio is not None]
+        estimate = none
+        if key:
+            estimate = between.added_to(normalised([(o.times.point, o.times.none) for o in same], none), len(same))
         candidates.append(
             Candidate(
                 settings=same[0].settings if key else {},
-                estimate=normalised([(o.times.point, o.times.none) for o in same], none) if key else none,
+                estimate=estimate,
                 points=tuple(observation.point for observation in same),
                 overlap_ratio=statistics.median(ratios) if ratios else None,
             )
         )
     return candidates
+
+
+def _default(defaults: Sequence[DefaultTiming], none: Estimate, between: verdict.Scatter) -> Estimate | None:
+    if not defaults:
+        return None
+    pairs = [(measured.default, measured.none) for measured in defaults]
+    return between.added_to(normalised(pairs, none), len(pairs))
 
 
 def _predicted_pairs(candidates: Collection[Candidate]) -> list[Candidate]:
@@ -219,7 +242,8 @@ def _predicted_pairs(candidates: Collection[Candidate]) -> list[Candidate]:
     if any(len(candidate.settings) > 1 for candidate in candidates):
         return []
     none = next(candidate for candidate in candidates if not candidate.settings)
-    helpful = [c for c in candidates if c.settings and c.time_us < none.time_us and _differ(c, none)]
+    tried = len(candidates) - 1
+    helpful = [c for c in candidates if c.time_us < none.time_us and c.estimate.differs_from(none.estimate, tried)]
     by_phase = {phase: [c for c in helpful if next(iter(c.settings)).endswith(phase)] for phase in ("dgrad", "wgrad")}
     pairs = []
     for dgrad in by_phase["dgrad"]:
@@ -227,13 +251,11 @@ def _predicted_pairs(candidates: Collection[Candidate]) -> list[Candidate]:
             # It scatters dgrad's own output, and nothing is left for wgrad to overlap.
             continue
         for wgrad in by_phase["wgrad"]:
-            noises = dgrad.estimate.noise_us, wgrad.estimate.noise_us, none.estimate.noise_us
-            repeats = min(dgrad.estimate.repeats, wgrad.estimate.repeats)
-            time_us = dgrad.time_us + wgrad.time_us - none.time_us
+            estimate = dgrad.estimate.plus(wgrad.estimate).plus(none.estimate, -1)
             pairs.append(
                 Candidate(
                     settings={**dgrad.settings, **wgrad.settings},
-                    estimate=Estimate(time_us, hypot(*noises), repeats),
+                    estimate=replace(estimate, repeats=min(dgrad.estimate.repeats, wgrad.estimate.repeats)),
                     points=dgrad.points + wgrad.points,
                     overlap_ratio=None,
                     measured=False,
@@ -251,33 +273,22 @@ def _complexity(candidate: Candidate) -> tuple[Any, ...]:
     return len(keys), keys
 
 
-def _differ(one: Candidate, other: Candidate) -> bool:
-    return one.estimate.differs_from(other.estimate)
-
-
 def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """The simplest of those that the noise cannot tell from the fastest. `candidates` are sorted by complexity."""
-    fastest = min(candidates, key=lambda candidate: candidate.time_us)
-    ties = [candidate for candidate in candidates if candidate is fastest or not _differ(candidate, fastest)]
-    # A measurement may be so noisy that it ties with the fastest and is slower than no overlap at all.
-    chosen = next(candidate for candidate in ties if candidate.time_us <= candidates[0].time_us)
-    none, overlaps = candidates[0], [candidate for candidate in candidates if candidate.settings]
+    """`candidates` are sorted by complexity, `none` first."""
+    none, *overlaps = candidates
     if not overlaps:
         return none, "no overlap was measured"
-    if chosen is none:
-        best = min(overlaps, key=lambda candidate: candidate.time_us)
-        if _differ(best, none):
-            return none, f"the best overlap, {best.name}, is {best.time_us / none.time_us - 1:.1%} slower"
-        return none, f"the best overlap, {best.name}, is no faster beyond the noise ({_gap(best, none)})"
+    choice = verdict.choose(candidates, lambda candidate: candidate.estimate)
+    chosen, fastest = choice.chosen, choice.fastest
+    if not choice.won:
+        if choice.all_slower:
+            return none, f"the best overlap, {fastest.name}, is {fastest.time_us / none.time_us - 1:.1%} slower"
+        return none, f"the best overlap, {fastest.name}, is no faster beyond the noise ({choice.gap})"
     if chosen is not fastest:
-        return chosen, f"simplest of those within the noise of the fastest, {fastest.name} ({_gap(fastest, chosen)})"
-    return chosen, f"fastest of {len(candidates)}, none included"
-
-
-def _gap(one: Candidate, other: Candidate) -> str:
-    noise_us = hypot(one.estimate.noise_us, other.estimate.noise_us)
-    difference_us = other.time_us - one.time_us
-    return f"{abs(difference_us):.1f} us {'faster' if difference_us >= 0 else 'slower'}, noise {noise_us:.1f}"
+        reason = f"simplest of those within the noise of the fastest, {fastest.name} ({choice.gap})"
+    else:
+        reason = f"fastest of {len(candidates)}, none included"
+    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
 def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:

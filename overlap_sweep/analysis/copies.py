@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from overlap_sweep.analysis.estimate import Estimate, estimate
 from overlap_sweep.analysis.frame import Row, column_types, common_cells
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER
 from overlap_sweep.run_directory import CopyTimes
 
 WORTH = 0.05
@@ -176,6 +177,7 @@ def copy_row(point: Point) -> CopyRow:
     assert point.result.copies
     measured, asked = point.result.copies, point.config["copy_engine"]
     estimates = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
+    between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
     return CopyRow(
         point=point,
         matrix_size=asked["matrix_size"],
@@ -187,7 +189,7 @@ def copy_row(point: Point) -> CopyRow:
         copy=estimates["copy"],
         sequential=estimates["sequential"],
         overlapped=estimates["overlapped"],
-        saving=estimate(_savings_us(measured)),
+        saving=estimate(_savings_us(measured)).with_error(between * estimates["sequential"].time_us),
         flops=measured.flops,
         bytes_copied=measured.bytes_copied,
         launch_bound=point.result.launch_bound or any(measured.launch_bound.values()),

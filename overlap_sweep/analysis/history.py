@@ -17,7 +17,7 @@ from overlap_sweep import space
 from overlap_sweep.analysis.checks import check_result
 from overlap_sweep.analysis.comparison.matching import Verdict, verdict
 from overlap_sweep.analysis.comparison.ratios import ratio
-from overlap_sweep.analysis.estimate import Estimate, notch_us, pooled_none
+from overlap_sweep.analysis.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.analysis.frame import Row, column_types
 from overlap_sweep.analysis.kernels import name_in_tables
 from overlap_sweep.analysis.tp_training import setting_of, step_timing
@@ -295,7 +295,7 @@ def _estimate(samples: Sequence[_Sample]) -> Estimate:
     """What differs from one measurement to the next is noise too: it would differ in the next environment as well."""
     totals_us = [sum(timing.median_us for timing in sample.timings) for sample in samples]
     of_passes = [pooled_none(timings) for timings in zip(*(sample.timings for sample in samples), strict=True)]
-    between_us = notch_us(totals_us) if len(totals_us) > 1 else 0.0
+    between_us = estimate(totals_us).noise_us if len(totals_us) > 1 else 0.0
     noise_us = math.hypot(between_us, *(of_pass.noise_us for of_pass in of_passes))
     return Estimate(statistics.median(totals_us), noise_us, sum(of_pass.repeats for of_pass in of_passes))
 

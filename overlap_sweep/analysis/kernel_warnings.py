@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, ShapeAnalysis, differ
+from overlap_sweep.analysis.kernels import ImplementationRow, KernelAnalysis, ShapeAnalysis
 from overlap_sweep.kernel_shape import BASELINES, COMM_ONLY, SEQUENTIAL
 
 
@@ -25,7 +25,7 @@ def _beyond_bound(analysis: KernelAnalysis) -> Iterator[str]:
             (
                 row
                 for row in shape.implementations
-                if row.comparable and row.time_us < shape.bound_us and differ(row, shape.binding)
+                if row.comparable and row.time_us < shape.bound_us and row.estimate.differs_from(shape.binding.estimate)
             ),
             key=lambda row: row.time_us,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from overlap_sweep.analysis.choice import DEFAULT_MARGIN
+from overlap_sweep.analysis import verdict
 from overlap_sweep.analysis.estimate import Estimate, normalised, pooled_none
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import LONGEST_NAME, Point
@@ -21,7 +21,6 @@ from overlap_sweep.run_directory import ImplementationTimes, Timing
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
 """Backends by what it takes to use them; those from elsewhere come last."""
 DONT_OVERLAP = "don't overlap"
-_MARGIN = f"{DEFAULT_MARGIN:.1%}"
 
 
 class KernelCase(NamedTuple):
@@ -219,7 +218,7 @@ def _analyse_shape(points: Sequence[Point]) -> ShapeAnalysis:
     shape, precision = KernelShape.of(points[0].config), points[0].config["precision"]
     measured = _measured(points)
     anchor = pooled_none([one.times.time for one in _trusted(measured[None, SEQUENTIAL])])
-    estimates = {key: _estimate(key, same, anchor) for key, same in measured.items()}
+    estimates = _estimates(measured, anchor, points[0].config["runtime"]["device"])
     gemm_us = estimates[None, GEMM_ONLY].time_us
     bound_us = max(gemm_us, estimates[None, COMM_ONLY].time_us)
 
@@ -288,56 +287,47 @@ def _trusted(same: Sequence[_Beside]) -> Sequence[_Beside]:
     return [one for one in same if one.clean] or same
 
 
-def _estimate(key: tuple[str | None, str], same: Sequence[_Beside], anchor: Estimate) -> Estimate:
-    if key == (None, SEQUENTIAL):
-        return anchor
-    pairs: list[tuple[Timing, Timing]] = [(one.times.time, one.sequential.time) for one in _trusted(same)]
-    return normalised(pairs, anchor)
+def _estimates(
+    measured: Mapping[tuple[str | None, str], Sequence[_Beside]], anchor: Estimate, device_kind: str
+) -> dict[tuple[str | None, str], Estimate]:
+    pairs: dict[tuple[str | None, str], list[tuple[Timing, Timing]]] = {
+        key: [(one.times.time, one.sequential.time) for one in _trusted(same)]
+        for key, same in measured.items()
+        if key != (None, SEQUENTIAL)
+    }
+    typical = verdict.TYPICAL_SCATTER[device_kind]
+    implementations = (same for (backend, _), same in pairs.items() if backend is not None)
+    between = verdict.scatter(([normalised([pair], anchor) for pair in same] for same in implementations), typical)
+    found = {key: between.added_to(normalised(same, anchor), len(same)) for key, same in pairs.items()}
+    return {**found, (None, SEQUENTIAL): anchor}
 
 
 def _choose(
     sequential: ImplementationRow, measured: Iterable[ImplementationRow], usable: Sequence[ImplementationRow]
 ) -> tuple[ImplementationRow | None, str]:
-    """The simplest of those that tie with the fastest, see `differ`. `usable` are sorted by simplicity."""
+    """`usable` are sorted by simplicity."""
     if not sequential.comparable:
         return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
     if not usable:
         return sequential, f"nothing else can be used: {', '.join(f'{row.label} {_unfit(row)}' for row in measured)}"
-    everything = [sequential, *usable]
-    fastest = min(everything, key=lambda row: row.time_us)
-    ties = [row for row in everything if row is fastest or not differ(row, fastest)]
-    # A measurement may be so noisy that it ties with the fastest and is slower than no overlap at all.
-    chosen = next(row for row in ties if row.time_us <= sequential.time_us)
-    if chosen is sequential:
-        best = min(usable, key=lambda row: row.time_us)
-        if differ(best, sequential):
-            return sequential, f"the best overlap, {best.label}, is {best.time_us / sequential.time_us - 1:.1%} slower"
-        if best.estimate.differs_from(sequential.estimate):
-            return sequential, f"the best overlap, {best.label}, is within {_MARGIN} of it ({_gap(best, sequential)})"
-        return sequential, f"the best overlap, {best.label}, is no faster beyond the noise ({_gap(best, sequential)})"
+    choice = verdict.choose([sequential, *usable], lambda row: row.estimate)
+    chosen, fastest = choice.chosen, choice.fastest
+    if not choice.won:
+        if choice.all_slower:
+            slower = fastest.time_us / sequential.time_us - 1
+            return sequential, f"the best overlap, {fastest.label}, is {slower:.1%} slower"
+        return sequential, f"the best overlap, {fastest.label}, is no faster beyond the noise ({choice.gap})"
     if chosen is not fastest:
-        within = _MARGIN if chosen.estimate.differs_from(fastest.estimate) else "the noise"
-        return chosen, f"simplest of those within {within} of the fastest, {fastest.label} ({_gap(fastest, chosen)})"
-    return chosen, f"fastest of {len(everything)}, {SEQUENTIAL} included"
+        reason = f"simplest of those within the noise of the fastest, {fastest.label} ({choice.gap})"
+    else:
+        reason = f"fastest of {len(usable) + 1}, {SEQUENTIAL} included"
+    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
 def _unfit(row: ImplementationRow) -> str:
     if row.independent:
         return "is independent of its communication"
     return "computed wrong numbers" if row.comparable else "was launch-bound"
-
-
-def differ(one: ImplementationRow, other: ImplementationRow) -> bool:
-    """Whether they are apart by more than the noise and by more than DEFAULT_MARGIN. The noise is that within points,
-    and points of different backends are different process groups, which differ by more."""
-    apart = abs(one.time_us / other.time_us - 1) > DEFAULT_MARGIN
-    return apart and one.estimate.differs_from(other.estimate)
-
-
-def _gap(one: ImplementationRow, other: ImplementationRow) -> str:
-    noise_us = math.hypot(one.estimate.noise_us, other.estimate.noise_us)
-    difference_us = other.time_us - one.time_us
-    return f"{abs(difference_us):.1f} us {'faster' if difference_us >= 0 else 'slower'}, noise {noise_us:.1f}"
 
 
 def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, str], set[str]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sweep.analysis.estimate import notch_us
-from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, differ
+from overlap_sweep.analysis.estimate import estimate
+from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow
 from overlap_sweep.analysis.training_knobs import brief, in_words, order
 
 MANY_PAIRS = 5
@@ -40,7 +40,7 @@ class KnobEffect:
 
     @property
     def differs(self) -> bool:
-        return differ(self.before, self.after)
+        return self.before.of_sample.differs_from(self.after.of_sample)
 
     @property
     def usable(self) -> bool:
@@ -79,13 +79,13 @@ class KnobContribution:
     def noise(self) -> float:
         """Of the median: where there are MANY_PAIRS by how far they are apart, else that of a typical effect."""
         if len(self.effects) >= MANY_PAIRS:
-            return notch_us([effect.change for effect in self.effects])
+            return estimate([effect.change for effect in self.effects]).noise_us
         return statistics.median(effect.noise for effect in self.effects)
 
     @property
     def sure(self) -> bool:
         """Whether the change is more than noise."""
-        return abs(self.change) > max(self.noise, self.effects[0].before.margin)
+        return abs(self.change) > self.noise
 
     @property
     def differs(self) -> int:

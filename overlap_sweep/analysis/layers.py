@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sweep.analysis.estimate import Interval, median_interval
+from overlap_sweep.analysis.estimate import CONFIDENCE, EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, scatter
 from overlap_sweep.run_directory import VariantTimes
 
 
@@ -107,18 +108,27 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     assert point.result
     variants = point.result.variants
     reference = "none" if "none" in variants else next(iter(variants))
-    rows = [_row(name, variants, variants[reference]) for name in variants]
+    kind, pairs = point.config["runtime"]["device"], max(len(variants.keys() - {reference, "floor"}), 1)
+    rows = [_row(name, variants, compare(variants[name], variants[reference], kind, pairs)) for name in variants]
     return LayerAnalysis(point, reference, rows, rounds=len(variants[reference].times["all"].samples_us))
 
 
-def compare(variant: VariantTimes, other: VariantTimes) -> Comparison:
-    """Two variants of one point: their i-th samples were taken side by side."""
-    pairs = zip(variant.times["all"].samples_us, other.times["all"].samples_us, strict=True)
-    ratios = [time_us / other_us for time_us, other_us in pairs]
-    return Comparison(statistics.median(ratios), median_interval(ratios))
+def compare(variant: VariantTimes, other: VariantTimes, device_kind: str, pairs: int = 1) -> Comparison:
+    """Two variants of one point: their i-th samples were taken side by side. `pairs` is how many such questions the
+    decision asks."""
+    rounds = zip(variant.times["all"].samples_us, other.times["all"].samples_us, strict=True)
+    ratio = ratio_of_rounds([time_us / other_us for time_us, other_us in rounds], device_kind)
+    noise = gap_noise_us(ratio, EXACTLY_ONE, pairs) if variant is not other else 0.0
+    return Comparison(ratio.time_us, Interval(ratio.time_us - noise, ratio.time_us + noise, CONFIDENCE))
 
 
-def _row(name: str, variants: dict[str, VariantTimes], reference: VariantTimes) -> VariantRow:
+def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
+    """Of two variants, with what such a ratio differs by from one point to the next."""
+    ratio = estimate(ratios)
+    return scatter([], TYPICAL_SCATTER[device_kind]).added_to(ratio, 1)
+
+
+def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison) -> VariantRow:
     variant = variants[name]
     whole, step = variant.times["all"], variant.times.get("step")
     return VariantRow(
@@ -127,7 +137,7 @@ def _row(name: str, variants: dict[str, VariantTimes], reference: VariantTimes) 
         bwd_us=variant.times["bwd"].median_us,
         step_us=step.median_us if step else None,
         all_us=whole.median_us,
-        to_reference=compare(variant, reference),
+        to_reference=to_reference,
         hidden_fraction=_hidden(whole.median_us, variants),
         launch_bound=variant.launch_bound,
         relative_error=max(variant.relative_error.values(), default=None),

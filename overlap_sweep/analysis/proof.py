@@ -232,7 +232,7 @@ def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
         case=case,
         trial=trial,
         layer=trial.layer,
-        against={label: compare(trial.times[TUNED], trial.times[label]) for label in others},
+        against={label: _compare(trial, TUNED, label, len(others)) for label in others},
         best_other=_best_of(others, trial),
         together=together,
     )
@@ -242,8 +242,13 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
     """The fastest, or the first of those that the noise cannot tell from it: none before the default, presets last."""
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
     order = [NONE, DEFAULT, *(label for label in labels if label not in (NONE, DEFAULT))]
-    ties = (x for x in order if x in labels and not compare(trial.times[fastest], trial.times[x]).faster)
+    ties = (x for x in order if x in labels and not _compare(trial, fastest, x).faster)
     return next(ties)
+
+
+def _compare(trial: Trial, label: str, other: str, pairs: int = 1) -> Comparison:
+    assert trial.point
+    return compare(trial.times[label], trial.times[other], trial.point.config["runtime"]["device"], pairs)
 
 
 def _taken(trial: Trial, tuned: OverlapConfig | None) -> str | None:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from overlap_sweep.analysis.estimate import notch_us
+from overlap_sweep.analysis.estimate import estimate
 from overlap_sweep.run_directory import Timing
 
 
@@ -37,4 +37,4 @@ def hidden(step: Mapping[str, Timing]) -> Hidden | None:
     if comm_us <= 0:
         return None
     fraction = statistics.median(saved) / comm_us
-    return Hidden(fraction, math.hypot(notch_us(saved), fraction * notch_us(comm)) / comm_us)
+    return Hidden(fraction, math.hypot(estimate(saved).noise_us, fraction * estimate(comm).noise_us) / comm_us)

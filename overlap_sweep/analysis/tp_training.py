@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from overlap_sweep.analysis.estimate import CONFIDENCE, Estimate, Interval, estimate
+from overlap_sweep.analysis import verdict
+from overlap_sweep.analysis.estimate import CONFIDENCE, Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.analysis.peak_rates import peak_tflops
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.step_communication import StepCommunication
@@ -18,9 +18,6 @@ from overlap_sweep.analysis.tp_training_checks import timed_steps
 from overlap_sweep.analysis.tp_training_losses import Comparison, compare, tolerance_of
 from overlap_sweep.identity import key_of
 from overlap_sweep.run_directory import SETTINGS_FILE, Result, Timing, TpTrainingRun, TpTrainingStep
-
-MARGIN = 0.01
-"""What two runs must be apart beside the noise of their steps: so far equal ones are from each other."""
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
 """Of tp_training: what a case is not told with."""
@@ -200,7 +197,16 @@ class GridAnswer:
     @property
     def ties(self) -> list[TpTrainingRow]:
         """The best, and what cannot be told from it."""
-        return [row for row in self.comparable if self.best and not is_slower(row, self.best)]
+        slower = self.slower
+        return [row for row in self.comparable if row not in slower]
+
+    @property
+    def slower(self) -> list[TpTrainingRow]:
+        """What is slower than the best beyond the noise: any of them might have come out best by chance, so that all
+        pairs count."""
+        best, rows = self.best, self.comparable
+        pairs = max(len(rows) * (len(rows) - 1) // 2, 1)
+        return [row for row in rows if best and row.time_us > best.time_us and row.step.differs_from(best.step, pairs)]
 
 
 @dataclass(frozen=True)
@@ -256,16 +262,11 @@ def ratio_of(slower: TpTrainingRow, faster: TpTrainingRow) -> float:
 
 
 def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> Interval:
-    """From the notches of both medians, relative to them and in quadrature. A factor to both sides: a ratio is
-    positive, however large the noise. NaN where there is a single timed step."""
+    """From the noise of both, relative to them and in quadrature. A factor to both sides: a ratio is positive, however
+    large the noise. NaN where there is a single timed step."""
     ratio = ratio_of(slower, faster)
-    factor = 1 + math.hypot(*(row.step.noise_us / row.time_us for row in (slower, faster)))
+    factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
     return Interval(ratio / factor, ratio * factor, CONFIDENCE)
-
-
-def is_slower(row: TpTrainingRow, best: TpTrainingRow) -> bool:
-    """Beyond the noise and MARGIN."""
-    return ratio_of(row, best) > 1 + MARGIN and ratio_interval(row, best).low > 1
 
 
 def measured(result: Result | None) -> TpTrainingRun:
@@ -346,8 +347,12 @@ def _analysis(
 ) -> TpTrainingAnalysis:
     named = _named(points)
     losses = _losses(named)
-    rows = [_row(*key, of_one, losses, communication) for key, of_one in named.items()]
-    of_points = [_row(*key, [point], losses, communication) for key, of_one in named.items() for point in of_one]
+    steps = ([estimate(_timed_us(point)) for point in of_one] for of_one in named.values())
+    between = verdict.scatter(steps, verdict.TYPICAL_SCATTER_OF_STEPS[points[0].config["runtime"]["device"]])
+    rows = [_row(*key, of_one, losses, communication, between) for key, of_one in named.items()]
+    of_points = [
+        _row(*key, [point], losses, communication, between) for key, of_one in named.items() for point in of_one
+    ]
     return TpTrainingAnalysis(case, _in_order(rows), _in_order(of_points))
 
 
@@ -401,11 +406,11 @@ def _row(
     points: list[Point],
     losses: Mapping[Path, Comparison],
     communication: Mapping[Path, StepCommunication],
+    between: verdict.Scatter,
 ) -> TpTrainingRow:
     config, runs = points[0].config, [measured(point.result) for point in points]
     steps = [step for run in runs for step in timed_steps(run)]
-    times_us = [step.step_us for step in steps]
-    q1_us, q3_us = _quartiles(times_us)
+    q1_us, q3_us = _quartiles([step.step_us for step in steps])
     compared = [losses[point.directory] for point in points if point.directory in losses]
     gpu = points[0].result.environment.get("gpu") if points[0].result else None
     return TpTrainingRow(
@@ -413,7 +418,7 @@ def _row(
         impl=config["impl"],
         setting=setting,
         points=points,
-        step=estimate(times_us),
+        step=between.added_to(estimate(*map(_timed_us, points)), len(points)),
         q1_us=q1_us,
         q3_us=q3_us,
         shares=shares_of(steps),
@@ -428,6 +433,10 @@ def _row(
         communication=next((communication[p.directory] for p in points if p.directory in communication), None),
         losses=next((one for one in compared if one.deviates), compared[0] if compared else None),
     )
+
+
+def _timed_us(point: Point) -> list[float]:
+    return [step.step_us for step in timed_steps(measured(point.result))]
 
 
 def shares_of(steps: Sequence[TpTrainingStep]) -> Shares:

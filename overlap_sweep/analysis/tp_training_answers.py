@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from overlap_sweep.analysis.tp_training import (
-    MARGIN,
     GridAnswer,
     LossesAnswer,
     TpTrainingAnalysis,
     TpTrainingRow,
-    is_slower,
     ratio_interval,
     ratio_of,
 )
@@ -44,9 +42,9 @@ def _grid_in_words(answer: GridAnswer) -> str:
     slowest = others[-1]
     if len(ties) > 1:
         names = " and ".join([", ".join(row.setting for row in ties[:-1]), ties[-1].setting])
-        why = "are equally fast" if ratio_of(ties[-1], best) <= 1 + MARGIN else "differ by less than the noise"
+        why = "differ by less than the noise"
         said = f"{names} {why} ({_over(ties[-1], best)} between them)"
-        following = [row for row in others if is_slower(row, best)]
+        following = answer.slower
         if following:
             said += f"; {following[0].setting} takes {_over(following[0], best)} as long"
         return f"{answer.grid}: {said}; {best.setting} takes {_ms(best.time_us)} ms a step, {rate}{left_out}"

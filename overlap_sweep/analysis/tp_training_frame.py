@@ -12,7 +12,6 @@ from overlap_sweep.analysis.tp_training import (
     TpTrainingAnalysis,
     TpTrainingRow,
     grid_of,
-    is_slower,
     ratio_interval,
     ratio_of,
     setting_of,
@@ -155,7 +154,7 @@ def _answer_cells(answer: GridAnswer, analysis: TpTrainingAnalysis) -> Row:
     }
     if best is None:
         return cells
-    slower = [row for row in answer.comparable if is_slower(row, best)]
+    slower = answer.slower
     cells |= {
         **row_cells(best),
         "tied": ", ".join(row.setting for row in answer.ties[1:]) or None,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlap_sweep.analysis import verdict
 from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.analysis.knob_search import KnobRecord
 from overlap_sweep.analysis.points import Point
@@ -76,8 +77,6 @@ class TrainingRow:
     """By the rounds of its points; None where communication costs nothing."""
     relative: bool
     """Times are relative to the floor that others have, too; else as measured."""
-    margin: float
-    """The share of the time below which a difference to other rows is a tie, whatever the noise."""
     host_us: float | None
     """None on a CPU, where it is what computes."""
     host_limits: bool
@@ -104,8 +103,7 @@ class TrainingRow:
     @property
     def of_sample(self) -> Estimate:
         """A sample's share of the step."""
-        count = self.samples_per_step
-        return Estimate(self.step.time_us / count, self.step.noise_us / count, self.step.repeats)
+        return self.step.relative_to(self.samples_per_step)
 
     @property
     def samples_per_s(self) -> float:
@@ -231,33 +229,22 @@ def is_host_limited(result: Result) -> bool:
     return "point" in limited_by_host(result)
 
 
-def differ(one: TrainingRow, other: TrainingRow) -> bool:
-    """Whether a sample's times are apart by more than the noise, and by more than the margin: points are measured
-    minutes apart, and often in different process groups."""
-    ours, theirs = one.of_sample, other.of_sample
-    return abs(ours.time_us / theirs.time_us - 1) > one.margin and ours.differs_from(theirs)
-
-
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
-    """The simplest of those that tie with the fastest, and why. What diverges is chosen only where everything does."""
-    usable = [row for row in rows if row.loss is not None] or rows
-    fastest = min(usable, key=lambda row: row.of_sample.time_us)
-    ties = [row for row in usable if row is fastest or not differ(row, fastest)]
-    chosen = min(ties, key=lambda row: (row.turned, row.of_sample.time_us))
+    """The simplest, unless something is faster, and why. What diverges is chosen only where everything does."""
+    usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
     if len(rows) == 1:
-        return chosen, "the only one that was measured"
-    if chosen is fastest:
-        return chosen, f"fastest of {len(usable)}"
-    ours, theirs = chosen.of_sample, fastest.of_sample
-    within = f"{chosen.margin:.1%}" if ours.differs_from(theirs) else "the noise"
-    return chosen, (
-        f"simplest of those within {within} of the fastest, {fastest.setting} "
-        f"({1 - theirs.time_us / ours.time_us:.1%} faster, noise {_relative_noise(ours, theirs):.1%})"
-    )
-
-
-def _relative_noise(one: Estimate, other: Estimate) -> float:
-    return math.hypot(one.noise_us, other.noise_us) / one.time_us
+        return rows[0], "the only one that was measured"
+    choice = verdict.choose(usable, lambda row: row.of_sample)
+    chosen, fastest = choice.chosen, choice.fastest
+    if chosen is fastest or len(usable) == 1:
+        reason = f"fastest of {len(usable)}"
+    elif choice.faster_by_us <= 0:
+        reason = f"simplest, and fastest of {len(usable)}"
+    else:
+        by, noise = (value_us / chosen.of_sample.time_us for value_us in (choice.faster_by_us, choice.noise_us))
+        gap = f"{by:.1%} faster, noise {noise:.1%}"
+        reason = f"simplest of those within the noise of the fastest, {fastest.setting} ({gap})"
+    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
 def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, KnobRecord]) -> TrainingAnalysis:
@@ -326,7 +313,6 @@ def _row(knobs: Knobs, setting: str, points: Sequence[Point], compared: Comparis
         floor=times.floor,
         hidden=times.hidden,
         relative=times.relative,
-        margin=compared.margin,
         host_us=statistics.median(hosts_us) if hosts_us else None,
         host_limits="point" in limited,
         host_limits_beside=bool(limited - {"point"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from overlap_sweep.analysis.estimate import notch_us
+from overlap_sweep.analysis.estimate import estimate
 from overlap_sweep.analysis.frame import Row, column_types, common_cells
 from overlap_sweep.analysis.knob_effects import KnobContribution
 from overlap_sweep.analysis.points import Point
@@ -194,7 +194,7 @@ def _measured_cells(point: Point) -> Row:
     per_s = 1e6 / step.median_us
     return {
         "step_us": step.median_us,
-        "noise_us": notch_us(step.samples_us),
+        "noise_us": estimate(step.samples_us).noise_us,
         "q1_us": step.q1_us,
         "q3_us": step.q3_us,
         "repeats": len(step.samples_us),

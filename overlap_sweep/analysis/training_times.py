@@ -6,11 +6,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from overlap_sweep.analysis.choice import DEFAULT_MARGIN
-from overlap_sweep.analysis.estimate import Estimate, normalised, pooled_none
+from overlap_sweep.analysis import verdict
+from overlap_sweep.analysis.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.step_hidden import Hidden, hidden
 from overlap_sweep.analysis.training_knobs import frozen, knobs_of, same_floor
@@ -18,13 +18,6 @@ from overlap_sweep.run_directory import Result, Timing, TrainingRun
 from overlap_sweep.training_config import HOST_LIMITS
 
 VARIANTS = ("point", "none", "floor")
-UNREPEATED_MARGIN = 0.01
-"""What two points must be apart where no setting was measured twice: how far equal ones are apart is unknown then."""
-
-_NOTCH_OF_SD = 1.57 * 1.349
-"""The half-width of a median's notch in standard deviations, before the root of the count: that of estimate.notch_us,
-whose interquartile range is 1.349 of them where errors are normal."""
-
 _Floor = frozenset[tuple[str, Any]]
 
 
@@ -68,14 +61,8 @@ class Comparison:
     floors: Mapping[_Floor, list[Timing]]
     """By what the step without communication does, of the points that may be compared by it."""
     relative: bool
-    scatter: float | None
-    """The standard deviation of the points of equal settings, as a share of their time; None where each was measured in
-    one point only."""
-
-    @property
-    def margin(self) -> float:
-        """What two settings must be apart, beside the noise."""
-        return UNREPEATED_MARGIN if self.scatter is None else DEFAULT_MARGIN
+    between: verdict.Scatter
+    """Of the points of equal settings."""
 
     def times(self, points: Sequence[Point]) -> StepTimes:
         """Of the points of one setting."""
@@ -90,9 +77,7 @@ class Comparison:
             )
         else:
             step, none, floor = (pooled_none([of_one[name] for of_one in steps]) for name in VARIANTS)
-        if self.scatter is not None:
-            between_us = _NOTCH_OF_SD * self.scatter * step.time_us / math.sqrt(len(points))
-            step = replace(step, noise_us=math.hypot(step.noise_us, between_us))
+        step = self.between.added_to(step, len(points))
         rounds = {name: _together([of_one[name] for of_one in steps]) for name in VARIANTS}
         return StepTimes(step, none, floor, hidden(rounds), relative)
 
@@ -109,8 +94,17 @@ def comparison(points: Iterable[Point]) -> Comparison:
     free = [of_one for of_one in repeated if not any(map(_limited, of_one))]
     as_measured, to_floor = _scatter(map(_steps_us, free)), _scatter(map(_over_floor, free))
     relative = as_measured is None or to_floor is None or to_floor < as_measured
-    said = [_over_floor(of_one) if relative and of_one in free else _steps_us(of_one) for of_one in repeated]
-    return Comparison(floors, relative, _scatter(said))
+    times = ([_step(point, relative and of_one in free) for point in of_one] for of_one in repeated)
+    device_kind = next(iter(settings.values()))[0].config["runtime"]["device"]
+    return Comparison(floors, relative, verdict.scatter(times, verdict.TYPICAL_SCATTER_OF_STEPS[device_kind]))
+
+
+def _step(point: Point, over_floor: bool) -> Estimate:
+    step = measured(point.result).step
+    if over_floor:
+        floor = step["floor"]
+        return normalised([(step["point"], floor)], Estimate(floor.median_us, 0.0, 1)).relative_to(floor.median_us)
+    return estimate(step["point"].samples_us)
 
 
 def _limited(point: Point) -> bool:

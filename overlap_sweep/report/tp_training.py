@@ -10,7 +10,6 @@ from rich.console import Console
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.step_communication import read_communication
 from overlap_sweep.analysis.tp_training import (
-    MARGIN,
     TpTrainingAnalysis,
     TpTrainingRow,
     analyse_tp_training,
@@ -37,7 +36,7 @@ LEGEND = (
     "step: median of the steps after the warm-up, of the slowest rank. fwd, bwd, opt: their shares of it. MFU: model "
     "FLOP utilisation, of the GPU's dense peak. comm: communication in a profiled step, of the rank that waits least "
     "for the others; hidden: the share with computation beside it; exposed: the rest. tie: a difference inside the "
-    f"noise, or below {MARGIN:.0%}."
+    "noise, in which what equal points are apart is included."
 )
 
 

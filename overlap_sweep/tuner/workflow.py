@@ -14,7 +14,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from overlap_sweep import models, space
-from overlap_sweep.analysis.estimate import median_interval
+from overlap_sweep.analysis.layers import compare
 from overlap_sweep.analysis.points import Case
 from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, analyse
 from overlap_sweep.config import AnalysisConfig
@@ -212,8 +212,9 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     fastest = min(right, key=lambda label: right[label].times["all"].median_us)
     if first not in right:
         return fastest
-    pairs = zip(right[fastest].times["all"].samples_us, right[first].times["all"].samples_us, strict=True)
-    return fastest if median_interval([a / b for a, b in pairs]).high < 1 else first
+    pairs = max(len(right) - 1, 1)
+    compared = compare(right[fastest], right[first], result.point["runtime"]["device"], pairs)
+    return fastest if compared.faster else first
 
 
 def _keep(whole: Sweep, record: TunerRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -11,6 +12,7 @@ from overlap_sweep.analysis.copies import copy_row
 from overlap_sweep.analysis.estimate import Estimate, estimate
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.training_checks import COPY_VARIANTS
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER
 from overlap_sweep.run_directory import CopyTimes
 
 
@@ -40,8 +42,10 @@ def _key(point: Point) -> Key:
 
 
 def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
+    points = list(points)
+    between = TYPICAL_SCATTER[points[0].config["runtime"]["device"]] / math.sqrt(len(points))
     found = [(point.name, point.result.copies) for point in points if point.result and point.result.copies]
-    times = {variant: _pooled([copies for _, copies in found], variant) for variant in COPY_VARIANTS}
+    times = {variant: _pooled([copies for _, copies in found], variant, between) for variant in COPY_VARIANTS}
     gemm, copy, sequential = times["gemm"], times["copy"], times["sequential"]
     for variant, time in times.items():
         if time is None:
@@ -56,9 +60,10 @@ def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
         )
 
 
-def _pooled(copies: Iterable[CopyTimes], variant: str) -> Estimate | None:
+def _pooled(copies: Iterable[CopyTimes], variant: str, between: float) -> Estimate | None:
     """None where the host could never enqueue it as fast as the device ran."""
-    samples_us = [
-        sample for one in copies if not one.launch_bound.get(variant) for sample in one.times[variant].samples_us
-    ]
-    return estimate(samples_us) if samples_us else None
+    series = [one.times[variant].samples_us for one in copies if not one.launch_bound.get(variant)]
+    if not series:
+        return None
+    pooled = estimate(*series)
+    return pooled.with_error(pooled.time_us * between)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -11,6 +12,7 @@ from overlap_sweep.analysis.comparison.measured import Key, Measured, key_of_pas
 from overlap_sweep.analysis.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.trials import FLOOR, NONE, read_trial
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER
 from overlap_sweep.run_directory import Timing, TunerRecord, VariantTimes
 
 WHOLE = "all"
@@ -29,12 +31,14 @@ def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord])
         for trial in (*record.together, *record.proofs)
     }
     layers: dict[Key, list[_Layer]] = defaultdict(list)
+    between: dict[Key, float] = {}
     for point in points:
         if point.is_layer and point.status == "ok" and point.result:
             key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
             variants = labelled.get(point.directory) or point.result.variants
             layers[key].append((point.name, _times(variants)))
-    return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key)]
+            between[key] = TYPICAL_SCATTER[point.config["runtime"]["device"]]
+    return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]
 
 
 def _name(layer: Mapping[str, Any]) -> str:
@@ -58,7 +62,7 @@ def without_folders(variant: str) -> str:
     return f"file:{PurePath(variant).name}" if variant.startswith("file:") else variant
 
 
-def _pooled(key: Key, layers: Sequence[_Layer]) -> list[Measured]:
+def _pooled(key: Key, layers: Sequence[_Layer], between: float) -> list[Measured]:
     all_have_none = all(NONE in times for _, times in layers)
     none = pooled_none([times[NONE] for _, times in layers]) if all_have_none else None
     names = dict.fromkeys(name for _, times in layers for name in times)
@@ -67,7 +71,7 @@ def _pooled(key: Key, layers: Sequence[_Layer]) -> list[Measured]:
     return [
         Measured(
             key=key._replace(setting=name),
-            time=time,
+            time=time.with_error(time.time_us * between / math.sqrt(len(layers))),
             none_us=none.time_us if none else None,
             floor_us=floor.time_us if floor else None,
             points=tuple(point for point, times in layers if name in times),
@@ -79,5 +83,5 @@ def _pooled(key: Key, layers: Sequence[_Layer]) -> list[Measured]:
 def _estimate(name: str, layers: Sequence[Mapping[str, Timing]], none: Estimate | None) -> Estimate:
     """Through the none beside it, where every layer has one."""
     if none is None:
-        return estimate([sample for times in layers for sample in times[name].samples_us])
+        return estimate(*(times[name].samples_us for times in layers))
     return none if name == NONE else normalised([(times[name], times[NONE]) for times in layers], none)

@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from overlap_sweep.analysis.choice import DEFAULT_MARGIN
 from overlap_sweep.analysis.comparison.datasets import Dataset
 from overlap_sweep.analysis.comparison.fields import matchable
 from overlap_sweep.analysis.comparison.measured import Key, Measured
 from overlap_sweep.analysis.comparison.ratios import ratio
 from overlap_sweep.analysis.estimate import Estimate
 
-MARGIN = DEFAULT_MARGIN
+MARGIN = 0.005
 """Sessions differ by more than the noise within each of them: a smaller difference is a tie, whatever the noise."""
 
 Verdict = Literal["faster", "slower", "same"]

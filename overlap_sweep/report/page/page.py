@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from overlap_sweep.analysis.choice import DEFAULT_MARGIN
 from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
 from overlap_sweep.analysis.knob_effects import contributed
@@ -102,7 +101,6 @@ class TrainingSection:
     knob_notes: list[str]
     table: Table
     how_timed: str
-    margin: str
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,6 @@ def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
         knob_notes=training.knob_notes(contributed(of_case)),
         table=settings_table(of_case),
         how_timed=of_case.how_timed,
-        margin=f"{of_case.best.margin:.1%}",
     )
 
 
@@ -288,7 +285,6 @@ def _page(
         copies_title=copies.title(analysis.copies) if analysis.copies else "",
         copies_legend=copies.LEGEND,
         copies_cautions=copies.cautions(analysis.copies),
-        margin=f"{DEFAULT_MARGIN:.1%}",
         most_charts=MOST_KERNEL_CHARTS,
         counts={name: count for name, count in analysis.counts().items() if count},
         points=points_table(analysis),

@@ -1,0 +1,213 @@
+"""How often equal settings are told apart, and real differences found, by the decisions of every workload.
+
+    python -m benchmarks.equal_settings [TRIALS]
+
+Points are made up with normal noise of 1 % between samples (correlated or not) and between points, and go through the
+very functions that analyse sweeps. `apart` is the share of trials of truly equal settings in which one is preferred;
+`found` that in which a setting that is faster by three times the noise told beside it is preferred.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlap_sweep.analysis import kernels, layers, tp_training, training
+from overlap_sweep.analysis.choice import Observation, choose
+from overlap_sweep.analysis.comparison.matching import verdict
+from overlap_sweep.analysis.copies import copy_row
+from overlap_sweep.analysis.estimate import Estimate, estimate
+from overlap_sweep.analysis.points import Point
+from overlap_sweep.run_directory import CopyTimes, ImplementationTimes, PassTimes, Result, Timing, VariantTimes
+from tests.make_point import (
+    copy_config,
+    kernel_config,
+    layer_config,
+    resolved,
+    stack_config,
+    timing_of,
+    tp_training_run,
+    training_run,
+)
+
+NOISE = 0.01
+"""Of a sample, as a share."""
+
+
+class Noise(NamedTuple):
+    """What samples and points are made up with."""
+
+    correlation: float
+    between: float
+    """Standard deviation of a setting's time between points, as a share."""
+    samples: int = 21
+    repetitions: int = 1
+
+    def __str__(self) -> str:
+        between = f", {self.between:.1%} between points" if self.between else ""
+        points = f", {self.repetitions} points each" if self.repetitions > 1 else ""
+        return f"correlation {self.correlation:g}{between}{points}"
+
+
+def samples_us(time_us: float, noise: Noise, between: bool = True) -> Timing:
+    """Of one point."""
+    level = time_us * (1 + (random.gauss(0, noise.between) if between else 0))
+    error, found = random.gauss(0, 1), []
+    for _ in range(noise.samples):
+        found.append(level * (1 + NOISE * error))
+        error = noise.correlation * error + (1 - noise.correlation**2) ** 0.5 * random.gauss(0, 1)
+    return timing_of(found)
+
+
+def operators(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    """Which of the settings is preferred to none, by number; and the noise of such a difference as a share."""
+    observations = []
+    for number, by in enumerate(faster):
+        for _ in range(noise.repetitions):
+            none, floor = samples_us(100, noise, between=False), samples_us(80, noise, between=False)
+            times = PassTimes(point=samples_us(100 * (1 - by), noise), none=none, floor=floor)
+            setting = {"fc1_fprop": {"method": "ring_exchange", "num_sm": number + 1}}
+            observations.append(Observation(f"{number}", setting, times, None))
+    chosen = choose(2, "fc1", "fwd", observations, "cuda")
+    number = chosen.chosen.settings.get("fc1_fprop", {}).get("num_sm")
+    return (None if number is None else number - 1), _noise(chosen.candidates[1].estimate, chosen.none.estimate)
+
+
+def of_kernels(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    points = []
+    for repetition in range(noise.repetitions):
+        for number, by in enumerate(faster):
+            names = ("sequential", "gemm_only", "comm_only")
+            times = {name: samples_us(t, noise, False) for name, t in zip(names, (100, 80, 30), strict=True)}
+            times[f"ring_{number}"] = samples_us(100 * (1 - by), noise)
+            implementations = {name: ImplementationTimes(time=time) for name, time in times.items()}
+            result = {"implementations": implementations}
+            points.append(_point(f"{number}_{repetition}", kernel_config(backend="symm_mem"), result))
+    (analysis,) = kernels.analyse_kernels(points)
+    (shape,) = analysis.shapes
+    assert shape.chosen
+    one = shape.implementations[0].estimate
+    sequential = shape.baselines["sequential"].estimate
+    name = shape.chosen.name
+    return (int(name.rpartition("_")[2]) if name.startswith("ring") else None), _noise(one, sequential)
+
+
+def of_layers(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    times = {"none": samples_us(100, noise, False)}
+    times |= {f"file:{number}": samples_us(100 * (1 - by), noise) for number, by in enumerate(faster)}
+    parts = ("fwd", "bwd", "all")
+    result = {"variants": {name: VariantTimes(times=dict.fromkeys(parts, time)) for name, time in times.items()}}
+    analysis = layers.analyse_layer(_point("layer", layer_config(), result))
+    winner, one = analysis.winner, analysis.rows[1]
+    return (int(winner.name.partition(":")[2]) if winner else None), one.interval.high - one.ratio
+
+
+def of_fsdp(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    points = []
+    for number, by in enumerate([0.0, *faster]):
+        for repetition in range(noise.repetitions):
+            config = resolved(
+                "fsdp", distributed={"bucket_cap_mb": 25, "env": {"NCCL_MAX_CTAS": str(number)} if number else {}}
+            )
+            times = {name: samples_us(1e5 * (1 - by), noise) for name in ("point",)}
+            times |= {name: samples_us(t, noise, False) for name, t in (("none", 1.1e5), ("floor", 8e4))}
+            run = training_run(1e5)
+            run.step = times
+            points.append(_point(f"{number}_{repetition}", config, {"training": run}))
+    (analysis,) = training.analyse_training(points)
+    by_number = {int(row.points[0].partition("_")[0]): row for row in analysis.rows}
+    number = next(number for number, row in by_number.items() if row is analysis.best)
+    return (number - 1 if number else None), _noise(by_number[1].step, by_number[0].step)
+
+
+def of_stacks(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    """All but the fastest must be told slower for a winner."""
+    points = []
+    for number, by in enumerate([0.0, *faster]):
+        for repetition in range(noise.repetitions):
+            config = stack_config("autotp")
+            config = {**config, "runtime": {**config["runtime"], "max_connections": number + 1}}
+            run = tp_training_run(config)
+            steps = samples_us(1e5 * (1 - by), noise).samples_us
+            warmup, timed = [s for s in run.steps if s.warmup], next(s for s in run.steps if not s.warmup)
+            run.steps = warmup + [_at(timed, step_us) for step_us in steps]
+            points.append(_point(f"{number}_{repetition}", config, {"tp_training": run}))
+    rows = [row for analysis in tp_training.analyse_tp_training(points, {}) for row in analysis.rows]
+    answer = tp_training.GridAnswer(rows[0].grid, sorted(rows, key=lambda row: row.time_us))
+    best = answer.rows[0]
+    number = int(best.points[0].name.partition("_")[0]) - 1
+    return (number if answer.slower else None), _noise(answer.rows[0].step, answer.rows[-1].step)
+
+
+def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    names = ("gemm", "copy", "sequential", "overlapped")
+    found, told = None, 0.0
+    for number, by in enumerate(faster):
+        times = {name: samples_us(t, noise, False) for name, t in zip(names[:3], (60, 60, 100), strict=True)}
+        times["overlapped"] = samples_us(100 * (1 - by), noise)
+        bound = dict.fromkeys(names, False)
+        copies = CopyTimes(times=times, launch_bound=bound, bytes_copied=1, flops=1)
+        row = copy_row(_point("copies", copy_config(), {"copies": copies}))
+        told = row.saving.noise_us / 100
+        if row.saving.time_us > row.saving.noise_us:
+            found = number
+    return found, told
+
+
+def of_compare(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
+    ours, theirs = (
+        estimate(samples_us(100 * (1 - faster[0]), noise).samples_us),
+        estimate(samples_us(100, noise).samples_us),
+    )
+    return (0 if verdict(ours, theirs) == "faster" else None), _noise(ours, theirs)
+
+
+def _noise(one: Estimate, other: Estimate) -> float:
+    return (one.noise_us**2 + other.noise_us**2) ** 0.5 / other.time_us
+
+
+def _at(step: Any, step_us: float) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(
+        step, step_us=step_us, forward_us=0.3 * step_us, backward_us=0.6 * step_us, optimizer_us=0.1 * step_us
+    )
+
+
+def _point(name: str, config: dict[str, Any], measured: dict[str, Any]) -> Point:
+    result = Result(name=name, point=config, status="ok", environment={"gpu": "NVIDIA H200"}, **measured)
+    return Point(Path(name), "ok", config, result)
+
+
+DECISIONS: dict[str, tuple[Callable[[Sequence[float], Noise], tuple[int | None, float]], Sequence[int]]] = {
+    "operator": (operators, (1, 4, 12, 40)),
+    "kernel": (of_kernels, (1, 4, 12)),
+    "layer": (of_layers, (1, 4)),
+    "fsdp": (of_fsdp, (1, 4, 12)),
+    "tp_training": (of_stacks, (1, 3)),
+    "copy_engine": (of_copies, (1,)),
+    "compare": (of_compare, (1,)),
+}
+NOISES = (Noise(0.0, 0.0), Noise(0.5, 0.0), Noise(0.5, 0.003), Noise(0.5, 0.01), Noise(0.5, 0.01, repetitions=4))
+
+
+def main(trials: int) -> None:
+    random.seed(1)
+    print(f"{'decision':12} {'settings':>8}  {'noise':50} {'apart':>6} {'found':>6}")
+    for name, (decide, counts) in DECISIONS.items():
+        for count in counts:
+            for noise in NOISES:
+                if noise.repetitions > 1 and name in ("layer", "copy_engine", "compare"):
+                    continue
+                apart = [decide([0.0] * count, noise) for _ in range(trials)]
+                by = 3 * sorted(told for _, told in apart)[trials // 2]
+                found = sum(decide([by] + [0.0] * (count - 1), noise)[0] == 0 for _ in range(trials))
+                told = sum(number is not None for number, _ in apart)
+                print(f"{name:12} {count:8}  {noise!s:50} {told / trials:6.1%} {found / trials:6.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
