@@ -19,8 +19,13 @@ class Hidden(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether it says anything: noise as large as all the communication there is leaves nothing."""
-        return self.noise < 1
+        """Whether it says anything: an interval as wide as all the communication there is leaves nothing."""
+        return self.noise < 0.5
+
+    @property
+    def in_words(self) -> str:
+        """`37% \N{PLUS-MINUS SIGN} 8%`; `-` where it says nothing."""
+        return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else "-"
 
 
 def hidden(step: Mapping[str, Timing]) -> Hidden | None:

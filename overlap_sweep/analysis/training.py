@@ -124,6 +124,11 @@ class TrainingRow:
         return self.hidden.fraction if self.hidden and self.hidden.known else math.nan
 
     @property
+    def hidden_in_words(self) -> str:
+        """With its noise."""
+        return self.hidden.in_words if self.hidden else "-"
+
+    @property
     def comm_us(self) -> float:
         """What communication adds to the step where nothing hides it."""
         return self.none_us - self.floor_us

@@ -12,7 +12,7 @@ from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow, analy
 from overlap_sweep.analysis.training_knobs import TRAINS_DIFFERENTLY
 from overlap_sweep.analysis.training_warnings import warnings
 from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import as_ms, as_percent
+from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.report.plain_table import PlainRow, print_table
 from overlap_sweep.report.provenance import environments
 
@@ -57,7 +57,7 @@ def answers(analysis: TrainingAnalysis) -> list[str]:
     only = len(analysis.rows) == 1
     lines = [
         f"{'measured' if only else 'best'}: {best.setting}, {gains}; {as_ms(best.time_us)} ms a step, "
-        f"{best.speedup:.2f}x none, hidden {as_percent(best.hidden_fraction)}{'' if only else f'; {analysis.reason}'}"
+        f"{best.speedup:.2f}x none, hidden {best.hidden_in_words}{'' if only else f'; {analysis.reason}'}"
     ]
     if analysis.overrides:
         lines.append(f"to set: {analysis.overrides}")
@@ -101,7 +101,7 @@ def cells(row: TrainingRow, analysis: TrainingAnalysis) -> dict[str, str]:
         "none ms": as_ms(row.none_us),
         "floor ms": as_ms(row.floor_us),
         "exposed ms": as_ms(row.exposed_us),
-        "hidden": as_percent(row.hidden_fraction),
+        "hidden": row.hidden_in_words,
         "speedup": f"{row.speedup:.2f}x",
         "samples/s": f"{row.samples_per_s:,.0f}",
         "tokens/s": f"{row.tokens_per_s:,.0f}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow
-from overlap_sweep.report.numbers import as_ms, as_percent
+from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.report.page.time_bars import BarsPanel, Part, TimeBar, cut, lines_of
 
 MOST_BARS = 30
@@ -47,7 +47,7 @@ def _bar(row: TrainingRow, name: str, analysis: TrainingAnalysis) -> TimeBar:
         high=(row.time_us + noise_us) * scale,
         cells=[
             as_ms(row.time_us),
-            as_percent(row.hidden_fraction),
+            row.hidden_in_words,
             f"{row.speedup:.2f}x",
             f"{row.samples_per_s:,.0f}",
         ],
@@ -58,7 +58,7 @@ def _bar(row: TrainingRow, name: str, analysis: TrainingAnalysis) -> TimeBar:
             "no overlap": none,
             "no communication": floor,
             "exposed": f"{as_ms(row.exposed_us)} ms",
-            "hidden": as_percent(row.hidden_fraction),
+            "hidden": row.hidden_in_words,
             "samples/s": f"{row.samples_per_s:,.0f}",
         },
     )

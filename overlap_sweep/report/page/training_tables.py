@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from overlap_sweep.analysis.copies import CopyAnalysis
 from overlap_sweep.analysis.frame import Row
+from overlap_sweep.analysis.step_hidden import Hidden
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.analysis.training import TrainingAnalysis, TrainingRow
 from overlap_sweep.report.copies import cells as copy_cells
@@ -38,7 +39,7 @@ def training_table(analysis: Analysis) -> Table:
             Cell(row["setting"], kind="setting"),
             _status(row),
             *(number(row[name], as_ms) for name in ("step_us", "noise_us", "none_us", "floor_us", "exposed_us")),
-            *_rates(row["hidden_fraction"], row["speedup"], row["samples_per_s"], row["tokens_per_s"]),
+            *_rates(_hidden(row), row["speedup"], row["samples_per_s"], row["tokens_per_s"]),
             *_rest(row["host_us"], row["peak_memory_gb"], row["loss"]),
             Cell("best", kind="chosen") if row["chosen"] else Cell(first_line(row["error"]), kind="reason"),
             Cell(row["directory"]),
@@ -96,17 +97,22 @@ def _setting(row: TrainingRow, analysis: TrainingAnalysis) -> list[Cell]:
     return [
         Cell(row.setting, kind="setting"),
         *(number(time_us, as_ms) for time_us in times_us),
-        *_rates(row.hidden_fraction if row.communicates else None, row.speedup, row.samples_per_s, row.tokens_per_s),
+        *_rates(row.hidden if row.communicates else None, row.speedup, row.samples_per_s, row.tokens_per_s),
         *_rest(row.host_us, row.peak_memory_gb, row.loss),
         Cell(note(row, analysis), kind="chosen" if row is analysis.best else "reason"),
     ]
 
 
+def _hidden(row: Row) -> Hidden | None:
+    fraction, noise = row["hidden_fraction"], row["hidden_noise"]
+    return None if fraction is None or noise is None else Hidden(fraction, noise)
+
+
 def _rates(
-    hidden_fraction: float | None, speedup: float | None, samples_per_s: float | None, tokens_per_s: float | None
+    hidden: Hidden | None, speedup: float | None, samples_per_s: float | None, tokens_per_s: float | None
 ) -> list[Cell]:
     return [
-        number(hidden_fraction, as_percent, -BEYOND),
+        Cell(hidden.in_words, round(hidden.fraction, 6), "number") if hidden else Cell("", -BEYOND, "number"),
         number(speedup, lambda value: f"{value:.3f}", -BEYOND),
         number(samples_per_s, lambda value: f"{value:,.0f}", -BEYOND),
         number(tokens_per_s, lambda value: f"{value:,.0f}", -BEYOND),
