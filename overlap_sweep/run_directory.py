@@ -223,7 +223,8 @@ class Result(Record, kw_only=True, omit_defaults=False):
     warnings: list[str] = []
     """What a reader must know before believing the numbers, one sentence each."""
     objective_us: float | None = None
-    """What a sweeper minimises: the median time of the passes that the point is about."""
+    """What a sweeper minimises. Of an operator the time of both passes, told through the `none` beside each, so that
+    methods which overlap one pass and methods which overlap both compare."""
     relative_error: dict[str, float | None] = {}
     """Largest difference from the operator without overlap over the largest magnitude there: output, gradients; null
     where it is infinite. Of a failed layer by variant and tensor."""

@@ -180,7 +180,7 @@ def describe_methods(operator: str) -> str:
 
 
 def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
-    """The passes whose time the point is about, and whose sum is its objective."""
+    """The passes whose time the point is about."""
     touched = {PASS_OF_PHASE[name.rsplit("_", 1)[1]] for name in settings(point)}
     if not touched:
         touched = {PASS_OF_PHASE[phase] for phase in _asked(point)}

@@ -56,8 +56,12 @@ class Outcome:
             times = result.copies.times
             speedup = times["sequential"].median_us / times["overlapped"].median_us
         elif result.objective_us:
-            none_us = sum(result.times[name].none.median_us for name in space.passes(result.point))
-            speedup = none_us / result.objective_us
+            touched = space.passes(result.point)
+            whole_us = {name: result.times[name].none.median_us for name in space.PASSES}
+            overlapped_us = sum(
+                result.times[name].point.median_us if name in touched else us for name, us in whole_us.items()
+            )
+            speedup = sum(whole_us.values()) / overlapped_us
         workload = result.point["workload"]["name"]
         return cls(directory, result.status, result.error, result.objective_us, speedup, workload)
 

@@ -56,12 +56,20 @@ class Bench:
     best: dict[str, float] = field(default_factory=dict)
     """By pass, the smallest time of any point so far over that of `none` beside it."""
     default: DefaultOverlap = field(default_factory=DefaultOverlap)
+    none_us: dict[str, float] = field(default_factory=dict)
+    """By pass, as it was measured beside the first point: what all points' times are told in."""
     none_profiled: bool = False
     """Whether one of the points has a trace of `none` already."""
 
     def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
         linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
+
+    def objective_us(self, point: Mapping[str, Any], relative_times: Mapping[str, float]) -> float:
+        """Returns the time of the whole operator, forward and backward, comparable between points and methods: passes
+        that the point overlaps as a share of `none` beside it, so that drift cancels, and the others as `none`."""
+        touched = space.passes(point)
+        return sum(us * (relative_times[name] if name in touched else 1.0) for name, us in self.none_us.items())
 
     def is_among_best(self, point: Mapping[str, Any], relative_times: Mapping[str, float], margin: float) -> bool:
         """Whether any pass that the point is about is the fastest so far, or within `margin` of it."""

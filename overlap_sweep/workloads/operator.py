@@ -78,6 +78,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         timed = {variant: summarise(taken.us[name]) for variant, taken in samples.items()}
         times[name] = PassTimes(**timed, tp1=tp1[name], default=default.times.get(name))
     relative = {name: times[name].point.median_us / times[name].none.median_us for name in space.PASSES}
+    bench.none_us = bench.none_us or {name: times[name].none.median_us for name in space.PASSES}
     among_best = bench.is_among_best(point, relative, BEST_MARGIN)
     traces = []
     if point["profile"] == "all" or (point["profile"] == "best" and among_best):
@@ -87,7 +88,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         bench.none_profiled = True
     return {
         "times": times,
-        "objective_us": sum(times[name].point.median_us for name in space.passes(point)),
+        "objective_us": bench.objective_us(point, relative),
         "relative_error": error,
         "launch_bound": any(taken.launch_bound for taken in samples.values()),
         "traces": traces,
