@@ -50,9 +50,7 @@ time_us and its kin are those of the phase's pass, `fwd` or `bwd`: dgrad and wgr
 
 
 def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
-    """A row's name: `tp2_fc1_fprop_ring_agg0`. The ring's SMs are left out, since copy engines move its chunks."""
-    if setting and setting["method"] == "ring_exchange":
-        setting = {knob: value for knob, value in setting.items() if knob != "num_sm"}
+    """A row's name, with every knob that is not as the method has it by default: `tp2_fc1_fprop_ring_agg0`."""
     return f"tp{tp_size}_{operator}_{phase}_{space.brief_name(setting)}"
 
 

@@ -50,9 +50,10 @@ class Report:
 
     @property
     def recommendations(self) -> list[str]:
-        """One sentence per TP size and pass of an operator, and the proof's verdicts before them."""
-        proven = [f"TP={tp_size}: {proof['verdict']}" for tp_size, proof in self.proof.items() if "verdict" in proof]
-        return proven + [entry["recommendation"] for entry in self.whole["recommendations"]]
+        """Sentences: the proofs' verdicts, then one per TP size and pass of an operator; last what was not proven."""
+        verdicts = [(proof["proven"], f"TP={tp_size}: {proof['verdict']}") for tp_size, proof in self.proof.items()]
+        proven, unproven = ([said for known, said in verdicts if known is which] for which in (True, False))
+        return [*proven, *(entry["recommendation"] for entry in self.whole["recommendations"]), *unproven]
 
     @property
     def proof(self) -> dict[int, dict[str, Any]]:
@@ -66,12 +67,14 @@ class Report:
         """`optimal_tp_size`, and for each operator times, ratios and what is efficient."""
         return self.whole["tp_scaling"]
 
-    def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]]:
-        """The slots of the file for Megatron-LM. UserError when there is none for this TP size."""
+    def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]] | None:
+        """The slots of the file for Megatron-LM; None where the answer is not to overlap at all, since an empty map
+        gives every slot the library's default. UserError when there is no file for this TP size."""
         path = self.directory / f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml"
         if not path.exists():
             raise UserError(f"{path} does not exist: TP={tp_size} was not searched.")
-        return overlap_cfg.read(path).slots
+        config = overlap_cfg.read(path)
+        return config.slots if config.switches["tp_comm_overlap"] else None
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measured point and phase; times in microseconds."""
