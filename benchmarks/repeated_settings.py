@@ -1,0 +1,182 @@
+"""How often the decisions of sweeps tell apart what is truly equal: from points measured again and again.
+
+    python -m benchmarks.repeated_settings OUT     (what repeated_settings.sh measured)
+
+Groups of points are drawn whose settings are equal, named as if they were different ones, and decided between as in any
+sweep. `scatter` is the standard deviation of a point's time between points beyond the noise within each, as a share: of
+operators, kernels and layers relative to what was measured beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlap_sweep import space
+from overlap_sweep.analysis import choice, kernels, layers, tp_training, training
+from overlap_sweep.analysis.comparison.matching import verdict
+from overlap_sweep.analysis.estimate import Estimate, estimate, normalised
+from overlap_sweep.analysis.points import Point, read_points
+from overlap_sweep.kernel_shape import BASELINES
+from overlap_sweep.run_directory import Timing
+
+GROUPS = 300
+COUNTS = (1, 4)
+UNIT = Estimate(1.0, 0.0, 1)
+
+
+def between(points: Sequence[Estimate]) -> float:
+    """Standard deviation beyond the noise within, as a share of the mean; 0 where that explains it."""
+    mean = statistics.fmean(point.time_us for point in points)
+    within = statistics.fmean((point.error_us / mean) ** 2 for point in points)
+    return math.sqrt(max(0.0, statistics.variance(point.time_us / mean for point in points) - within))
+
+
+def ratios(pairs: Sequence[tuple[Timing, Timing]]) -> list[Estimate]:
+    return [normalised([pair], UNIT) for pair in pairs]
+
+
+def groups(points: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Of that many, drawn at random."""
+    for _ in range(GROUPS):
+        yield random.sample(points, size)
+
+
+def operators(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
+    """What overlaps nothing, named as rings: each against the `none` beside it."""
+    by_operator = defaultdict(list)
+    for point in points:
+        by_operator[point.config["operator"]].append(point)
+    for operator, alike in by_operator.items():
+        for name in space.PASSES:
+            times = [point.result.times[name] for point in alike if point.result]
+            scatter = between(ratios([(one.point, one.none) for one in times]))
+            slot = f"{operator}_{'fprop' if name == 'fwd' else 'dgrad'}"
+            for count in COUNTS:
+                told = []
+                for group in groups(times, count):
+                    observed = [
+                        choice.Observation(str(n), {slot: {"method": "ring_exchange", "num_sm": n + 1}}, one, None)
+                        for n, one in enumerate(group)
+                    ]
+                    told.append(bool(choice.choose(2, operator, name, observed, kind(points)).chosen.settings))
+                yield f"{operator} {name}", count, scatter, told
+
+
+def of_kernels(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
+    """One implementation, named as several."""
+    by_shape = defaultdict(list)
+    for point in points:
+        by_shape[point.config["kernel"], point.config["m"], point.config["operator"]].append(point)
+    for shape, alike in by_shape.items():
+        assert alike[0].result
+        for name in sorted(alike[0].result.implementations.keys() - set(BASELINES)):
+            measured = [point for point in alike if point.result and name in point.result.implementations]
+            beside = [point.result.implementations for point in measured if point.result]
+            scatter = between(ratios([(one[name].time, one["sequential"].time) for one in beside]))
+            told = []
+            for group in groups(measured, 2):
+                renamed = [_as_implementation(point, name, number) for number, point in enumerate(group)]
+                ((analysed,),) = (analysis.shapes for analysis in kernels.analyse_kernels(renamed))
+                first, second = (row.estimate for row in analysed.implementations)
+                told.append(first.differs_from(second))
+            yield f"{shape[0]} m={shape[1]} {name}", 2, scatter, told
+
+
+def _as_implementation(point: Point, name: str, number: int) -> Point:
+    assert point.result
+    measured = point.result.implementations
+    kept = {baseline: measured[baseline] for baseline in BASELINES} | {f"{name}_{number}": measured[name]}
+    return replace(point, result=msgspec.structs.replace(point.result, implementations=kept))
+
+
+def of_layers(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
+    """Files of one content, each against the first of them."""
+    told, rounds = [], []
+    for point in points:
+        assert point.result
+        first, *others = (times for name, times in point.result.variants.items() if name.startswith("file:"))
+        told.append(any(layers.compare(other, first, kind(points), len(others)).differs for other in others))
+        rounds += [(other.times["all"], first.times["all"]) for other in others]
+    yield "layer", len(rounds) // max(len(points), 1), between(ratios(rounds)), told
+
+
+def of_steps(
+    points: Sequence[Point], decide: Callable[[Sequence[Point]], bool], timing: Callable[[Point], Timing], name: str
+) -> Iterator[tuple[str, int, float, list[bool]]]:
+    scatter = between([estimate(timing(point).samples_us) for point in points])
+    for count in COUNTS:
+        told = [decide(group) for group in groups(points, count + 1) if len(points) > count]
+        yield name, count, scatter, told
+
+
+def fsdp_tells(group: Sequence[Point]) -> bool:
+    """Whether anything but the first is best."""
+    named = []
+    for number, point in enumerate(group):
+        env = {"NCCL_MAX_CTAS": str(number)} if number else {}
+        distributed = {**point.config["distributed"], "env": env}
+        named.append(replace(point, config={**point.config, "distributed": distributed, "repetition": 0}))
+    (analysis,) = training.analyse_training(named)
+    return analysis.best.points[0] != named[0].name
+
+
+def stacks_tell(group: Sequence[Point]) -> bool:
+    """Whether anything is told slower."""
+    named = [
+        replace(point, config={**point.config, "runtime": {**point.config["runtime"], "max_connections": number + 1}})
+        for number, point in enumerate(group)
+    ]
+    rows = [row for analysis in tp_training.analyse_tp_training(named, {}) for row in analysis.rows]
+    return bool(tp_training.GridAnswer(rows[0].grid, sorted(rows, key=lambda row: row.time_us)).slower)
+
+
+def compared(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
+    """One sweep against another of the same: operators' times as measured."""
+    times = [estimate(one.result.times["fwd"].point.samples_us) for one in points if one.result]
+    alike = [one for one, point in zip(times, points, strict=True) if point.config["operator"] == "fc1"]
+    yield "compare", 1, between(alike), [verdict(one, other) != "same" for one, other in groups(alike, 2)]
+
+
+def kind(points: Sequence[Point]) -> str:
+    return str(points[0].config["runtime"]["device"])
+
+
+def main(directory: Path) -> None:
+    random.seed(1)
+    print(f"{'decision':34} {'settings':>8} {'points':>6} {'scatter':>8} {'apart':>6}")
+    for name in ("operator", "kernel", "layer", "fsdp", "tp_training"):
+        if not (directory / name).exists():
+            continue
+        points = [point for point in read_points(directory / name).points if point.status == "ok"]
+        if not points:
+            print(f"{name}: nothing was measured")
+            continue
+        found: list[Iterator[tuple[str, int, float, list[bool]]]] = []
+        if name == "operator":
+            found = [operators(points), compared(points)]
+        elif name == "kernel":
+            found = [of_kernels(points)]
+        elif name == "layer":
+            found = [of_layers(points)]
+        elif name == "fsdp":
+            found = [of_steps(points, fsdp_tells, lambda point: training.measured(point.result).step["point"], name)]
+        else:
+            found = [of_steps(points, stacks_tell, lambda point: tp_training.step_timing(point.result), name)]
+        for one in found:
+            for label, count, scatter, told in one:
+                apart = f"{sum(told) / len(told):6.1%}" if told else "     -"
+                print(f"{label:34} {count:8} {len(points):6} {scatter:8.2%} {apart}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
