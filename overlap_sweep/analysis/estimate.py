@@ -72,11 +72,10 @@ EXACTLY_ONE = Estimate(1.0, 0.0, 1)
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a median lies, and with what probability it does."""
+    """Where a ratio lies with a probability of CONFIDENCE."""
 
     low: float
     high: float
-    coverage: float
 
     def excludes(self, value: float) -> bool:
         return value < self.low or value > self.high
@@ -166,7 +165,7 @@ def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estima
         scale = none.time_us / beside.median_us
         series.append([sample * scale for sample in timing.samples_us])
         own = estimate(beside.samples_us)
-        besides.append((own.noise_us * scale, own.freedom))
+        besides.append((own.noise_us * scale * timing.median_us / beside.median_us, own.freedom))
     pooled = estimate(*series)
     shares = [(noise_us / len(besides), freedom) for noise_us, freedom in besides]
     noise_us, freedom = _sum_of_noises((pooled.noise_us, pooled.freedom), *shares)

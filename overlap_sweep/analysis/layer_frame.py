@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from overlap_sweep.analysis.estimate import CONFIDENCE
 from overlap_sweep.analysis.frame import Row, column_types, common_cells
 from overlap_sweep.analysis.layers import LayerAnalysis, VariantRow
 from overlap_sweep.analysis.points import Point
@@ -60,7 +61,7 @@ def variant_cells(row: VariantRow, analysis: LayerAnalysis) -> Row:
         "ratio": row.ratio,
         "ratio_low": row.interval.low,
         "ratio_high": row.interval.high,
-        "coverage": row.interval.coverage,
+        "coverage": CONFIDENCE,
         "differs": row.differs,
         "hidden_fraction": row.hidden_fraction,
         "launch_bound": row.launch_bound,

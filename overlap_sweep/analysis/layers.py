@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sweep.analysis.estimate import CONFIDENCE, EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us
+from overlap_sweep.analysis.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, scatter
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS, scatter
 from overlap_sweep.run_directory import VariantTimes
 
 
@@ -119,13 +119,13 @@ def compare(variant: VariantTimes, other: VariantTimes, device_kind: str, pairs:
     rounds = zip(variant.times["all"].samples_us, other.times["all"].samples_us, strict=True)
     ratio = ratio_of_rounds([time_us / other_us for time_us, other_us in rounds], device_kind)
     noise = gap_noise_us(ratio, EXACTLY_ONE, pairs) if variant is not other else 0.0
-    return Comparison(ratio.time_us, Interval(ratio.time_us - noise, ratio.time_us + noise, CONFIDENCE))
+    return Comparison(ratio.time_us, Interval(ratio.time_us - noise, ratio.time_us + noise))
 
 
 def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
     """Of two variants, with what such a ratio differs by from one point to the next."""
     ratio = estimate(ratios)
-    return scatter([], TYPICAL_SCATTER[device_kind]).added_to(ratio, 1)
+    return scatter([], TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(ratio, 1)
 
 
 def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison) -> VariantRow:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from overlap_sweep.analysis import verdict
-from overlap_sweep.analysis.estimate import CONFIDENCE, Estimate, Interval, estimate, gap_noise_us
+from overlap_sweep.analysis.estimate import Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.analysis.peak_rates import peak_tflops
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.step_communication import StepCommunication
@@ -161,7 +161,7 @@ class TpTrainingRow:
     @property
     def host_limits(self) -> bool:
         """Whether the host, or a stack that waits for the device, decides how long a step takes."""
-        return any(point.result and point.result.launch_bound for point in self.points)
+        return host_limits(self.points)
 
     @property
     def deviates(self) -> bool:
@@ -266,7 +266,7 @@ def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> Interval:
     large the noise. NaN where there is a single timed step."""
     ratio = ratio_of(slower, faster)
     factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
-    return Interval(ratio / factor, ratio * factor, CONFIDENCE)
+    return Interval(ratio / factor, ratio * factor)
 
 
 def measured(result: Result | None) -> TpTrainingRun:
@@ -274,6 +274,11 @@ def measured(result: Result | None) -> TpTrainingRun:
     assert result
     assert result.tp_training
     return result.tp_training
+
+
+def host_limits(points: Iterable[Point]) -> bool:
+    """Whether it does in any of them."""
+    return any(point.result and point.result.launch_bound for point in points)
 
 
 def step_timing(result: Result) -> Timing:
@@ -347,8 +352,8 @@ def _analysis(
 ) -> TpTrainingAnalysis:
     named = _named(points)
     losses = _losses(named)
-    steps = ([estimate(_timed_us(point)) for point in of_one] for of_one in named.values())
-    between = verdict.scatter(steps, verdict.TYPICAL_SCATTER_OF_STEPS[points[0].config["runtime"]["device"]])
+    steps = (([estimate(_timed_us(point)) for point in of_one], host_limits(of_one)) for of_one in named.values())
+    between = verdict.scatters_of_steps(steps, points[0].config["runtime"]["device"])
     rows = [_row(*key, of_one, losses, communication, between) for key, of_one in named.items()]
     of_points = [
         _row(*key, [point], losses, communication, between) for key, of_one in named.items() for point in of_one
@@ -406,7 +411,7 @@ def _row(
     points: list[Point],
     losses: Mapping[Path, Comparison],
     communication: Mapping[Path, StepCommunication],
-    between: verdict.Scatter,
+    between: Mapping[bool, verdict.Scatter],
 ) -> TpTrainingRow:
     config, runs = points[0].config, [measured(point.result) for point in points]
     steps = [step for run in runs for step in timed_steps(run)]
@@ -418,7 +423,7 @@ def _row(
         impl=config["impl"],
         setting=setting,
         points=points,
-        step=between.added_to(estimate(*map(_timed_us, points)), len(points)),
+        step=between[host_limits(points)].added_to(estimate(*map(_timed_us, points)), len(points)),
         q1_us=q1_us,
         q3_us=q3_us,
         shares=shares_of(steps),

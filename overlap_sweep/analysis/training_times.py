@@ -61,15 +61,16 @@ class Comparison:
     floors: Mapping[_Floor, list[Timing]]
     """By what the step without communication does, of the points that may be compared by it."""
     relative: bool
-    between: verdict.Scatter
-    """Of the points of equal settings."""
+    between: Mapping[bool, verdict.Scatter]
+    """Of the points of equal settings, by whether the host limits them."""
 
     def times(self, points: Sequence[Point]) -> StepTimes:
         """Of the points of one setting."""
         steps = [measured(point.result).step for point in points]
         pool = self.floors.get(same_floor(knobs_of(points[0].config)), [])
         # Relative to nothing but itself, a time gains the floor's noise for nothing.
-        relative = self.relative and len(pool) > 1 and not any(map(_limited, points))
+        limited = any(map(_limited, points))
+        relative = self.relative and len(pool) > 1 and not limited
         if relative:
             floor = pooled_none(pool)
             step, none = (
@@ -77,7 +78,7 @@ class Comparison:
             )
         else:
             step, none, floor = (pooled_none([of_one[name] for of_one in steps]) for name in VARIANTS)
-        step = self.between.added_to(step, len(points))
+        step = self.between[limited].added_to(step, len(points))
         rounds = {name: _together([of_one[name] for of_one in steps]) for name in VARIANTS}
         return StepTimes(step, none, floor, hidden(rounds), relative)
 
@@ -94,9 +95,11 @@ def comparison(points: Iterable[Point]) -> Comparison:
     free = [of_one for of_one in repeated if not any(map(_limited, of_one))]
     as_measured, to_floor = _scatter(map(_steps_us, free)), _scatter(map(_over_floor, free))
     relative = as_measured is None or to_floor is None or to_floor < as_measured
-    times = ([_step(point, relative and of_one in free) for point in of_one] for of_one in repeated)
+    times = (
+        ([_step(point, relative and of_one in free) for point in of_one], of_one not in free) for of_one in repeated
+    )
     device_kind = next(iter(settings.values()))[0].config["runtime"]["device"]
-    return Comparison(floors, relative, verdict.scatter(times, verdict.TYPICAL_SCATTER_OF_STEPS[device_kind]))
+    return Comparison(floors, relative, verdict.scatters_of_steps(times, device_kind))
 
 
 def _step(point: Point, over_floor: bool) -> Estimate:

@@ -19,9 +19,14 @@ T = TypeVar("T")
 
 TYPICAL_SCATTER = {"cuda": 0.003, "cpu": 0.02}
 """Standard deviation of one setting's time between points, as a share of it, by kind of device: of times that are told
-through what was measured beside them. By benchmarks/equal_settings.sh, see docs/results."""
+through what was measured beside them. The largest, of small kernels, that benchmarks/repeated_settings.sh found twice;
+large ones have 0.001 or less."""
+TYPICAL_SCATTER_OF_LAYERS = {"cuda": 0.001, "cpu": 0.02}
+"""The same of whole layers, whose variants take turns in one process group."""
 TYPICAL_SCATTER_OF_STEPS = {"cuda": 0.01, "cpu": 0.03}
 """The same of whole training steps, as measured."""
+TYPICAL_SCATTER_OF_HOST = 0.07
+"""The same of steps that take as long as the host takes to enqueue them."""
 _TYPICAL_WEIGHT = 2
 """How many repetitions in a sweep count as much as what is typical."""
 _STEADY_WEIGHT = 12.0
@@ -60,6 +65,16 @@ def scatter(repeated: Iterable[Sequence[Estimate]], typical: float) -> Scatter:
         return Scatter(typical, inf, 0)
     variance = (squares + _TYPICAL_WEIGHT * typical**2) / (freedom + _TYPICAL_WEIGHT)
     return Scatter(sqrt(variance), freedom + _TYPICAL_WEIGHT, freedom)
+
+
+def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], device_kind: str) -> dict[bool, Scatter]:
+    """Of training steps, by whether the host limits them: the points of every setting, and whether it does there."""
+    settings = list(repeated)
+    typical = {False: TYPICAL_SCATTER_OF_STEPS[device_kind], True: TYPICAL_SCATTER_OF_HOST}
+    return {
+        limited: scatter([points for points, known in settings if known == limited], share)
+        for limited, share in typical.items()
+    }
 
 
 def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:

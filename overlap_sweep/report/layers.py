@@ -69,25 +69,15 @@ def cautions(analysis: LayerAnalysis) -> list[str]:
 
 
 def cautions_of_table(analysis: LayerAnalysis) -> list[str]:
-    """About its reference, its intervals, and what was launch-bound."""
+    """About its reference, and what was launch-bound."""
     lines = []
     if analysis.reference != "none":
         lines.append(f"none was not measured: ratios are to {analysis.reference}.")
-    if _coverage(analysis) < CONFIDENCE:
-        lines.append(
-            f"{analysis.rounds} rounds are too few for {CONFIDENCE:.0%}: the intervals, from the lowest to the highest "
-            f"ratio, hold with {_coverage(analysis):.0%}."
-        )
     backend = analysis.point.case.backend
     launch_bound = [named(row.name, backend) for row in analysis.rows if row.launch_bound]
     if launch_bound:
         lines.append(f"Launch-bound, left out of the verdict: {', '.join(launch_bound)}.")
     return lines
-
-
-def _coverage(analysis: LayerAnalysis) -> float:
-    """The same for all variants, since they have equally many rounds."""
-    return analysis.rows[0].interval.coverage
 
 
 def print_table(analysis: LayerAnalysis, best: VariantRow | None, console: Console) -> None:
@@ -108,7 +98,7 @@ def print_table(analysis: LayerAnalysis, best: VariantRow | None, console: Conso
         _print_stacked(rows, console)
     console.print(
         f"{against}: ratio to {analysis.reference} in the same round, median of {analysis.rounds} rounds "
-        f"[{min(_coverage(analysis), CONFIDENCE):.0%} interval]; below 1 is faster\n",
+        f"[{CONFIDENCE:.0%} interval]; below 1 is faster\n",
         style="dim",
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from overlap_sweep.analysis.estimate import CONFIDENCE
 from overlap_sweep.analysis.layers import Comparison, VariantRow
 from overlap_sweep.analysis.proof import Outcome, Proof, Together
 from overlap_sweep.analysis.sweep import Analysis
@@ -113,7 +114,7 @@ def _comparison(found: Comparison) -> dict[str, Any]:
         "ratio": found.ratio,
         "low": found.interval.low,
         "high": found.interval.high,
-        "confidence": found.interval.coverage,
+        "confidence": CONFIDENCE,
         "speedup": found.speedup,
         "differs": found.differs,
     }

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from overlap_sweep.analysis import telemetry
+from overlap_sweep.analysis.estimate import estimate
 from overlap_sweep.analysis.telemetry import Device, Run, read_telemetry
 from overlap_sweep.analysis.telemetry_dips import Dip, device_finding, find_dips, slow_devices
 from overlap_sweep.analysis.telemetry_steps import aggregate, aggregates, select, series, spread
@@ -45,7 +46,7 @@ def test_quartiles_mean_and_noise() -> None:
     found = aggregate([1.0, 2.0, 3.0, 4.0, math.nan, 10.0])
     assert found
     assert (found.q1, found.median, found.q3, found.mean, found.count) == (2.0, 3.0, 4.0, 4.0, 5)
-    assert found.noise == pytest.approx(1.57 * 2 / math.sqrt(5))
+    assert found.noise == pytest.approx(estimate([1.0, 2.0, 3.0, 4.0, 10.0]).noise_us)
     assert aggregate([math.nan, 1.0]) is None
 
 

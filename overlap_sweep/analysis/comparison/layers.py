@@ -12,7 +12,7 @@ from overlap_sweep.analysis.comparison.measured import Key, Measured, key_of_pas
 from overlap_sweep.analysis.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.trials import FLOOR, NONE, read_trial
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS
 from overlap_sweep.run_directory import Timing, TunerRecord, VariantTimes
 
 WHOLE = "all"
@@ -37,7 +37,7 @@ def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord])
             key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
             variants = labelled.get(point.directory) or point.result.variants
             layers[key].append((point.name, _times(variants)))
-            between[key] = TYPICAL_SCATTER[point.config["runtime"]["device"]]
+            between[key] = TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]]
     return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]
 
 

@@ -190,9 +190,8 @@ def _proven(proof: Proof) -> list[str]:
                 f"the time tuned over that of {_plainly(label, proof)}{only} is {compared.ratio:.3f} "
                 f"({interval.low:.3f} to {interval.high:.3f})"
             )
-    coverage = min(proof.decisive.interval.coverage, CONFIDENCE)
     return [
-        f"Proven on the whole layer in {proof.layer.rounds} rounds side by side, with {as_percent(coverage)} "
+        f"Proven on the whole layer in {proof.layer.rounds} rounds side by side, with {as_percent(CONFIDENCE)} "
         f"intervals: {'; '.join(said)}."
     ]
 

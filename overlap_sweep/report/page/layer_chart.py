@@ -51,8 +51,7 @@ def layer_panel(title: str, layer: LayerAnalysis, best: str | None) -> LayerPane
     backend = layer.point.case.backend
     names = {name: named(short, backend) for name, short in _short([row.name for row in layer.rows]).items()}
     bars = [_bar(row, layer.reference, best, names[row.name]) for row in layer.rows]
-    coverage = min(layer.rows[0].interval.coverage, CONFIDENCE)
-    interval = f", {coverage:.0%} intervals" if len(bars) > 1 else ""
+    interval = f", {CONFIDENCE:.0%} intervals" if len(bars) > 1 else ""
     return LayerPanel(
         title,
         f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} rounds"

@@ -124,7 +124,7 @@ def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: P
     for i in range(1, 51):
         # The communication takes longer up to 25, and the fastest changes at every m.
         comm_us = 120.0 if i <= 25 else 80.0
-        measured = {"a": implementation(150.0 + i % 2), "b": implementation(151.0 - i % 2)}
+        measured = {"a": implementation(150.0 + 6 * (i % 2)), "b": implementation(156.0 - 6 * (i % 2))}
         make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
     panel = kernel_panel(analysis_of(tmp_path).kernels[0])
     assert [(binding.m, binding.what) for binding in panel.bindings] == [(64, "comm."), (64 * 26, "GEMM")]
