@@ -67,7 +67,7 @@ def operators(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
     observations = []
     for number, by in enumerate(faster):
         for _ in range(noise.repetitions):
-            none, floor = samples_us(100, noise, between=False), samples_us(80, noise, between=False)
+            none, floor = samples_us(100, noise, between=False), samples_us(80, noise)
             times = PassTimes(point=samples_us(100 * (1 - by), noise), none=none, floor=floor)
             setting = {"fc1_fprop": {"method": "ring_exchange", "num_sm": number + 1}}
             observations.append(Observation(f"{number}", setting, times, None))
@@ -81,7 +81,7 @@ def of_kernels(faster: Sequence[float], noise: Noise) -> tuple[int | None, float
     for repetition in range(noise.repetitions):
         for number, by in enumerate(faster):
             names = ("sequential", "gemm_only", "comm_only")
-            times = {name: samples_us(t, noise, False) for name, t in zip(names, (100, 80, 30), strict=True)}
+            times = {name: samples_us(t, noise, name != "sequential") for name, t in zip(names, (100, 80, 30), strict=True)}
             times[f"ring_{number}"] = samples_us(100 * (1 - by), noise)
             implementations = {name: ImplementationTimes(time=time) for name, time in times.items()}
             result = {"implementations": implementations}

@@ -162,13 +162,13 @@ def choose(
     failures = failures or Failures()
     none = pooled_none([observation.times.none for observation in observations])
     by_setting = _by_setting(observations)
-    between = _scatter(by_setting.values(), none, device_kind)
+    defaults = distinct(observation.times.default for observation in observations if observation.times.default)
+    between = _scatter(by_setting.values(), defaults, none, device_kind)
     candidates = _candidates(by_setting, none, between)
     candidates += [pair for pair in _predicted_pairs(candidates) if not failures.distrusts(pair.settings)]
     candidates.sort(key=_complexity)
     chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
     scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
-    defaults = distinct(observation.times.default for observation in observations if observation.times.default)
     tp1 = [observation.times.tp1.median_us for observation in observations if observation.times.tp1]
     return PassChoice(
         tp_size=tp_size,
@@ -201,9 +201,14 @@ def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observati
     return by_setting
 
 
-def _scatter(groups: Iterable[Sequence[Observation]], none: Estimate, device_kind: str) -> verdict.Scatter:
+def _scatter(
+    groups: Iterable[Sequence[Observation]], defaults: Iterable[DefaultTiming], none: Estimate, device_kind: str
+) -> verdict.Scatter:
+    groups = list(groups)
     times = ([normalised([(o.times.point, o.times.none)], none) for o in same] for same in groups)
-    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind])
+    floors = [normalised([(o.times.floor, o.times.none)], none) for same in groups for o in same]
+    of_default = [normalised([(measured.default, measured.none)], none) for measured in defaults]
+    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind], (floors, of_default))
 
 
 def _candidates(

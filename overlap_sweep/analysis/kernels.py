@@ -296,8 +296,10 @@ def _estimates(
         if key != (None, SEQUENTIAL)
     }
     typical = verdict.TYPICAL_SCATTER[device_kind]
-    implementations = (same for (backend, _), same in pairs.items() if backend is not None)
-    between = verdict.scatter(([normalised([pair], anchor) for pair in same] for same in implementations), typical)
+    baselines, repeated = [], []
+    for (backend, _), same in pairs.items():
+        (baselines if backend is None else repeated).append([normalised([pair], anchor) for pair in same])
+    between = verdict.scatter(repeated, typical, baselines)
     found = {key: between.added_to(normalised(same, anchor), len(same)) for key, same in pairs.items()}
     return {**found, (None, SEQUENTIAL): anchor}
 

@@ -40,31 +40,44 @@ class Scatter:
     share: float
     """Standard deviation between points, as a share of the time."""
     freedom: float
-    repetitions: int
-    """How many points of the sweep it rests on, beside what is typical; 0 where no setting was measured twice."""
+    """How well it is known; infinite of what is typical."""
 
     def added_to(self, estimate: Estimate, points: int) -> Estimate:
         """The estimate of a setting that was measured in so many points."""
         return estimate.with_error(estimate.time_us * self.share / sqrt(points), self.freedom)
 
 
-def scatter(repeated: Iterable[Sequence[Estimate]], typical: float) -> Scatter:
+def scatter(
+    repeated: Iterable[Sequence[Estimate]], typical: float, baselines: Iterable[Sequence[Estimate]] = ()
+) -> Scatter:
     """From the points of every setting that was measured more than once, and from what is typical.
 
     The variance of their times less that within them, weighted with the typical variance by degrees of freedom.
+    `baselines` is what every point measures beside its setting: where those differ from point to point by more than is
+    typical, settings do so, too. Where they differ by less, that says little: they have less that could differ.
     """
-    squares, freedom = 0.0, 0
-    for points in repeated:
-        if len(points) > 1:
-            mean_us = fmean(point.time_us for point in points)
-            within = fmean((point.error_us / mean_us) ** 2 for point in points)
-            between = sum((point.time_us / mean_us - 1) ** 2 for point in points)
-            freedom += len(points) - 1
-            squares += max(0.0, between - (len(points) - 1) * within)
+    found = [_between(points) for points in repeated]
+    freedom = sum(free for _, free in found)
+    of_baselines = (_with_typical(*_between(points), typical) for points in baselines)
+    unrepeated = max([Scatter(typical, inf), *of_baselines], key=lambda one: one.share)
     if not freedom:
-        return Scatter(typical, inf, 0)
+        return unrepeated
+    return _with_typical(sum(squares for squares, _ in found), freedom, unrepeated.share)
+
+
+def _with_typical(squares: float, freedom: int, typical: float) -> Scatter:
     variance = (squares + _TYPICAL_WEIGHT * typical**2) / (freedom + _TYPICAL_WEIGHT)
-    return Scatter(sqrt(variance), freedom + _TYPICAL_WEIGHT, freedom)
+    return Scatter(sqrt(variance), freedom + _TYPICAL_WEIGHT)
+
+
+def _between(points: Sequence[Estimate]) -> tuple[float, int]:
+    """Sum of squares of relative times between points, beyond what the noise within explains, and its freedom."""
+    if len(points) < 2:
+        return 0.0, 0
+    mean_us, freedom = fmean(point.time_us for point in points), len(points) - 1
+    within = fmean((point.error_us / mean_us) ** 2 for point in points)
+    squares = sum((point.time_us / mean_us - 1) ** 2 for point in points)
+    return max(0.0, squares - freedom * within), freedom
 
 
 def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], device_kind: str) -> dict[bool, Scatter]:

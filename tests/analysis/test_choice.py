@@ -48,8 +48,8 @@ def test_fastest_setting_wins(tmp_path: Path) -> None:
 
 def test_drift_between_points_does_not_decide(tmp_path: Path) -> None:
     # sm8 looks slower by the clock, but the machine was: 180/240 of no overlap, against 160/200.
-    bulk(tmp_path, 4, pass_times(160.0, none_us=200.0))
-    bulk(tmp_path, 8, pass_times(180.0, none_us=240.0))
+    bulk(tmp_path, 4, pass_times(160.0, none_us=200.0, floor_us=100.0))
+    bulk(tmp_path, 8, pass_times(180.0, none_us=240.0, floor_us=120.0))
     chosen = choices(tmp_path)[BWD].chosen
     assert chosen.settings["fc1_dgrad"]["num_sm"] == 8
     assert chosen.time_us == pytest.approx(220.0 * 180 / 240)
