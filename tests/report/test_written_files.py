@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlap_sweep import overlap_cfg
+from overlap_sweep import overlap_cfg, space
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.step_communication import read_communication
 from overlap_sweep.analysis.sweep import Analysis
@@ -18,6 +19,7 @@ from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.tp_training_files import results
 from overlap_sweep.run_directory import trace_file
+from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,
     BEST_SWITCHES,
@@ -183,3 +185,15 @@ def test_a_bad_trace_of_a_stack_is_a_problem_and_no_more(tmp_path: Path) -> None
     (directory / trace_file(0)).write_text("no trace")
     found = read_communication(read_points(tmp_path).points)
     assert (len(found.problems), trace_file(0) in found.problems[0], found.of_point) == (1, True, {})
+
+
+# points.csv, of recorded sweeps
+
+
+@pytest.mark.parametrize("name", ["operators", "tuner"])
+def test_a_config_id_names_one_setting(tmp_path: Path, name: str) -> None:
+    named = defaultdict(set)
+    for row in analysis_of(unpack(name, tmp_path)).rows:
+        if row["status"] == "ok":
+            named[row["config_id"]].add((row["slot"], *((knob, row.get(knob)) for knob in space.KNOBS)))
+    assert not {name: settings for name, settings in named.items() if len(settings) > 1}

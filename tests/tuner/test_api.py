@@ -25,6 +25,19 @@ def test_a_directory_without_a_report_is_an_error(tmp_path: Path) -> None:
     assert report.proof == {}
 
 
+def test_answers_come_before_what_could_not_be_proven(tmp_path: Path) -> None:
+    recommended = [{"recommendation": "fc1 fwd: use ring_agg0"}]
+    (tmp_path / "tuning_report.json").write_text(json.dumps({"recommendations": recommended}))
+    proofs = [
+        {"tp_size": 2, "proven": False, "verdict": "not proven on the whole layer: it was skipped."},
+        {"tp_size": 4, "proven": True, "verdict": "tuned is 4% faster than none: use tuned."},
+    ]
+    (tmp_path / "proof.json").write_text(json.dumps({"proofs": proofs}))
+    *answers, last = overlap_sweep.Report(tmp_path).recommendations
+    assert answers == ["TP=4: tuned is 4% faster than none: use tuned.", "fc1 fwd: use ring_agg0"]
+    assert last == "TP=2: not proven on the whole layer: it was skipped."
+
+
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What launch.py was asked to do, which is not run."""
@@ -128,7 +141,8 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     assert any("fc2 fwd" in sentence for sentence in report.recommendations)
     assert report.tp_scaling == json.loads((directory / "tuning_report.json").read_text())["tp_scaling"]
     assert set(report.to_frame()["operator"]) == {"fc2"}
-    slots = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
+    written = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
+    slots = written if proof["switches"]["tp_comm_overlap"] else None
     assert report.ub_cfgs(2) == slots
     with pytest.raises(UserError, match="TP=8 was not searched"):
         report.ub_cfgs(8)

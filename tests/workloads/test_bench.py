@@ -54,6 +54,17 @@ def test_only_the_passes_that_the_point_is_about_count(
     assert [among_best(fwd, bwd, **changes) for fwd, bwd, _ in asked] == [expected for *_, expected in asked]
 
 
+def test_the_objective_is_the_whole_operator_whichever_passes_a_method_overlaps() -> None:
+    bench = Bench(operator_point(), ALONE, {}, NOTHING, NOTHING, none_us={"fwd": 100.0, "bwd": 200.0})
+
+    def objective_us(relative: dict[str, float], **changes: Any) -> float:
+        return bench.objective_us(operator_point(**changes), relative)
+
+    # bulk overlaps backward alone: forward is that of no overlap, however it was measured beside it.
+    assert objective_us({"fwd": 0.98, "bwd": 0.9}) == pytest.approx(100.0 + 180.0)
+    assert objective_us({"fwd": 0.7, "bwd": 0.9}, **RING) == pytest.approx(70.0 + 180.0)
+
+
 COLUMN = LinearShape("column", 8, 6, 16, 2)
 ROW = LinearShape("row", 8, 16, 6, 2)
 SHAPES = {"weight": (8, 6), "bias": (8,), "layer_norm_weight": (6,), "layer_norm_bias": (6,)}
