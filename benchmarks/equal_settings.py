@@ -21,6 +21,7 @@ from overlap_sweep.analysis.comparison.matching import verdict
 from overlap_sweep.analysis.copies import copy_row
 from overlap_sweep.analysis.estimate import Estimate, estimate
 from overlap_sweep.analysis.points import Point
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, scatter
 from overlap_sweep.run_directory import CopyTimes, ImplementationTimes, PassTimes, Result, Timing, VariantTimes
 from tests.make_point import (
     copy_config,
@@ -81,7 +82,9 @@ def of_kernels(faster: Sequence[float], noise: Noise) -> tuple[int | None, float
     for repetition in range(noise.repetitions):
         for number, by in enumerate(faster):
             names = ("sequential", "gemm_only", "comm_only")
-            times = {name: samples_us(t, noise, name != "sequential") for name, t in zip(names, (100, 80, 30), strict=True)}
+            times = {
+                name: samples_us(t, noise, name != "sequential") for name, t in zip(names, (100, 80, 30), strict=True)
+            }
             times[f"ring_{number}"] = samples_us(100 * (1 - by), noise)
             implementations = {name: ImplementationTimes(time=time) for name, time in times.items()}
             result = {"implementations": implementations}
@@ -158,10 +161,9 @@ def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
 
 
 def of_compare(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
-    ours, theirs = (
-        estimate(samples_us(100 * (1 - faster[0]), noise).samples_us),
-        estimate(samples_us(100, noise).samples_us),
-    )
+    between = scatter([], TYPICAL_SCATTER["cuda"])
+    times = (samples_us(time_us, noise) for time_us in (100 * (1 - faster[0]), 100))
+    ours, theirs = (between.added_to(estimate(timing.samples_us), 1) for timing in times)
     return (0 if verdict(ours, theirs) == "faster" else None), _noise(ours, theirs)
 
 

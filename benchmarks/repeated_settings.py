@@ -105,7 +105,8 @@ def of_layers(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[b
     for point in points:
         assert point.result
         first, *others = (times for name, times in point.result.variants.items() if name.startswith("file:"))
-        told.append(any(layers.compare(other, first, kind(points), len(others)).differs for other in others))
+        compared = layers.compare([(other, first) for other in others], kind(points), len(others))
+        told.append(any(one.differs for one in compared))
         rounds += [(other.times["all"], first.times["all"]) for other in others]
     yield "layer", len(rounds) // max(len(points), 1), between(ratios(rounds)), told
 

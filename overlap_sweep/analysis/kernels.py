@@ -296,7 +296,8 @@ def _estimates(
         if key != (None, SEQUENTIAL)
     }
     typical = verdict.TYPICAL_SCATTER[device_kind]
-    baselines, repeated = [], []
+    baselines: list[list[Estimate]] = []
+    repeated: list[list[Estimate]] = []
     for (backend, _), same in pairs.items():
         (baselines if backend is None else repeated).append([normalised([pair], anchor) for pair in same])
     between = verdict.scatter(repeated, typical, baselines)

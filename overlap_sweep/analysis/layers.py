@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from overlap_sweep.analysis.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS, scatter
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS, scatter, steadied
 from overlap_sweep.run_directory import VariantTimes
 
 
@@ -108,24 +108,35 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     assert point.result
     variants = point.result.variants
     reference = "none" if "none" in variants else next(iter(variants))
-    kind, pairs = point.config["runtime"]["device"], max(len(variants.keys() - {reference, "floor"}), 1)
-    rows = [_row(name, variants, compare(variants[name], variants[reference], kind, pairs)) for name in variants]
+    tried = max(len(variants.keys() - {reference, "floor"}), 1)
+    pairs = [(variant, variants[reference]) for variant in variants.values()]
+    compared = compare(pairs, point.config["runtime"]["device"], tried)
+    rows = [_row(name, variants, found) for name, found in zip(variants, compared, strict=True)]
     return LayerAnalysis(point, reference, rows, rounds=len(variants[reference].times["all"].samples_us))
 
 
-def compare(variant: VariantTimes, other: VariantTimes, device_kind: str, pairs: int = 1) -> Comparison:
-    """Two variants of one point: their i-th samples were taken side by side. `pairs` is how many such questions the
-    decision asks."""
-    rounds = zip(variant.times["all"].samples_us, other.times["all"].samples_us, strict=True)
-    ratio = ratio_of_rounds([time_us / other_us for time_us, other_us in rounds], device_kind)
-    noise = gap_noise_us(ratio, EXACTLY_ONE, pairs) if variant is not other else 0.0
+def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
+    """Each first variant with its second: their i-th samples were taken side by side. `tried` is how many the best is
+    looked for among."""
+    ratios = [
+        EXACTLY_ONE if one is other else ratio_of_rounds(_rounds(one, other), device_kind) for one, other in pairs
+    ]
+    return [_comparison(ratio, tried) for ratio in steadied(ratios)]
+
+
+def _rounds(one: VariantTimes, other: VariantTimes) -> list[float]:
+    samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
+    return [time_us / other_us for time_us, other_us in samples]
+
+
+def _comparison(ratio: Estimate, tried: int) -> Comparison:
+    noise = gap_noise_us(ratio, EXACTLY_ONE, tried)
     return Comparison(ratio.time_us, Interval(ratio.time_us - noise, ratio.time_us + noise))
 
 
 def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
     """Of two variants, with what such a ratio differs by from one point to the next."""
-    ratio = estimate(ratios)
-    return scatter([], TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(ratio, 1)
+    return scatter([], TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(estimate(ratios), 1)
 
 
 def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison) -> VariantRow:

@@ -232,7 +232,7 @@ def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
         case=case,
         trial=trial,
         layer=trial.layer,
-        against={label: _compare(trial, TUNED, label, len(others)) for label in others},
+        against=_compare(trial, [(TUNED, label) for label in others], len(others)),
         best_other=_best_of(others, trial),
         together=together,
     )
@@ -241,14 +241,18 @@ def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
 def _best_of(labels: Sequence[str], trial: Trial) -> str:
     """The fastest, or the first of those that the noise cannot tell from it: none before the default, presets last."""
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
-    order = [NONE, DEFAULT, *(label for label in labels if label not in (NONE, DEFAULT))]
-    ties = (x for x in order if x in labels and not _compare(trial, fastest, x).faster)
-    return next(ties)
+    order = [label for label in (NONE, DEFAULT) if label in labels]
+    order += [label for label in labels if label not in order]
+    to_others = _compare(trial, [(fastest, label) for label in order])
+    return next(label for label in order if not to_others[label].faster)
 
 
-def _compare(trial: Trial, label: str, other: str, pairs: int = 1) -> Comparison:
+def _compare(trial: Trial, pairs: Sequence[tuple[str, str]], tried: int = 1) -> dict[str, Comparison]:
+    """By the second label of each pair."""
     assert trial.point
-    return compare(trial.times[label], trial.times[other], trial.point.config["runtime"]["device"], pairs)
+    times = [(trial.times[label], trial.times[other]) for label, other in pairs]
+    compared = compare(times, trial.point.config["runtime"]["device"], tried)
+    return {other: found for (_, other), found in zip(pairs, compared, strict=True)}
 
 
 def _taken(trial: Trial, tuned: OverlapConfig | None) -> str | None:

@@ -39,6 +39,7 @@ def _grid_in_words(answer: GridAnswer) -> str:
     if not others:
         nothing = "" if left_out else ", nothing to compare it with"
         return f"{answer.grid}: {best.setting} takes {_ms(best.time_us)} ms a step, {rate}{nothing}{left_out}"
+    ending = f"; not repeated{left_out}" if len(best.points) == 1 else left_out
     slowest = others[-1]
     if len(ties) > 1:
         names = " and ".join([", ".join(row.setting for row in ties[:-1]), ties[-1].setting])
@@ -47,11 +48,11 @@ def _grid_in_words(answer: GridAnswer) -> str:
         following = answer.slower
         if following:
             said += f"; {following[0].setting} takes {_over(following[0], best)} as long"
-        return f"{answer.grid}: {said}; {best.setting} takes {_ms(best.time_us)} ms a step, {rate}{left_out}"
+        return f"{answer.grid}: {said}; {best.setting} takes {_ms(best.time_us)} ms a step, {rate}{ending}"
     said = f"{best.setting} is fastest, {_over(others[0], best)} as fast as {others[0].setting}"
     if slowest is not others[0]:
         said += f", {_over(slowest, best)} as fast as {slowest.setting}, the slowest"
-    return f"{answer.grid}: {said}; it takes {_ms(best.time_us)} ms a step, {rate}{left_out}"
+    return f"{answer.grid}: {said}; it takes {_ms(best.time_us)} ms a step, {rate}{ending}"
 
 
 def _best_in_words(analysis: TpTrainingAnalysis) -> str:

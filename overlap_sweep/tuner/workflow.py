@@ -212,8 +212,8 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     fastest = min(right, key=lambda label: right[label].times["all"].median_us)
     if first not in right:
         return fastest
-    pairs = max(len(right) - 1, 1)
-    compared = compare(right[fastest], right[first], result.point["runtime"]["device"], pairs)
+    tried = max(len(right) - 1, 1)
+    (compared,) = compare([(right[fastest], right[first])], result.point["runtime"]["device"], tried)
     return fastest if compared.faster else first
 
 
