@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.model_forms import sizes_of
 from overlap_sweep.space import OPERATORS
 
 SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "gated_mlp")
+SIZES_OF = {
+    **dict.fromkeys(("qkv", "proj"), ("num_kv_heads", "head_dim")),
+    **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
+}
+"""Of an operator, beside those of the whole model."""
 HUB = "https://huggingface.co"
 CONNECT_TIMEOUT_S = 0.6
 
@@ -67,21 +73,37 @@ class LinearShape:
 
 
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
-    """The shape of one operator of a model whose sizes are all known."""
-    hidden, ffn, head_dim = model["hidden_size"], model["ffn_hidden_size"], model["head_dim"]
-    heads, kv_heads = model["num_attention_heads"], model["num_kv_heads"]
-    sizes = {
-        "qkv": (hidden, (heads + 2 * kv_heads) * head_dim),
-        "proj": (heads * head_dim, hidden),
-        "fc1": (hidden, ffn * (2 if model["gated_mlp"] else 1)),
-        "fc2": (ffn, hidden),
-    }
-    in_features, out_features = sizes[operator]
-    return LinearShape(OPERATORS[operator], tokens, in_features, out_features, tp_size)
+    """The shape of one operator of a resolved model. UserError where the model has none such."""
+    if lacking := lacks(model, [operator]):
+        raise UserError(f"{lacking}.")
+    hidden, heads = model["hidden_size"], model["num_attention_heads"]
+    if operator == "qkv":
+        sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]
+    elif operator == "proj":
+        sizes = heads * model["head_dim"], hidden
+    elif operator == "fc1":
+        sizes = hidden, model["ffn_hidden_size"] * (2 if model["gated_mlp"] else 1)
+    else:
+        sizes = model["ffn_hidden_size"], hidden
+    return LinearShape(OPERATORS[operator], tokens, *sizes, tp_size)
+
+
+def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
+    """Why the resolved model has not all of these operators, with the mend, or None."""
+    instead = model.get("instead") or {}
+    for operator in operators:
+        if operator in instead:
+            left = ",".join(name for name in OPERATORS if name not in instead)
+            sweep = f"sweep operator={left}, or " if left and len(operators) == 1 else ""
+            sizes = " ".join(f"model.{name}=..." for name in SIZES_OF[operator])
+            return f"{operator}: {instead[operator]}; {sweep}give {sizes}"
+    return None
 
 
 def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> str | None:
     """Why the operator cannot run at this TP size, or None."""
+    if lacking := lacks(model, [operator]):
+        return lacking
     if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
         return f"{operator}: {model['num_attention_heads']} attention heads do not divide by tp_size={tp_size}"
     if operator == "qkv" and model["num_kv_heads"] % tp_size:
@@ -91,43 +113,41 @@ def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) 
 
 
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model with every size filled in; reads the Hugging Face config where `source=hf`. UserError if it can't."""
-    sizes = {name: model[name] for name in SIZES if model[name] is not None}
-    if model["source"] == "hf":
-        sizes = read_hf_sizes(str(model["name"])) | sizes
-    sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
-    if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
-        sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
-    missing = [name for name in SIZES if sizes.get(name) is None]
+    """The model with every size filled in; reads the Hugging Face config where `source=hf`. UserError if it can't.
+
+    Of operators that the config's model has not, the sizes are None, and `instead` says by operator what it has.
+    """
+    given = {name: model[name] for name in SIZES if model[name] is not None}
+    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else ({}, {})
+    sizes = read | given
+    if "qkv" not in instead:
+        sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
+        if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
+            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    # An operator whose sizes are given is what they say.
+    instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
+    unsized = {name for operator in instead for name in SIZES_OF[operator]}
+    missing = [name for name in SIZES if sizes.get(name) is None and name not in unsized]
     if missing:
         raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}=... .")
-    gated = sizes["gated_mlp"]
-    layer = {"normalization": "RMSNorm" if gated else "LayerNorm", "bias": not gated}
-    return {**model, **sizes, **layer, **{name: model[name] for name in layer if model.get(name) is not None}}
+    sizes |= dict.fromkeys(unsized)
+    plain = sizes["gated_mlp"] is False
+    layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
+    layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
+    return {**model, **layer, **({"instead": instead} if instead else {})}
 
 
-def read_hf_sizes(name: str) -> dict[str, Any]:
-    """Sizes from a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
+def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """`model_forms.sizes_of` the config in a local folder, a config.json, the local Hugging Face cache, or the hub, in
+    this order.
 
     Without a network a hub name fails within a second: transformers would retry for 23.
     """
-    config = _read_hf_config(name)
-    if not hasattr(config, "num_attention_heads") or not hasattr(config, "hidden_size"):
-        raise UserError(f"model.name={name} is no transformer: its config has no attention heads; give its sizes.")
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    ffn = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
-    return {
-        "hidden_size": hidden,
-        "ffn_hidden_size": ffn,
-        "num_attention_heads": heads,
-        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or hidden // heads,
-        "gated_mlp": _is_gated(config),
-    }
+    return sizes_of(_read_hf_config(name), name)
 
 
 def read_hf_fields(name: str) -> dict[str, Any]:
-    """What the config of a language model says that its class does not, from where `read_hf_sizes` looks; without what
+    """What the config of a language model says that its class does not, from where `read_hf` looks; without what
     concerns neither weights nor computation, and without dropout."""
     config = _read_hf_config(name)
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
@@ -150,19 +170,12 @@ def _read_hf_config(name: str) -> Any:
 
     try:
         # Unless it is forbidden, transformers offers to run what a config calls its code.
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         lines = str(error).strip().splitlines()
         # Behind the name of what has checked it.
         reason = lines[-1].strip() if isinstance(error, StrictDataclassError) else lines[0]
         raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
-    return config.get_text_config()
-
-
-def _is_gated(config: Any) -> bool:
-    # transformers has no field for it: the SiLU family is only used gated, and Gemma gates a GELU.
-    activation = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None) or ""
-    return activation in ("silu", "swish") or config.model_type.startswith("gemma")
 
 
 def _find_hf_config(name: str) -> str:

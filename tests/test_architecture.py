@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 BASE = {
     *("config", "space", "models", "run_directory", "errors", "numeric_options", "overlap_cfg", "cache"),
     *("identity", "machine", "kernel_shape", "intervals", "telemetry", "training_config", "declared"),
-    *("tp_training_config", "language_model"),
+    *("tp_training_config", "language_model", "model_forms"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

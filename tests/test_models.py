@@ -86,8 +86,45 @@ def test_hf_config_file_and_folder(tmp_path: Path) -> None:
 
 def test_hf_config_of_an_older_kind(tmp_path: Path) -> None:
     expected = {"hidden_size": 768, "ffn_hidden_size": 3072, "num_attention_heads": 12, "num_kv_heads": 12}
-    read = models.read_hf_sizes(str(write_config(tmp_path, GPT2)))
-    assert read == {**expected, "head_dim": 64, "gated_mlp": False}
+    read, _ = models.read_hf(str(write_config(tmp_path, GPT2)))
+    assert read == {**expected, "head_dim": 64, "gated_mlp": False, "normalization": "LayerNorm"}
+
+
+QWEN3_MOE = {
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
+    **{"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128},
+}
+
+
+def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp_path: Path) -> None:
+    model = models.resolve(hf(write_config(tmp_path, QWEN3_MOE)))
+    assert (model["ffn_hidden_size"], model["gated_mlp"]) == (None, None)
+    assert (model["normalization"], model["bias"]) == ("RMSNorm", False)
+    assert [models.refusal(model, operator, 8192, 4) for operator in ("qkv", "proj")] == [None, None]
+    assert models.linear_shape(model, "qkv", 8192, 1).out_features == (32 + 2 * 4) * 128
+    for operator in ("fc1", "fc2"):
+        said = (
+            f"{operator}: qwen3_moe has 128 experts of 768 columns instead of one dense MLP; sweep operator=qkv,proj, "
+            "or give model.ffn_hidden_size=... model.gated_mlp=..."
+        )
+        assert models.refusal(model, operator, 8192, 4) == said
+        with pytest.raises(UserError) as error:
+            models.linear_shape(model, operator, 8192, 1)
+        assert str(error.value) == f"{said}."
+    assert models.lacks(model) is not None
+
+
+def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:
+    config = write_config(tmp_path, QWEN3_MOE)
+    model = models.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
+    assert models.lacks(model) is None
+    assert models.linear_shape(model, "fc1", 8192, 1).out_features == 2 * 768
+    with pytest.raises(UserError, match="has no gated_mlp; give model"):
+        models.resolve(hf(config, ffn_hidden_size=768))
+    latent = write_config(tmp_path, {"model_type": "deepseek_v3"})
+    with pytest.raises(UserError, match="has no num_kv_heads"):
+        models.resolve(hf(latent, head_dim=128))
+    assert models.lacks(models.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
@@ -113,17 +150,19 @@ def test_no_network_is_told_within_a_second(monkeypatch: pytest.MonkeyPatch, off
         ("a/b/c/d", "no Hugging Face name"),
         ("broken", "no config"),
         ("empty", "without a config.json"),
-        ("mamba", "has no attention heads"),
+        ("mamba", "is a mamba, which is not known to have the layers that are swept; give sizes"),
+        ("musicgen", "no config that transformers knows .Multiple valid text configs"),
     ],
 )
 def test_names_of_no_config_are_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("broken", "empty", "mamba"):
+    for folder in ("broken", "empty", "mamba", "musicgen"):
         Path(folder).mkdir()
     Path("broken/config.json").write_text("{")
     write_config(Path("mamba"), {"model_type": "mamba", "hidden_size": 64})
+    write_config(Path("musicgen"), {"model_type": "musicgen"})
     with pytest.raises(UserError, match=says):
         models.resolve(hf(name))
 
@@ -138,5 +177,5 @@ def test_code_beside_a_config_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(attacked)!r}, 'w').close()\nclass Config: pass\n")
     write_config(tmp_path, {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}, "hidden_size": 8})
     with pytest.raises(UserError):
-        models.read_hf_sizes(str(tmp_path))
+        models.read_hf(str(tmp_path))
     assert not attacked.exists()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep import models
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.training_config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
@@ -88,6 +89,8 @@ def _check_reshard(asked: Any) -> None:
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     distributed, fsdp, ranks = point["distributed"], point["fsdp"], point["distributed"]["dp_size"]
+    if lacking := models.lacks(point["model"]):
+        return lacking
     if point["model"]["num_attention_heads"] % point["model"]["num_kv_heads"]:
         return "the attention heads do not divide by the key-value heads"
     if point["compile"]["mode"] and point["compile"]["options"]:
