@@ -14,6 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from overlap_sweep.declared import one_of, ranged
 from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import KERNELS, PRECISION_OF_DTYPE
+from overlap_sweep.models import SIZES
 from overlap_sweep.run_directory import last_sweep
 from overlap_sweep.space import (
     LAYER_KINDS,
@@ -62,7 +63,7 @@ class Model:
     """Whether the linear operators add a bias. null: not in gated models."""
     architecture: str | None = None
     """Hugging Face's model_type. This and what follows makes a language model of the layer, for workload=tp_training;
-    no other looks at it."""
+    others refuse it, unless a preset says it."""
     num_layers: int | None = ranged(None, 1, 4096)
     vocab_size: int | None = ranged(None, 2, 2**31 - 1)
     rope_theta: float | None = ranged(None, 1.0, 1e12)
@@ -296,7 +297,18 @@ OF_LANGUAGE_MODELS = (
 )
 """Of `model`, what only `workload=tp_training` knows."""
 
-NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse")
+_OF_OPERATORS = ("name", "source", *SIZES)
+_OF_LAYERS = (*_OF_OPERATORS, "normalization", "bias")
+
+READ_OF_MODEL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("operator", "layer", "fsdp"), _OF_LAYERS),
+    "kernel": _OF_OPERATORS,
+    "copy_engine": (),
+    "tp_training": (*(name for name in _OF_OPERATORS if name != "gated_mlp"), *OF_LANGUAGE_MODELS),
+}
+"""By workload what it reads of `model`. A preset may say more, for others; to give more oneself is refused."""
+
+NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse", "model_preset")
 """What says how to search and where results are kept, not what a point is."""
 
 
@@ -389,6 +401,8 @@ class SweepConfig:
     """A file that remembers every measurement, such as measurements.sqlite; see docs/store.md."""
     reuse: bool = False
     """Ask the store before measuring."""
+    model_preset: Any = None
+    """What the file that `model` names says, as conf/config.yaml has it read: what differs in `model` was given."""
 
 
 @dataclass

@@ -47,8 +47,8 @@ def layers_of(config: Any) -> list[nn.Module]:
 
 
 def operators_of(layers: Sequence[nn.Module]) -> dict[str, set[Operator | str]]:
-    """By operator, what the layers have for it: one Operator where all are alike and in the form that is swept. A string
-    says what else there is."""
+    """By operator, what the layers have for it: one Operator where all are alike and in the form that is swept, or in
+    words something else."""
     found: dict[str, set[Operator | str]] = {name: set() for name in ROLES}
     for layer in layers:
         for name, operator in _operators(layer).items():

@@ -17,6 +17,7 @@ from overlap_sweep.config import (
     OF_LANGUAGE_MODELS,
     OF_WORKLOAD,
     OPTIONS_OF_WORKLOAD,
+    READ_OF_MODEL,
     WORKLOAD_SCHEMAS,
     SweepConfig,
     check,
@@ -58,17 +59,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 _PRECISION_BY = {"fsdp": "training.mixed_precision", "tp_training": "tp_training.dtype"}
 """Workloads whose precision has a name of its own."""
 
+_INSTEAD = {"fsdp": {"num_layers": "ranking.num_layers", "vocab_size": "ranking.vocab_size"}}
+"""By workload, what says what a key of `model` says elsewhere."""
+
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The whole configuration as plain data, with what depends on model and machine filled in.
 
     UserError when a value is out of range, unknown, or asks for more GPUs than there are.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
+    missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith("model_preset."))
     if missing:
         raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
     check(config, SweepConfig)
     workloads.load(config.workload.name)
+    _refuse_idle(config)
     check(config.workload, WORKLOAD_SCHEMAS[config.workload.name], "workload.")
     of_kernels = config.workload.name == "kernel"
     if config.backend != "auto":
@@ -107,6 +112,29 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     if not elsewhere():
         check_wrapper(completed)
     return completed
+
+
+def _refuse_idle(config: DictConfig) -> None:
+    """UserError where a key of `model` was given that the workload does not read: the run would not be what it says."""
+    if config.model_preset is None:
+        # A configuration of the user's own that composes none.
+        return
+    preset: Any = OmegaConf.to_container(config.model_preset, resolve=True)
+    preset = {**_usual()["model"], **preset}
+    given = [str(key) for key, value in config.model.items() if value != preset[key]]
+    workload = config.workload.name
+    without_model = workload == "kernel" and config.n is not None
+    read = () if without_model else READ_OF_MODEL[workload]
+    idle = next((key for key in given if key not in read), None)
+    if idle is None:
+        return
+    instead = _INSTEAD.get(workload, {}).get(idle)
+    reads = f"it reads model.{{{','.join(read)}}}" if read else "it reads nothing of model"
+    beside = " with n and k" if without_model else ""
+    raise UserError(
+        f"model.{idle}={config.model[idle]}: workload={workload}{beside} does not use it; "
+        f"{f'give {instead} instead; ' if instead else ''}{reads}."
+    )
 
 
 def _leave_out(point: dict[str, Any], names: Sequence[str], workload: str) -> None:

@@ -15,6 +15,7 @@ from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.training import analyse_training
 from overlap_sweep.analysis.training_knobs import DEVICE, SCHEDULING, TRAINS_DIFFERENTLY, USUAL, changed, knobs_of
 from overlap_sweep.analysis.training_warnings import warnings
+from overlap_sweep.report.training import title
 from overlap_sweep.training_config import TRAINING_ON
 from tests.analysis.reading import PREFETCH, train, training_of
 from tests.make_point import ENVIRONMENT, resolved
@@ -42,6 +43,12 @@ def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
     }
     assert analysis.shared == "NCCL_ALGO=Ring"
     assert analysis.reference.setting == "defaults"
+
+
+def test_what_was_trained_is_a_ranking_model_whatever_its_widths_are_called(tmp_path: Path) -> None:
+    train(tmp_path, 1000.0, model="llama3_8b")
+    (analysis,) = training_of(tmp_path)
+    assert title(analysis).startswith("Training ranking model with llama3_8b's widths, ")
 
 
 def test_the_best_is_told_as_it_is_typed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from overlap_sweep.config import register_schemas
+from overlap_sweep.config import READ_OF_MODEL, register_schemas
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime import point
 from tests.sweeps import ROOT, SMALL, Launch, launch_here
@@ -72,6 +72,16 @@ def test_shell_completion(typed: str, offered: str) -> None:
         (("model=hf",), "model.name"),
         (("model=hf", "model.name=nobody/nothing"), "give a local folder, a config.json"),
         (("model.hidden_size=null",), "model qwen3_0_6b has no hidden_size"),
+        (
+            ("workload=fsdp", "model=qwen3_tiny", "model.num_layers=1"),
+            "give ranking.num_layers instead; it reads model.{",
+        ),
+        (("workload=operator", "model.rope_theta=5"), "model.rope_theta=5.0: workload=operator does not use it"),
+        (("workload=layer", "model.vocab_size=null"), "model.vocab_size=None: workload=layer does not use it"),
+        (("workload=kernel", "model.bias=true"), "workload=kernel does not use it; it reads model.{name,source,hidden"),
+        (("workload=kernel", "n=64", "k=64", "model.head_dim=8"), "workload=kernel with n and k does not use it"),
+        (("workload=copy_engine", "model.hidden_size=8"), "it reads nothing of model"),
+        (("workload=tp_training", "model.gated_mlp=false"), "model.gated_mlp=False: workload=tp_training does not use"),
         (("tp_size=2", "runtime.device=auto"), "tp_size=2 needs 2 GPUs and 1 are visible"),
         (
             *(("tp_size=2", "workload=layer", "layer.num_replicas=2", "runtime.device=cuda"),),
@@ -89,6 +99,30 @@ def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, overrides: tupl
     ):
         point.resolve(compose("config", ["runtime.device=cpu", *overrides]))
     assert says in f"{refused.value} {refused.value.__cause__}"
+
+
+PRESETS = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml") if path.stem != "hf")
+
+
+@pytest.mark.parametrize("workload", READ_OF_MODEL)
+def test_what_a_preset_says_is_refused_by_no_workload(workload: str) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        for name in PRESETS:
+            if workload != "tp_training" or "architecture" in (ROOT / f"conf/model/{name}.yaml").read_text():
+                point.resolve(compose("config", [f"workload={workload}", f"model={name}", "runtime.device=cpu"]))
+
+
+def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nmodel:\n  num_layers: 1\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "own.yaml").write_text((ROOT / "conf/model/qwen3_tiny.yaml").read_text())
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        point.resolve(compose("config", [search, "model=own", "runtime.device=cpu"]))
+        config = compose("config", [search, "model=own", "+experiment=mine", "runtime.device=cpu"])
+        with pytest.raises(UserError, match="num_layers=1: workload=operator does not use it"):
+            point.resolve(config)
 
 
 @pytest.mark.parametrize(
