@@ -34,6 +34,16 @@ def torch_point(**changes: Any) -> dict[str, Any]:
     return point(**{**ON_TORCH, **changes})
 
 
+@pytest.mark.parametrize(("margin", "refused"), [("0", False), ("false", False), ("1", True)])
+def test_a_file_may_say_that_what_the_backend_has_not_is_off(tmp_path: Path, margin: str, refused: bool) -> None:
+    """0 is how the reference's files say it."""
+    path = tmp_path / "tuned.yaml"
+    path.write_text(f"fc1_dgrad:\n  method: bulk\n  num_sm: 4\n  set_sm_margin: {margin}\n")
+    reason = layer.refusal(torch_point(layer={"variants": [f"file:{path}"]}))
+    assert (reason is not None and "fc1_dgrad: backend=torch has no set_sm_margin on cpu" in reason) == refused
+    assert refused or reason is None
+
+
 def test_a_variant_that_cannot_run_is_left_out_where_another_can() -> None:
     mixed = point(layer={"variants": ["none", "atomic", "default", "rs_dgrad"]})
     assert layer.refusal(mixed) is None

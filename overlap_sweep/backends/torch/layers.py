@@ -52,7 +52,9 @@ def slot_refusal(
     unknown = sorted(set(setting) - {"method", *space.KNOBS})
     if unknown:
         return f"{slot}: {backend} has no {', '.join(unknown)}"
-    alone = {**point, **dict.fromkeys(space.KNOBS), "phases": None, **setting, "operator": operator, "phase": phase}
+    # A file may say of a switch that the backend has not that it is off.
+    asked = {name: value for name, value in setting.items() if name in space.COUNTS or value}
+    alone = {**point, **dict.fromkeys(space.KNOBS), "phases": None, **asked, "operator": operator, "phase": phase}
     reason = operator_refusal(alone)
     return f"{slot}: {reason}" if reason else None
 
