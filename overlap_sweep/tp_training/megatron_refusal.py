@@ -11,6 +11,7 @@ from typing import Any
 from overlap_sweep import overlap_cfg, space
 from overlap_sweep.backends.transformer_engine import missing
 from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.tp_training.architectures import architecture, known
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -24,6 +25,12 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _architecture_refusal(model: Mapping[str, Any], seq_length: int) -> str | None:
+    if not architecture(model["model_type"]).megatron:
+        same = [name for name in known() if architecture(name).megatron]
+        return (
+            f"impl=megatron is not known to compute what Hugging Face's {model['model_type']} does, as it is for "
+            f"{', '.join(same)}; use impl=fsdp_dtensor or autotp"
+        )
     rope = model["rope_parameters"]
     if rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return f"impl=megatron has the default rotary embedding only, and the model's is {rope['rope_type']}"

@@ -193,7 +193,8 @@ def _options(stack: str, mesh: str, variant: str) -> dict[str, tuple[str, ...]]:
     if RANKS[mesh] == 4:
         return {"accumulated": OPTIONS["accumulated"]}
     first = mesh == "tp2" and variant == next(iter(VARIANTS[stack]))
-    of_architecture = {name: (f"model.architecture={name}", CLIPPED) for name in known()} if first else {}
+    built = [name for name in known() if first and (stack != "megatron" or architecture(name).megatron)]
+    of_architecture = {name: (f"model.architecture={name}", CLIPPED) for name in built}
     left_out = {"whole vocabulary"} if stack == "megatron" else set()
     return {name: given for name, given in OPTIONS.items() if name not in left_out} | of_architecture
 

@@ -36,6 +36,9 @@ class Architecture:
     rotary: str = "model.rotary_emb"
     output: str = "lm_head"
     qkv_bias: bool = False
+    megatron: bool = False
+    """Megatron-Core's model, as `megatron_model` configures it, computes what Hugging Face's does: in
+    tests/tp_training/test_megatron_architectures.py it is held to that. impl=megatron refuses all others."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of its Hugging Face config, where no config.json gives them."""
 

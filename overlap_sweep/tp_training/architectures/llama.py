@@ -2,4 +2,4 @@
 
 from overlap_sweep.tp_training.architectures.architecture import Architecture
 
-ARCHITECTURE = Architecture("llama")
+ARCHITECTURE = Architecture("llama", megatron=True)

@@ -2,4 +2,4 @@
 
 from overlap_sweep.tp_training.architectures.architecture import Architecture
 
-ARCHITECTURE = Architecture("mistral", more={"sliding_window": None})
+ARCHITECTURE = Architecture("mistral", megatron=True, more={"sliding_window": None})

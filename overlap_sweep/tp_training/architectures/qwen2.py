@@ -2,4 +2,4 @@
 
 from overlap_sweep.tp_training.architectures.architecture import Architecture
 
-ARCHITECTURE = Architecture("qwen2", qkv_bias=True)
+ARCHITECTURE = Architecture("qwen2", qkv_bias=True, megatron=True)

@@ -2,4 +2,4 @@
 
 from overlap_sweep.tp_training.architectures.architecture import Architecture
 
-ARCHITECTURE = Architecture("qwen3", head_norms=("self_attn.q_norm", "self_attn.k_norm"))
+ARCHITECTURE = Architecture("qwen3", head_norms=("self_attn.q_norm", "self_attn.k_norm"), megatron=True)
