@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 HAS_DEFAULT = False
 
+_OFF_ANYWAY = ("set_sm_margin", "atomic_gemm", "fp8_buf")
+"""What plain torch and symmetric memory never do, so that a file may say that it is off. Without `use_ce` the copies
+would be the SMs', which not all of them are."""
+
 
 def overlapped_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, Setting]:
     """Of these operators' slots those that are set and whose switch is on. There is no default for the others."""
@@ -52,8 +56,7 @@ def slot_refusal(
     unknown = sorted(set(setting) - {"method", *space.KNOBS})
     if unknown:
         return f"{slot}: {backend} has no {', '.join(unknown)}"
-    # A file may say of a switch that the backend has not that it is off.
-    asked = {name: value for name, value in setting.items() if name in space.COUNTS or value}
+    asked = {name: value for name, value in setting.items() if value or name not in _OFF_ANYWAY}
     alone = {**point, **dict.fromkeys(space.KNOBS), "phases": None, **asked, "operator": operator, "phase": phase}
     reason = operator_refusal(alone)
     return f"{slot}: {reason}" if reason else None
