@@ -75,7 +75,7 @@ class LinearShape:
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
     """The shape of one operator of a resolved model. UserError where the model has none such."""
     if lacking := lacks(model, [operator]):
-        raise UserError(f"{lacking}.")
+        raise UserError(f"{lacking} .")
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
     if operator == "qkv":
         sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]

@@ -19,8 +19,12 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.model_forms import FORMS, sizes_of
 from tests.module_shapes import Operator, layers_of, norms_of, operators_of
 
-LAYERS = 4
-"""In which both kinds of layers are, where there are two."""
+LAYERS = 2
+SEVERAL_KINDS = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "flint", "glm_moe_dsa", "olmo_hybrid", "qwen3_5_text"), 4),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_next"), 4),
+}
+"""In how many layers all kinds that it has are."""
 NO_DEFAULT = {
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1},
     "hunyuan_v1_dense": {"head_dim": 64},
@@ -35,7 +39,7 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
 
 
 def config_of(model_type: str, **changes: Any) -> Any:
-    few = FEW_LAYERS.get(model_type, {"num_hidden_layers": LAYERS})
+    few = FEW_LAYERS.get(model_type, {"num_hidden_layers": SEVERAL_KINDS.get(model_type, LAYERS)})
     return AutoConfig.for_model(model_type, **{**few, **NO_DEFAULT.get(model_type, {}), **changes})
 
 
@@ -147,7 +151,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
         {"qkv": (5120, 7168), "proj": (5120, 5120)},
     ),
     "deepseek-v3": ({"model_type": "deepseek_v3"}, {}),
-    "deepseek-v3, all layers dense": ({"model_type": "deepseek_v3", "first_k_dense_replace": LAYERS}, {}),
+    "deepseek-v3, all layers dense": ({"model_type": "deepseek_v3", "first_k_dense_replace": 4}, {}),
     "minicpm3": ({"model_type": "minicpm3"}, {"fc1": (2560, 12800), "fc2": (6400, 2560)}),
 }
 

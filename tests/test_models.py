@@ -110,7 +110,7 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
         assert models.refusal(model, operator, 8192, 4) == said
         with pytest.raises(UserError) as error:
             models.linear_shape(model, operator, 8192, 1)
-        assert str(error.value) == f"{said}."
+        assert str(error.value) == f"{said} ."
     assert models.lacks(model) is not None
 
 

@@ -116,7 +116,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
 
     possible = []
     for tasks in cases(stage):
-        if reason := _layer_refusal(tasks[0]):
+        if tuner.prove and (reason := _layer_refusal(tasks[0])):
             whole.report.drop(tasks[0].case_label, reason)
         else:
             possible += tasks
@@ -141,6 +141,8 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
 def _layer_refusal(task: Task) -> str | None:
     """Why no whole layer of the model can run at the task's TP size, whatever single operators can; or None."""
     point = task.point
+    if lacking := models.lacks(point["model"]):
+        return f"{lacking}, or search without a whole layer: tuner.prove=false"
     sizes = point["model"], point["workload"]["tokens"], point["tp_size"]
     reasons = (models.refusal(sizes[0], operator, *sizes[1:]) for operator in space.OPERATORS)
     return next(filter(None, reasons), None)

@@ -57,6 +57,8 @@ def refusal(point: Mapping[str, Any]) -> str | None:
             f"{tokens} tokens are no layer.micro_batch_size={layer['micro_batch_size']} sequences "
             f"that divide by tp_size={point['tp_size']}"
         )
+    if lacking := models.lacks(point["model"], _OPERATORS_OF_KIND[layer["kind"]]):
+        return lacking
     for operator in _OPERATORS_OF_KIND[layer["kind"]]:
         unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
         reason = models.refusal(point["model"], operator, tokens, point["tp_size"])

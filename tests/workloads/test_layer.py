@@ -44,6 +44,17 @@ def test_a_file_may_say_that_what_the_backend_has_not_is_off(tmp_path: Path, mar
     assert refused or reason is None
 
 
+def test_a_layer_whose_operators_the_model_has_not_is_refused_and_the_others_run() -> None:
+    lacking = {"instead": dict.fromkeys(("fc1", "fc2"), "it has experts instead")}
+    unsized = {"ffn_hidden_size": None, "gated_mlp": None, **lacking}
+    reasons = {
+        kind: layer.refusal(torch_point(model=unsized, layer={"kind": kind, "variants": ["none"]}))
+        for kind in ("transformer_layer", "layernorm_mlp", "multihead_attention")
+    }
+    said = "fc1: it has experts instead; give model.ffn_hidden_size=... model.gated_mlp=..."
+    assert reasons == {"transformer_layer": said, "layernorm_mlp": said, "multihead_attention": None}
+
+
 def test_a_variant_that_cannot_run_is_left_out_where_another_can() -> None:
     mixed = point(layer={"variants": ["none", "atomic", "default", "rs_dgrad"]})
     assert layer.refusal(mixed) is None
