@@ -262,7 +262,8 @@ class Tuner:
     """Leave out a TP size that could not scale even if all its communication were hidden."""
     tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
     overlap_threshold: float = ranged(0.5, 0.0, 1.0)
-    """Both as in AnalysisConfig."""
+    unmeasured: str = one_of("off", "off", "default")
+    """All three as in AnalysisConfig."""
 
 
 @dataclass
@@ -415,6 +416,10 @@ class AnalysisConfig:
     """A TP size scales while its time is at most (1 + tolerance) x TP=1's time / TP size."""
     overlap_threshold: float = ranged(0.5, 0.0, 1.0)
     """The overlap ratio from which a recommendation calls an overlap effective."""
+    unmeasured: str = one_of("off", "off", "default")
+    """What exported files do about slots that no point overlapped. `off`: Megatron-Core's switches turn them off, but
+    for those that share their switch with a measured setting that wins; `default`: they keep the library's default
+    overlap."""
 
 
 def check(config: Any, schema: type, where: str = "") -> None:

@@ -180,7 +180,7 @@ PRESET = "file:/far/away/preset_tp4.yaml"
 BULK = {"method": "bulk", "num_sm": 4}
 PIPELINE = {"method": "pipeline", "num_sm": 8, "num_splits": 4}
 BEST_SLOTS = {"fc1_dgrad": BULK, "fc1_wgrad": BULK, "fc2_fprop": PIPELINE}
-BEST_SWITCHES = {**SWITCH_DEFAULTS, "tp_comm_overlap_disable_fc1": True}
+BEST_SWITCHES = {**SWITCH_DEFAULTS, "tp_comm_overlap_ag": False}
 """What the operators of `write_operators` come to one by one: fc1_fprop is better not overlapped."""
 PRESET_SLOTS = {"fc2_fprop": {"method": "pipeline", "num_sm": 16}}
 

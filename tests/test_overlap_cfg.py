@@ -75,11 +75,11 @@ def reported(directory: Path, tp_size: int) -> OverlapConfig:
 
 
 def test_our_own_report_comes_back_with_its_switches(tmp_path: Path) -> None:
-    """At TP 4, where nothing overlaps, these are all of it; at TP 8 dgrads scatter their own output."""
+    """At TP 4, where nothing overlaps, all of it is off; at TP 8 dgrads scatter their own output."""
     bulk = {"method": "bulk", "num_sm": 4}
     slots = {"fc1_dgrad": bulk, "fc1_wgrad": bulk, "fc2_fprop": {"method": "pipeline", "num_sm": 8, "num_splits": 4}}
-    assert reported(write_sweep(tmp_path), 2) == config(slots, **{FC1_OFF: True})
-    assert reported(tmp_path, 4) == config({}, tp_comm_bulk_dgrad=False, tp_comm_bulk_wgrad=False)
+    assert reported(write_sweep(tmp_path), 2) == config(slots, tp_comm_overlap_ag=False)
+    assert reported(tmp_path, 4) == config({}, tp_comm_overlap=False)
     for operator in ("qkv", "fc1"):
         ring = operator_config(8, operator, "dgrad", "ring_exchange", num_sm=2)
         make_point("operator", tmp_path, ring, bwd=pass_times(90.0))

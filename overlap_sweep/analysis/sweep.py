@@ -24,7 +24,7 @@ from overlap_sweep.analysis.records import Records, read_records
 from overlap_sweep.analysis.repeats import Repeats, repeated
 from overlap_sweep.analysis.scaling import Scaling, scale_case
 from overlap_sweep.analysis.step_communication import read_communication
-from overlap_sweep.analysis.switches import Plan, SwitchAdvice, plan
+from overlap_sweep.analysis.switches import Plan, SwitchAdvice, UnmeasuredSlot, plan, unmeasured_slots
 from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.analysis.tp_training_frame import tp_training_rows
 from overlap_sweep.analysis.traces import read_traces
@@ -119,6 +119,11 @@ class CaseAnalysis:
                 as_proven = SwitchAdvice(name, value, f"as {what} was measured")
                 advices.append(known if known and known.value == value else as_proven)
         return advices
+
+    def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
+        """The slots that no point of an operator overlapped, and what that configuration makes of them."""
+        tried = {answer.slot for answer in self.slots(tp_size) if answer.tried}
+        return unmeasured_slots(self.config(tp_size), tried, self.decided(tp_size) is not None)
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
         """Every configurable slot of the operators measured at this TP size, tried or not."""
@@ -219,7 +224,10 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         choices = choose_all(points, traces, config.objective, failed)
         stands = _standing(found, case)
         tp_sizes = sorted({choice.tp_size for choice in choices if choice.tp_size > 1})
-        plans = {tp_size: plan([choice for choice in choices if choice.tp_size == tp_size]) for tp_size in tp_sizes}
+        plans = {
+            tp_size: plan([choice for choice in choices if choice.tp_size == tp_size], config.unmeasured)
+            for tp_size in tp_sizes
+        }
         cases.append(
             CaseAnalysis(
                 case=case,

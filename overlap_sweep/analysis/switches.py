@@ -1,13 +1,14 @@
 """Which of Megatron-Core's switches to set, so that what was chosen is what runs.
 
-A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. Only the switches
-turn an overlap off, and most of them hold for several slots at once, so the choices of all operators are settled
-together: every combination of switches is tried, and the one that loses least against the choices is taken.
+A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. `initialize_ub` knows
+no method that turns a slot off; only the switches do, and most of them hold for several slots at once, so the choices
+of all operators are settled together: every combination of switches is tried, and the one that loses least against the
+choices is taken. Slots that nothing was measured of cost nothing here; whether they are to be off decides among those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -27,6 +28,16 @@ FLAGS = {
 """The command line options of Megatron-LM that change a switch from its default; the others have none."""
 
 Switches = Mapping[str, bool]
+
+
+@dataclass(frozen=True)
+class UnmeasuredSlot:
+    """A slot that no point of an operator overlapped."""
+
+    slot: str
+    runs: str
+    """What the configuration makes of it: `off`, or `default`, as the library overlaps it by itself, or `as set`."""
+    why: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Plan:
     overruled: list[str]
     """One sentence for each choice that the switches don't allow."""
     switches: list[SwitchAdvice]
+    unmeasured: str
+    """What was wanted of slots that nothing was measured of: `AnalysisConfig.unmeasured`."""
 
     @property
     def config(self) -> OverlapConfig:
@@ -68,19 +81,20 @@ def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
     return {slot: dict(final[slot]) for slot in space.SLOTS if slot in final}
 
 
-def plan(choices: Sequence[PassChoice]) -> Plan:
+def plan(choices: Sequence[PassChoice], unmeasured: str = "off") -> Plan:
     """Settle the choices of one case and TP size under the switches that lose least.
 
-    Ties go to the combination that overrules fewest choices, touches fewest operators of which nothing is known,
-    and changes fewest switches.
+    Ties go to the combination that overrules fewest choices, then by `unmeasured`, `AnalysisConfig`'s: `off` leaves
+    fewest slots on of which nothing is known, and changes fewest switches; `default` touches fewest operators of
+    which nothing is known, and changes fewest switches.
     """
-    best = min(_settled(choices), key=lambda settled: settled.rank)
+    best = min(_settled(choices), key=lambda settled: settled.ranks[unmeasured])
     overruled = [
         _why_overruled(choice, final, best, choices)
         for choice, final in zip(choices, best.finals, strict=True)
         if final is not choice.chosen
     ]
-    return Plan(list(choices), best.finals, overruled, _advice(best, choices))
+    return Plan(list(choices), best.finals, overruled, _advice(best, choices, unmeasured), unmeasured)
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,8 @@ class _Settled:
     switches: Switches
     finals: list[Candidate]
     loss_us: float
-    rank: tuple[float, int, int, int, int]
+    ranks: Mapping[str, tuple[float, ...]]
+    """By `AnalysisConfig.unmeasured`; the least is the best."""
 
 
 def _combinations() -> Iterator[Switches]:
@@ -115,9 +130,13 @@ def _settled(choices: Sequence[PassChoice]) -> Iterator[_Settled]:
         overruled = sum(final is not choice.chosen for final, choice in zip(found, choices, strict=True))
         touched = [slot for slot in allowed if slot not in tried and allowed[slot] != default[slot]]
         operators = {slot.partition("_")[0] for slot in touched}
+        left_on = [slot for slot in allowed if slot not in tried and allowed[slot]]
         changed = sum(switches[name] != DEFAULTS[name] for name in DEFAULTS)
-        rank = sum(losses), overruled, len(operators), changed, len(touched)
-        yield _Settled(switches, found, sum(losses), rank)
+        ranks = {
+            "off": (sum(losses), overruled, len(left_on), changed),
+            "default": (sum(losses), overruled, len(operators), changed, len(touched)),
+        }
+        yield _Settled(switches, found, sum(losses), ranks)
 
 
 def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> Candidate | None:
@@ -146,7 +165,7 @@ def _why_overruled(choice: PassChoice, final: Candidate, best: _Settled, choices
     return sentence + f"and a combination that allows it costs {more_us - best.loss_us:.1f} us more in sum."
 
 
-def _advice(best: _Settled, choices: Sequence[PassChoice]) -> list[SwitchAdvice]:
+def _advice(best: _Settled, choices: Sequence[PassChoice], unmeasured: str) -> list[SwitchAdvice]:
     final = {slot: f for choice, f in zip(choices, best.finals, strict=True) for slot in choice.tried_slots}
     now = methods_allowed(best.switches)
     advice = []
@@ -160,6 +179,36 @@ def _advice(best: _Settled, choices: Sequence[PassChoice]) -> list[SwitchAdvice]
         untried = [slot for slot in moved if slot not in final]
         reasons = [f"no overlap for {', '.join(off)}"] if off else []
         reasons += [f"{space.brief_name(final[slot].settings[slot])} for {slot}" for slot in on]
-        reasons += [f"{', '.join(untried)} not measured, but changed by it too"] if untried else []
+        also = ", but changed by it too" if unmeasured == "default" else ""
+        reasons += [f"{', '.join(untried)} not measured{also}"] if untried else []
         advice.append(SwitchAdvice(name, value, "; ".join(reasons)))
     return advice
+
+
+def unmeasured_slots(config: OverlapConfig, tried: Collection[str], proven: bool) -> list[UnmeasuredSlot]:
+    """What becomes of the slots that are not among the tried, and why; `proven` if a whole layer ran so."""
+    on = methods_allowed(config.switches)
+    found = []
+    for slot in (slot for slot, methods in space.SLOTS.items() if methods and slot not in tried):
+        runs = "off" if not on[slot] else "as set" if slot in config.slots else "default"
+        if proven:
+            why = "as the whole layer was measured"
+        elif runs == "off":
+            why = "its switch is off"
+        else:
+            needed = _sharing(slot, config)
+            why = f"its switch is needed for {', '.join(needed)}" if needed else "its switch is on"
+        found.append(UnmeasuredSlot(slot, runs, why))
+    return found
+
+
+def _sharing(slot: str, config: OverlapConfig) -> list[str]:
+    """The slots with settings that any switch would turn off together with this one."""
+    now, found = methods_allowed(config.switches), set[str]()
+    for name, on in config.switches.items():
+        if name == "tp_comm_overlap":
+            continue
+        without = methods_allowed({**config.switches, name: not on})
+        if now[slot] and not without[slot]:
+            found |= {other for other in config.slots if now[other] and not without[other]}
+    return [other for other in space.SLOTS if other in found]

@@ -17,6 +17,7 @@ from overlap_sweep import space
 from overlap_sweep.analysis.switches import FLAGS
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
 from overlap_sweep.report.numbers import comments
+from overlap_sweep.report.overlap_yaml import DONT_OVERLAP
 
 _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it off."
 
@@ -83,8 +84,7 @@ def _megatron_switches(config: OverlapConfig) -> list[str]:
         # Whoever reads such slots takes this switch to be on, unless it is named.
         named.add("tp_comm_overlap_rs_dgrad")
     if not switches["tp_comm_overlap"]:
-        lines = ["Don't overlap: leave --tp-comm-overlap out. Nothing else in this file has an effect then."]
-        return lines + [f"  {name}: {str(on).lower()}" for name, on in switches.items() if name in named]
+        return [DONT_OVERLAP] + [f"  {name}: {str(on).lower()}" for name, on in switches.items() if name in named]
     lines = ["Set in Megatron-Core's configuration (on Megatron-LM's command line):"]
     for name, on in switches.items():
         if name in named:
@@ -182,8 +182,13 @@ def _bridge_losses(config: OverlapConfig) -> list[str]:
 
 
 def ub_cfgs_json(config: OverlapConfig) -> str:
-    """The slots for Transformer Engine's `initialize_ub(ub_cfgs=json.load(file))`; its layers have the switches."""
-    return json.dumps(config.slots, indent=2) + "\n"
+    """The slots for Transformer Engine's `initialize_ub(ub_cfgs=json.load(file))`; its layers have the switches.
+
+    null where the answer is not to overlap: initialize_ub is not to be called then, since an empty map gives every slot
+    the library's default.
+    """
+    slots = config.slots if _all_switches(config)["tp_comm_overlap"] else None
+    return json.dumps(slots, indent=2) + "\n"
 
 
 def te_layer_arguments(config: OverlapConfig) -> dict[str, bool]:

@@ -18,6 +18,7 @@ from overlap_sweep.report.numbers import as_sentence, comments
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
 WHAT = "Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs"
+DONT_OVERLAP = "Don't overlap: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
 
 
@@ -42,7 +43,8 @@ def overlap_yaml(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> st
     slots = case.slots(tp_size)
     title = f"Communication overlap for TP={tp_size}: {WHAT}."
     origins = no_switches([*origin(case, tp_size, provenance), *beside_default(case, tp_size)])
-    head = [title, *origins, "", *_switches(case, tp_size), "", *no_switches(_left_out(slots, case.case.backend)), ""]
+    left_out = no_switches([*_left_out(case, tp_size), *unmeasured(case, tp_size)])
+    head = [title, *origins, "", *_switches(case, tp_size), "", *left_out, ""]
     body = [_entry(answer, case.case.backend) for answer in slots if answer.final_setting]
     return comments(head) + ("".join(body) or "{}\n")
 
@@ -86,25 +88,43 @@ def transfer_warning(backend: str) -> str:
 
 
 def _switches(case: CaseAnalysis, tp_size: int) -> list[str]:
-    lines = ["Set in Megatron-Core's configuration (on Megatron-LM's command line):"]
     advised = case.plans[tp_size].switches
-    if not any(advice.name == "tp_comm_overlap" for advice in advised):
+    if case.config(tp_size).switches["tp_comm_overlap"]:
+        lines = ["Set in Megatron-Core's configuration (on Megatron-LM's command line):"]
         lines.append("  tp_comm_overlap: true  (--tp-comm-overlap)")
+    else:
+        lines = [DONT_OVERLAP]
     for advice in advised:
         flag = f"  ({advice.flag})" if advice.flag and advice.name != "tp_comm_overlap" else ""
         lines.append(f"  {advice.name}: {str(advice.value).lower()}{flag}  {advice.reason}")
     return lines + no_switches(case.plans[tp_size].overruled)
 
 
-def _left_out(slots: Sequence[SlotAnswer], backend: str) -> list[str]:
-    lines = [
-        "A slot that is not in this file is not 'none': it gets Transformer Engine's default overlap,",
-        "unless a switch above turns it off.",
-    ]
-    lines += [f"  {a.slot}: {_why_none(a, backend)}" for a in slots if a.tried and not a.final_setting]
-    known = {answer.slot for answer in slots if answer.tried}
-    missing = [slot for slot, methods in space.SLOTS.items() if methods and slot not in known]
-    return lines + ([f"  not measured: {', '.join(missing)}"] if missing else [])
+def _left_out(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """Of the measured slots those that are not in the file, and why."""
+    lines = []
+    if case.config(tp_size).switches["tp_comm_overlap"]:
+        lines += [
+            "A slot that is not in this file is not 'none': it gets Transformer Engine's default overlap,",
+            "unless a switch above turns it off.",
+        ]
+    none = [answer for answer in case.slots(tp_size) if answer.tried and not answer.final_setting]
+    return lines + [f"  {answer.slot}: {_why_none(answer, case.case.backend)}" for answer in none]
+
+
+def unmeasured(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """The slots that no point of an operator overlapped, by what becomes of them; nothing where there are none."""
+    by_fate: dict[str, list[str]] = {}
+    runs = {"off": "off", "default": "at Transformer Engine's default", "as set": "as set below"}
+    found = case.unmeasured(tp_size)
+    for slot in found:
+        why = "" if slot.runs == "off" or case.decided(tp_size) else f" ({slot.why})"
+        by_fate.setdefault(f"  {runs[slot.runs]}{why}: ", []).append(slot.slot)
+    if case.decided(tp_size):
+        title = "Not measured by themselves, and as the whole layer was measured:"
+    else:
+        title = f"Not measured, and by unmeasured={case.plans[tp_size].unmeasured}:"
+    return [title, *(fate + ", ".join(slots) for fate, slots in by_fate.items())] if found else []
 
 
 def _why_none(answer: SlotAnswer, backend: str) -> str:

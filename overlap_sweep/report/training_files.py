@@ -18,11 +18,14 @@ def training_files(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> 
     """By name the text of each; first the YAML for Megatron-LM, or what has its place."""
     config, proof = case.config(tp_size), case.proofs.get(tp_size)
     proven = ["", *proven_head(case, proof)] if proof else []
+    unmeasured = overlap_yaml.unmeasured(case, tp_size)
 
     def head(what: str) -> list[str]:
-        return [f"Communication overlap for TP={tp_size}: {what}.", *origin(case, tp_size, provenance), *proven]
+        title = f"Communication overlap for TP={tp_size}: {what}."
+        return [title, *origin(case, tp_size, provenance), *proven, *(["", *unmeasured] if unmeasured else [])]
 
     if case.case.backend == async_tp.BACKEND:
+        unmeasured = []
         lines = no_switches([*head(async_tp.WHAT), ""])
         return {overlap_yaml.file_name(tp_size): comments(lines) + overlap_cfg.text(config)}
     for_megatron = (

@@ -62,6 +62,7 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "analysed": datetime.now(UTC).isoformat(timespec="seconds"),
         "objective": analysis.config.objective,
         "overlap_threshold": analysis.config.overlap_threshold,
+        "unmeasured": analysis.config.unmeasured,
         "counts": analysis.counts(),
         "problems": analysis.problems,
         "commands": launch_commands(analysis.reading.points),
@@ -81,6 +82,12 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
             for case in analysis.cases
             for tp_size in case.tp_sizes
             for advice in case.switches(tp_size)
+        ],
+        "unmeasured_slots": [
+            {"case": case.case.name, "tp_size": tp_size, **asdict(slot)}
+            for case in analysis.cases
+            for tp_size in case.tp_sizes
+            for slot in case.unmeasured(tp_size)
         ],
         "tp_scaling": cases[0]["tp_scaling"] if len(cases) == 1 else None,
         "repeats": [

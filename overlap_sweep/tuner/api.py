@@ -67,6 +67,12 @@ class Report:
         """`optimal_tp_size`, and for each operator times, ratios and what is efficient."""
         return self.whole["tp_scaling"]
 
+    @property
+    def unmeasured_slots(self) -> list[dict[str, Any]]:
+        """One entry per TP size and slot that no point overlapped: whether it `runs` `off` or at the library's
+        `default` in the exported files, and why."""
+        return list(self.whole["unmeasured_slots"])
+
     def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]] | None:
         """The slots of the file for Megatron-LM; None where the answer is not to overlap at all, since an empty map
         gives every slot the library's default. UserError when there is no file for this TP size."""
@@ -114,6 +120,7 @@ def tune(
     prove: bool = True,
     overlap_threshold: float | None = None,
     tp_scaling_tolerance: float | None = None,
+    unmeasured: str | None = None,
     output_dir: Path | str | None = None,
     overrides: Sequence[str] = (),
     quiet: bool = False,
@@ -142,6 +149,7 @@ def tune(
         "runtime.device": device,
         "tuner.overlap_threshold": overlap_threshold,
         "tuner.tp_scaling_tolerance": tp_scaling_tolerance,
+        "tuner.unmeasured": unmeasured,
     }
     arguments += [f"{key}={override_value(value)}" for key, value in single.items() if value is not None]
     if presets:

@@ -15,18 +15,20 @@ from overlap_sweep.overlap_cfg import OverlapConfig
 BEST = "best of each slot"
 
 
-def combinations(choices: Sequence[PassChoice], limit: int, within: float) -> dict[str, OverlapConfig]:
+def combinations(
+    choices: Sequence[PassChoice], limit: int, within: float, unmeasured: str = "off"
+) -> dict[str, OverlapConfig]:
     """At most `limit` different configurations by what they are: first the plan of these choices, then with one pass's
     setting replaced by another way to overlap it, those that should cost least first.
 
     A setting that is slower than the chosen one by more than `within` of its time is not tried. Each configuration is
-    what Megatron-Core's switches allow.
+    what Megatron-Core's switches allow, with slots that nothing was measured of as `unmeasured` says.
     """
-    found = {BEST: plan(choices).config}
+    found = {BEST: plan(choices, unmeasured).config}
     for choice, other in _alternatives(choices, within):
         if len(found) >= limit:
             break
-        config = plan([replace(c, chosen=other) if c is choice else c for c in choices]).config
+        config = plan([replace(c, chosen=other) if c is choice else c for c in choices], unmeasured).config
         if config not in found.values():
             found[f"{choice.label} by {other.name}"] = config
     return found

@@ -157,7 +157,7 @@ def _prove(whole: Sweep, tasks: Sequence[Task], record: TunerRecord) -> None:
         # Every point of it was launch-bound.
         return
     choices = plan.choices
-    found = combinations(choices, max(1, tuner.together), tuner.within)
+    found = combinations(choices, max(1, tuner.together), tuner.within, tuner.unmeasured)
     names = {}
     for index, (label, config) in enumerate(found.items()):
         # A configuration that overlaps nothing is `none`, and no file says that.
@@ -197,7 +197,11 @@ def _case_analysis(whole: Sweep, task: Task) -> CaseAnalysis:
 
 def _analyse(whole: Sweep) -> Analysis:
     tuner = whole.config.tuner
-    config = AnalysisConfig(tp_scaling_tolerance=tuner.tp_scaling_tolerance, overlap_threshold=tuner.overlap_threshold)
+    config = AnalysisConfig(
+        tp_scaling_tolerance=tuner.tp_scaling_tolerance,
+        overlap_threshold=tuner.overlap_threshold,
+        unmeasured=tuner.unmeasured,
+    )
     return analyse(whole.measurements.directory, config)
 
 

@@ -202,7 +202,7 @@ def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path)
     advice = {advice.name: (advice.value, advice.reason) for advice in case_of(tmp_path).switches(4)}
     assert advice == {
         "tp_comm_bulk_wgrad": (False, "as tuned was measured"),
-        "tp_comm_overlap_disable_fc1": (True, "no overlap for fc1_fprop"),
+        "tp_comm_overlap_ag": (False, "no overlap for fc1_fprop; qkv_fprop, proj_dgrad, fc2_dgrad not measured"),
     }
 
 
@@ -213,7 +213,7 @@ def test_a_proof_needs_no_operators_of_its_size(tmp_path: Path) -> None:
     case = case_of(tmp_path)
     assert case.tp_sizes == [2, 4]
     assert case.config(4) == case.proofs[4].config
-    assert [advice.name for advice in case.switches(4)] == ["tp_comm_overlap_disable_fc1"]
+    assert [advice.name for advice in case.switches(4)] == ["tp_comm_overlap_ag"]
     assert case.slots(4) == []
 
 

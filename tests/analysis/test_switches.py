@@ -4,7 +4,7 @@ import pytest
 
 from overlap_sweep.analysis.choice import Candidate, PassChoice
 from overlap_sweep.analysis.estimate import Estimate
-from overlap_sweep.analysis.switches import DEFAULTS, Plan, methods_allowed, plan
+from overlap_sweep.analysis.switches import DEFAULTS, Plan, methods_allowed, plan, unmeasured_slots
 from overlap_sweep.overlap_cfg import OverlapConfig
 
 Times = dict[str, float]
@@ -28,8 +28,8 @@ def choice(operator: str, pass_name: str, candidates: Times) -> PassChoice:
     return PassChoice(2, operator, pass_name, tuple(made), best, "fastest", 0.0, None, None)
 
 
-def planned(choices: Choices) -> Plan:
-    return plan([choice(*name.split(), times) for name, times in choices.items()])
+def planned(choices: Choices, unmeasured: str = "default") -> Plan:
+    return plan([choice(*name.split(), times) for name, times in choices.items()], unmeasured)
 
 
 def switched(found: Plan) -> dict[str, bool]:
@@ -135,3 +135,41 @@ def test_the_plan_s_configuration_is_what_runs() -> None:
     assert found.config.switches["tp_comm_overlap_rs_dgrad"]
     assert not found.config.switches["tp_comm_overlap_ag"]
     assert planned({"fc1 fwd": SLOWER}).config == OverlapConfig({}, {**DEFAULTS, **NO_FC1})
+
+
+@pytest.mark.parametrize(
+    ("choices", "left_on"),
+    [
+        # Where nothing that was measured wins nothing is left on, however little was measured.
+        ({"fc1 fwd": SLOWER}, {}),
+        ({"fc2 fwd": {"none": 8, "pipeline": 10}, "proj bwd": SLOWER}, {}),
+        ({"qkv bwd": SLOWER_BULK}, {}),
+        (NOTHING_PAYS, {}),
+        # A winner keeps its switch, and with it whatever no switch of its own turns off.
+        ({"fc1 fwd": FASTER}, dict.fromkeys(("proj_dgrad", "fc2_dgrad"), "its switch is needed for fc1_fprop")),
+        ({"fc1 fwd": FASTER, "proj bwd": FASTER}, {"fc2_dgrad": "its switch is needed for proj_dgrad, fc1_fprop"}),
+        ({"fc2 fwd": FASTER}, {"proj_fprop": "its switch is needed for fc2_fprop"}),
+        ({"fc1 bwd": {"none": 20, "bulk": 15}}, {"qkv_dgrad": "its switch is needed for fc1_dgrad"}),
+        # Disabled for qkv, the switch leaves its dgrad to tp_comm_bulk_dgrad, which is off.
+        ({"fc1 bwd": {"none": 20, "ring": 15}}, {}),
+    ],
+)
+def test_what_was_not_measured_is_off_unless_a_winner_needs_its_switch(
+    choices: Choices, left_on: dict[str, str]
+) -> None:
+    found = planned(choices, "off")
+    assert found.overruled == []
+    assert found.config.switches["tp_comm_overlap"] == bool(found.config.slots)
+    tried = {slot for one in found.choices for slot in one.tried_slots}
+    unmeasured = unmeasured_slots(found.config, tried, proven=False)
+    assert {one.slot: one.why for one in unmeasured if one.runs != "off"} == left_on
+    assert {one.runs for one in unmeasured if one.slot in left_on} <= {"default"}
+    assert {one.slot for one in unmeasured} | tried == set(methods_allowed(DEFAULTS))
+
+
+def test_what_was_not_measured_keeps_its_default_where_that_is_wanted() -> None:
+    found = planned({"fc1 fwd": SLOWER}, "default")
+    assert found.config == OverlapConfig({}, {**DEFAULTS, **NO_FC1})
+    runs = {one.slot: one.runs for one in unmeasured_slots(found.config, {"fc1_fprop"}, proven=False)}
+    assert len(runs) == 9
+    assert set(runs.values()) == {"default"}

@@ -13,12 +13,15 @@ import pytest
 from overlap_sweep import overlap_cfg, space
 from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.step_communication import read_communication
-from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_training
+from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.tp_training_files import results
 from overlap_sweep.run_directory import trace_file
+from overlap_sweep.space import SLOTS
+from overlap_sweep.tuner.api import Report
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,
@@ -77,9 +80,31 @@ def test_each_size_has_its_plan_and_the_plain_name_that_of_the_smallest(tmp_path
     (case,) = written(write_sweep(tmp_path)).cases
     for tp_size, plan in case.plans.items():
         assert overlap_cfg.read(tmp_path / YAML.replace("4", str(tp_size))) == plan.config == case.config(tp_size)
-        assert read(tmp_path / f"ub_cfgs_tp{tp_size}.json") == plan.config.slots
+        assert read(tmp_path / f"ub_cfgs_tp{tp_size}.json") == (plan.config.slots or None)
     smallest = (tmp_path / YAML.replace("4", "2")).read_text()
     assert (tmp_path / "optimal_tp_comm_overlap_cfg.yaml").read_text() == smallest
+
+
+@pytest.mark.parametrize(("unmeasured", "overlaps"), [("off", False), ("default", True)])
+def test_where_nothing_measured_wins_every_form_says_not_to_overlap(
+    tmp_path: Path, unmeasured: str, overlaps: bool
+) -> None:
+    ring = operator_config(4, "fc1", "fprop", "ring_exchange", num_sm=1, aggregate=False)
+    make_point("operator", tmp_path, ring, fwd=pass_times(110.0))
+    analysis = analyse(tmp_path, AnalysisConfig(unmeasured=unmeasured))
+    write_reports(analysis, tmp_path, "python analyze.py here")
+    config, report = overlap_cfg.read(tmp_path / YAML), Report(tmp_path)
+    assert (config.slots, config.switches["tp_comm_overlap"]) == ({}, overlaps)
+    assert report.ub_cfgs(4) == read(tmp_path / "ub_cfgs_tp4.json") == ({} if overlaps else None)
+    preset = (tmp_path / "megatron_bridge_preset_tp4.py").read_text()
+    assert f"CommOverlapConfig(tp_comm_overlap={overlaps}" in preset
+    # And what becomes of the others.
+    others = {slot for slot, methods in SLOTS.items() if methods} - {"fc1_fprop"}
+    assert read(tmp_path / "tuning_report.json")["unmeasured"] == unmeasured
+    assert {(one["slot"], one["runs"]) for one in report.unmeasured_slots} == {(slot, unmeasured) for slot in others}
+    runs = "off" if unmeasured == "off" else "at Transformer Engine's default (its switch is on)"
+    for text in ((tmp_path / YAML).read_text(), preset):
+        assert f"# Not measured, and by unmeasured={unmeasured}:\n#   {runs}: qkv_fprop," in text
 
 
 def test_a_size_with_a_proof_and_no_operators_has_its_files(tmp_path: Path) -> None:
@@ -145,7 +170,7 @@ def test_the_best_setting_of_a_slot_is_not_in_the_yaml_where_a_switch_overrules_
     best = {entry["slot"]: entry for entry in report["best"]}
     assert best["proj_dgrad"]["config_id"] == "tp2_proj_dgrad_none"
     assert (best["fc2_dgrad"]["time_us"], best["fc2_dgrad"]["setting_in_yaml"]) == (70.0, None)
-    assert [(entry["name"], entry["value"]) for entry in report["switches"]] == [("tp_comm_overlap_ag", False)]
+    assert [(entry["name"], entry["value"]) for entry in report["switches"]] == [("tp_comm_overlap", False)]
     assert len(report["cases"][0]["overruled"]["2"]) == 1
 
 

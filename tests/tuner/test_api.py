@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import overlap_sweep
+from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import read_result, read_tuner_record
 from overlap_sweep.tuner.api import CHECKOUT
@@ -141,9 +142,9 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     assert any("fc2 fwd" in sentence for sentence in report.recommendations)
     assert report.tp_scaling == json.loads((directory / "tuning_report.json").read_text())["tp_scaling"]
     assert set(report.to_frame()["operator"]) == {"fc2"}
-    written = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
-    slots = written if proof["switches"]["tp_comm_overlap"] else None
-    assert report.ub_cfgs(2) == slots
+    slots = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
+    config = overlap_cfg.read(directory / "optimal_tp_comm_overlap_cfg_tp2.yaml")
+    assert report.ub_cfgs(2) == (slots if config.switches["tp_comm_overlap"] else None)
     with pytest.raises(UserError, match="TP=8 was not searched"):
         report.ub_cfgs(8)
     saved = report.save(tmp_path / "results" / "tiny")
@@ -157,7 +158,7 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     # Analysis says the same.
     assert analyze(directory).returncode == 0
     after = overlap_sweep.Report(directory)
-    assert (after.proof[2]["verdict"], after.ub_cfgs(2)) == (proof["verdict"], slots)
+    assert (after.proof[2]["verdict"], after.ub_cfgs(2)) == (proof["verdict"], report.ub_cfgs(2))
 
 
 @pytest.mark.end_to_end

@@ -43,7 +43,7 @@ def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A date's, a sweep's or one point's directory.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="analysis.NAME=VALUE", help="objective, tp_scaling_tolerance, overlap_threshold."),
+        typer.Argument(metavar="analysis.NAME=VALUE", help="objective, tp_scaling_tolerance, ...: see below."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the files there instead of into DIR.")] = None,
     format: FormatOption = TableFormat.table,
@@ -55,6 +55,7 @@ def report(
     analysis.objective=time              time (default), or overlap_ratio: highest overlap in the traces
     analysis.tp_scaling_tolerance=0.2    a TP size scales up to (1 + this) x the time of TP=1 / TP size
     analysis.overlap_threshold=0.5       from this overlap ratio on an overlap is called effective
+    analysis.unmeasured=off              slots never measured: off (default), or default: the library's own overlap
 
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
     does. These rows are also what --fail-if looks at. Where there are no operators, they are one per kernel and shape:
