@@ -15,10 +15,20 @@ from overlap_sweep.analysis.trials import DEFAULT
 from overlap_sweep.overlap_cfg import no_switches
 from overlap_sweep.report import async_tp
 from overlap_sweep.report.numbers import as_sentence, comments
+from overlap_sweep.report.provenance import multicast
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
 WHAT = "Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs"
 DONT_OVERLAP = "Don't overlap: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
+MULTICAST = {
+    "off": [
+        "NVLink multicast was off (runtime.multicast=false, UB_SKIPMC=1). Transformer Engine's own default is on:",
+        "train with UB_SKIPMC=1 to have what was measured here.",
+    ],
+    "on": ["NVLink multicast was on (runtime.multicast=true), as is Transformer Engine's own default."],
+    "on and off": ["NVLink multicast was on in some points and off in others: their times don't compare."],
+}
+"""What the head says of the userbuffers' transport."""
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
 
 
@@ -56,7 +66,11 @@ def origin(case: CaseAnalysis, tp_size: int, provenance: Provenance) -> list[str
         f"Measured {provenance.measured} on {provenance.machine}",
         *(f"  {command}" for command in provenance.commands),
     ]
-    if case.case.backend not in USERBUFFER_BACKENDS:
+    if case.case.backend in USERBUFFER_BACKENDS:
+        proof = case.proofs.get(tp_size)
+        measured = [proof.trial.point] if proof and proof.trial.point else case.points
+        lines += MULTICAST.get(multicast(measured) or "", [])
+    else:
         lines.append(transfer_warning(case.case.backend))
     if case.case.backend == async_tp.BACKEND:
         lines += [*async_tp.advice_at(case, tp_size), *async_tp.HOW_TO]

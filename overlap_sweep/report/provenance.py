@@ -56,6 +56,18 @@ def describe_machine(environment: dict[str, Any]) -> str:
     return "; ".join(filter(None, (environment.get("host"), device, ", ".join(shown)))) or "an unrecorded machine"
 
 
+def multicast(points: Sequence[Point]) -> str | None:
+    """How userbuffers ran, as the workers' environment tells: with NVLink multicast `on`, `off`, or `on and off` in
+    different points. None where no GPU was used, or nothing ran."""
+    found = set()
+    for point in points:
+        if point.result and point.config["runtime"]["device"] != "cpu":
+            skipped = point.result.environment.get("variables", {}).get("UB_SKIPMC")
+            off = not point.config["runtime"]["multicast"] if skipped is None else skipped not in ("", "0")
+            found.add("off" if off else "on")
+    return " and ".join(sorted(found, reverse=True)) or None
+
+
 def measured_when(points: Sequence[Point]) -> str:
     """The first and the last start, UTC."""
     started = sorted(point.result.started for point in points if point.result and point.result.started)

@@ -35,7 +35,7 @@ from overlap_sweep.report import async_tp
 from overlap_sweep.report.layers import verdict
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.proof_report import outcome_entries, tuner_entries
-from overlap_sweep.report.provenance import environments, launch_commands, measured_when
+from overlap_sweep.report.provenance import environments, launch_commands, measured_when, multicast
 from overlap_sweep.run_directory import VariantTimes
 
 FILE_NAME = "tuning_report.json"
@@ -159,6 +159,7 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
         "measured": measured_when(case.points),
         "environment": environment,
         "other_environments": others,
+        "multicast": multicast(case.points),
         "launch_bound": case.launch_bound,
         "overruled": {str(tp_size): plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
         "tp_scaling": _tp_scaling(case.scaling),

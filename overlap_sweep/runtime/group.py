@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,6 +138,34 @@ def check_wrapper(point: Mapping[str, Any]) -> None:
             "profiling.rocprofv3=true needs rocprofv3 in PATH, which comes with ROCm (/opt/rocm/bin); add it, or leave "
             "profiling.rocprofv3 out."
         )
+
+
+def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Say once what of the user's environment `runtime.multicast` overrides. UserError where the environment keeps
+    multicast off that the point asks for."""
+    if runtime["device"] == "cpu":
+        return
+    if runtime["multicast"]:
+        if environ.get("UB_SKIPMC", "0") not in ("", "0"):
+            raise UserError(
+                f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment turns off the NVLink multicast that "
+                "runtime.multicast=true asks for; unset it, or leave runtime.multicast out."
+            )
+        return
+    asked = [
+        f"{name}={environ[name]}" for name, off in NO_MULTICAST.items() if environ.get(name) not in (None, "", off)
+    ]
+    if asked:
+        _note(
+            f"{', '.join(asked)} in the environment: no effect here, since runtime.multicast=false turns NVLink "
+            "multicast off; give runtime.multicast=true to allow it."
+        )
+
+
+@cache
+def _note(text: str) -> None:
+    """Print it, once in this process however many points it is true of."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def worker_environment(config: GroupConfig) -> dict[str, str]:

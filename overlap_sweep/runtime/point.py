@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -38,7 +39,7 @@ from overlap_sweep.run_directory import (
 )
 from overlap_sweep.runtime.attempts import Attempts, current_launch
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
-from overlap_sweep.runtime.group import GroupError, check_wrapper, machine_of
+from overlap_sweep.runtime.group import GroupError, check_multicast, check_wrapper, machine_of
 from overlap_sweep.runtime.kept import LASTING, kept_result, whole_result
 from overlap_sweep.runtime.limits import limits
 from overlap_sweep.runtime.log_tail import tail
@@ -108,6 +109,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     if not point.get("dtype"):
         point["precision"] = point["precision"] or defaults["precision"]
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
+    check_multicast(runtime, os.environ)
     completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
     if not elsewhere():
         check_wrapper(completed)

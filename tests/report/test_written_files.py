@@ -107,6 +107,26 @@ def test_where_nothing_measured_wins_every_form_says_not_to_overlap(
         assert f"# Not measured, and by unmeasured={unmeasured}:\n#   {runs}: qkv_fprop," in text
 
 
+@pytest.mark.parametrize(
+    ("variables", "given", "says"),
+    [
+        ({"UB_SKIPMC": "1"}, False, "off"),
+        ({}, False, "off"),
+        ({"UB_SKIPMC": None}, True, "on"),
+        ({"UB_SKIPMC": "0"}, True, "on"),
+    ],
+)
+def test_the_head_says_with_which_transport_it_was_measured(
+    tmp_path: Path, variables: dict[str, str], given: bool, says: str
+) -> None:
+    point = {**BULK, "backend": "megatron", "runtime": {**BULK["runtime"], "device": "cuda", "multicast": given}}
+    make_point("operator", tmp_path, point, bwd=pass_times(90.0), environment={"gpu": "H200", "variables": variables})
+    written(tmp_path)
+    assert read(tmp_path / "tuning_report.json")["cases"][0]["multicast"] == says
+    for name in ("optimal_tp_comm_overlap_cfg_tp2.yaml", "megatron_bridge_preset_tp2.py"):
+        assert f"# NVLink multicast was {says} (runtime.multicast=" in (tmp_path / name).read_text()
+
+
 def test_a_size_with_a_proof_and_no_operators_has_its_files(tmp_path: Path) -> None:
     make_point("operator", tmp_path, {**BULK, "backend": "megatron"}, bwd=pass_times(90.0))
     write_proof(tmp_path)
