@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_sweep.analysis.comparison.run_pairs import settings_of
 from overlap_sweep.analysis.comparison.telemetry import (
     QuantityRatio,
     RunMatch,
@@ -19,6 +21,7 @@ from overlap_sweep.analysis.comparison.telemetry import (
     Verdict,
     compare_telemetry,
     read_telemetry_dataset,
+    settings_throughout,
 )
 from overlap_sweep.analysis.comparison.telemetry_rows import telemetry_summary
 from overlap_sweep.analysis.marks_and_kernels import exposed
@@ -157,3 +160,75 @@ def test_marks_and_kernels_are_compared_where_both_were_recorded_on_a_gpu(tmp_pa
         (directory / name).rename(tmp_path / name)
         assert exposed(point) is None
         (tmp_path / name).rename(directory / name)
+
+
+def write_sweep_of_runs(directory: Path, settings: Sequence[Mapping[str, Any]], **throughout: Any) -> Path:
+    """A training sweep as launch.py leaves it: runs are named by what was asked for."""
+    for given in settings:
+        asked = {**given, **throughout}
+        # Of the environment no variable is usual.
+        variables = {
+            key.rpartition(".")[2]: value for key, value in asked.items() if key.startswith("distributed.env.")
+        }
+        point = resolved(
+            "fsdp", **{key: value for key, value in asked.items() if not key.startswith("distributed.env.")}
+        )
+        point = {**point, "distributed": {**point["distributed"], "dp_size": 2, "env": variables}}
+        name = "_".join(["fsdp", *(f"{key}={value}" for key, value in asked.items())])
+        run(directory / name, point)
+    return directory
+
+
+SWEPT = [
+    {"fsdp.forward_prefetch": ahead, "fsdp.reshard_after_forward": reshard}
+    for ahead in (0, 1)
+    for reshard in (True, False)
+]
+CTAS = "distributed.env.NCCL_MAX_CTAS"
+
+
+def swept_of(match: RunMatch) -> list[Any]:
+    return [[settings_of(one.run)[name] for name in SWEPT[0]] for one in (match.theirs, match.ours)]
+
+
+@pytest.mark.parametrize("throughout", [{CTAS: "8"}, {CTAS: "8", "training.batch_size": 32}])
+def test_sweeps_match_by_what_was_swept_where_a_setting_differs_throughout(
+    tmp_path: Path, throughout: dict[str, Any]
+) -> None:
+    found = compared(
+        cuda=write_sweep_of_runs(tmp_path / "cuda", SWEPT),
+        rocm=write_sweep_of_runs(tmp_path / "rocm", SWEPT[::-1], **throughout),
+    )
+    assert len(found.matches) == 4
+    assert found.unmatched == []
+    assert all(ours == theirs for theirs, ours in map(swept_of, found.matches))
+    assert {name: ours for name, (_, ours) in settings_throughout(found.matches).items()} == throughout
+    told = telemetry_summary(found)["datasets"]["rocm"]["settings_that_differ_throughout"]
+    assert told[CTAS] == {"cuda": None, "rocm": "8"}
+    assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches)
+
+
+def test_what_only_one_sweep_has_swept_matches_the_value_that_the_other_has(tmp_path: Path) -> None:
+    found = compared(
+        cuda=write_sweep_of_runs(tmp_path / "cuda", SWEPT),
+        rocm=write_sweep_of_runs(tmp_path / "rocm", SWEPT[:2], **{CTAS: "8"}),
+    )
+    assert sorted(swept_of(match)[0] for match in found.matches) == [[0, False], [0, True]]
+    assert len(found.unmatched) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "throughout"),
+    [
+        # Swept in both, and never the same.
+        ([{"training.batch_size": size} for size in (64, 128)], {}),
+        # Which of the two it is nobody knows.
+        ([{"training.batch_size": 16, "runtime.threads_per_rank": threads} for threads in (1, 2)], {CTAS: "8"}),
+    ],
+)
+def test_runs_that_differ_in_what_was_swept_are_no_pairs(
+    tmp_path: Path, ours: list[dict[str, Any]], throughout: dict[str, Any]
+) -> None:
+    theirs = write_sweep_of_runs(tmp_path / "a", [{"training.batch_size": size} for size in (16, 32)])
+    with pytest.raises(UserError, match="No run is in both: 2 only in a"):
+        compared(a=theirs, b=write_sweep_of_runs(tmp_path / "b", ours, **throughout))

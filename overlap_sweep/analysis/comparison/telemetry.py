@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from overlap_sweep.analysis.comparison.matching import MARGIN
 from overlap_sweep.analysis.comparison.ratios import geometric_mean, ratio
+from overlap_sweep.analysis.comparison.run_pairs import run_pairs, settings_of
 from overlap_sweep.analysis.marks_and_kernels import Exposed, disagreement, exposed
 from overlap_sweep.analysis.telemetry import Run, read_telemetry
 from overlap_sweep.analysis.telemetry_dips import Dip, find_dips, slow_devices
@@ -35,9 +36,6 @@ _WORK = ("ranking.", "training.batch_size", "training.gradient_accumulation", "p
 ranks do, too."""
 _ANOTHER_MODEL = ("model.", "ranking.")
 _NAMES_ONLY = ("model.name", "model.source")
-
-_KNOBS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
-_WHOLE_KNOBS = ("backend", "precision")
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,10 @@ def compare_telemetry(
         matches += found
         unmatched += missing
     if not matches:
-        raise UserError(f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or one run of each.")
+        raise UserError(
+            f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or of the same settings but for "
+            "those that differ throughout, or one run of each."
+        )
     return TelemetryComparison(
         datasets=list(datasets),
         reference=reference,
@@ -213,6 +214,14 @@ def compare_telemetry(
         problems=[problem for dataset in datasets for problem in dataset.problems],
         warnings=[f"{dataset.label}: {warning}" for dataset in datasets for warning in dataset.warnings],
     )
+
+
+def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ in every pair, and in the same way: (reference's, ours)."""
+    first = matches[0].settings if matches else {}
+    return {
+        name: values for name, values in first.items() if all(match.settings.get(name) == values for match in matches)
+    }
 
 
 def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
@@ -228,36 +237,20 @@ def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
     }
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """Its knobs, as result.json has them: by `fsdp.forward_prefetch` and the like; empty of logs alone."""
-    config = run.point.config if run.point else {}
-    nested = {name: config[name] for name in (*_WHOLE_KNOBS, *_KNOBS) if name in config}
-    connections = config.get("runtime", {}).get("max_connections")
-    return _flat(nested) | ({"runtime.max_connections": connections} if config else {})
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 def _matched(dataset: TelemetryDataset, base: TelemetryDataset) -> tuple[list[RunMatch], list[str]]:
-    """By name; one run of each is a pair whatever it is called."""
-    if len(dataset.runs) == len(base.runs) == 1:
-        return [_match(dataset.label, base.label, dataset.runs[0], base.runs[0])], []
+    """The pairs, and a sentence for each dataset that has runs which the other has not."""
     ours, theirs = ({measured.name: measured for measured in one.runs} for one in (dataset, base))
+    pairs = run_pairs([measured.run for measured in dataset.runs], [measured.run for measured in base.runs])
     unmatched = [
         f"{len(only)} only in {one}, not in {other}: {_some(only)}."
         for one, other, only in (
-            (base.label, dataset.label, [name for name in theirs if name not in ours]),
-            (dataset.label, base.label, [name for name in ours if name not in theirs]),
+            (base.label, dataset.label, [name for name in theirs if name not in {their.name for _, their in pairs}]),
+            (dataset.label, base.label, [name for name in ours if name not in {our.name for our, _ in pairs}]),
         )
         if only
     ]
-    both = [name for name in theirs if name in ours]
-    return [_match(dataset.label, base.label, ours[name], theirs[name]) for name in both], unmatched
+    found = [_match(dataset.label, base.label, ours[our.name], theirs[their.name]) for our, their in pairs]
+    return found, unmatched
 
 
 def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:

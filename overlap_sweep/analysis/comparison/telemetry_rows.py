@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
+from overlap_sweep.analysis.comparison.run_pairs import settings_of
 from overlap_sweep.analysis.comparison.telemetry import (
     MeasuredRun,
     TelemetryComparison,
     mean_ratios,
-    settings_of,
+    settings_throughout,
 )
 from overlap_sweep.analysis.frame import Row, column_types
 from overlap_sweep.analysis.telemetry_dips import Dip
@@ -80,7 +81,12 @@ def telemetry_summary(comparison: TelemetryComparison) -> dict[str, Any]:
             },
         }
     for label in comparison.candidates:
-        datasets[label]["mean_ratios"] = mean_ratios(comparison.of(label))
+        matches = comparison.of(label)
+        datasets[label]["mean_ratios"] = mean_ratios(matches)
+        datasets[label]["settings_that_differ_throughout"] = {
+            name: {comparison.reference: theirs, label: ours}
+            for name, (theirs, ours) in settings_throughout(matches).items()
+        }
     return {
         "kind": "telemetry",
         "reference": comparison.reference,

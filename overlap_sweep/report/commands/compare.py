@@ -80,7 +80,8 @@ def compare(
     by their sizes (m is in tokens) and implementations, copies by their direction and sizes. Of
     tensor-parallel stacks the implementation is the backend. Traces match by rank,
     medians over the iterations. Training runs match by the names of their run directories, one run of each whatever it
-    is called; where they don't do the same work, as with another batch size, nothing but samples/s is better or worse.
+    is called, and where no name is in both by what was swept, whatever differs throughout; where they don't do
+    the same work, as with another batch size, nothing but samples/s is better or worse.
     For them --output writes summary.json and <label>_timeline.png. Telemetry that is not the --candidate's is still
     summarised; results and traces that are not are left out.
 

@@ -18,6 +18,7 @@ from overlap_sweep.analysis.comparison.telemetry import (
     TelemetryComparison,
     TelemetryDataset,
     mean_ratios,
+    settings_throughout,
 )
 from overlap_sweep.analysis.telemetry import Device
 from overlap_sweep.analysis.telemetry_dips import DeviceFinding, Dip
@@ -289,18 +290,13 @@ def _header(name: str) -> str:
 
 
 def _print_settings(matches: Sequence[RunMatch], console: Console) -> None:
-    """Those that differ in every run, and in the same way."""
-    common = [
-        (name, values)
-        for name, values in (matches[0].settings.items() if matches else ())
-        if all(match.settings.get(name) == values for match in matches)
-    ]
+    common = settings_throughout(matches)
     if not common:
         return
-    console.print("\nSettings that differ:")
+    console.print("\nSettings that differ throughout:" if len(matches) > 1 else "\nSettings that differ:")
     lines = [
         f"{name}: {matches[0].reference}={_word(theirs)}, {matches[0].dataset}={_word(ours)}"
-        for name, (theirs, ours) in common
+        for name, (theirs, ours) in common.items()
     ]
     more = [f"... and {len(lines) - FEW_SETTINGS} more"] if len(lines) > FEW_SETTINGS else []
     print_lines([*lines[:FEW_SETTINGS], *more], console)
