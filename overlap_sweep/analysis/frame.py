@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import space
 from overlap_sweep.analysis.points import Point, Reading
-from overlap_sweep.analysis.traces import METRICS, TraceReading
+from overlap_sweep.analysis.traces import METRICS, TraceReading, own_traces
 from overlap_sweep.run_directory import PassTimes
 
 if TYPE_CHECKING:
@@ -19,14 +19,17 @@ Row = dict[str, Any]
 
 _TEXT = (
     *("point", "directory", "config_id", "model", "backend", "device", "precision"),
-    *("operator", "phase", "slot", "pass", "method", "status", "error", "note"),
+    *("operator", "phase", "slot", "pass", "method", "status", "error", "not_profiled_because", "note"),
     *("kind", "attention_backend", "variant", "reference"),
 )
 _INTEGERS = (
     *("tokens", "tp_size", "num_sm", "num_splits", "cga_size", "repeats", "num_gemm_events", "num_comm_events"),
     *("num_replicas", "rounds"),
 )
-_BOOLEANS = ("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound", "training", "differs")
+_BOOLEANS = (
+    *("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound", "training", "differs"),
+    "profiled",
+)
 _TYPES = {**dict.fromkeys(_TEXT, "string"), **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_BOOLEANS, "boolean")}
 
 
@@ -40,10 +43,12 @@ COLUMNS = column_types(
     *("tp_size", "operator", "phase", "slot", "pass", "method", *space.KNOBS, "status", "error"),
     *("time_us", "q1_us", "q3_us", "repeats", "none_us", "floor_us", "default_us", "tp1_us"),
     *("hidden_fraction", "speedup", "launch_bound", "relative_error"),
+    *("profiled", "not_profiled_because"),
     *METRICS,
     "note",
 )
 """Every column in its order, and its pandas type. Times are in microseconds, fractions and ratios plain numbers.
+METRICS have values where `profiled`; where a measured point is not, `not_profiled_because` says why.
 
 time_us and its kin are those of the phase's pass, `fwd` or `bwd`: dgrad and wgrad can only be timed together.
 """
@@ -67,7 +72,7 @@ def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Ro
             continue
         common = {**common_cells(point, reading.root), "operator": point.config["operator"]}
         if point.result and point.status == "ok":
-            common |= _seen_in_traces(traces[point.directory])
+            common |= _seen_in_traces(traces[point.directory], point)
             rows += [_measured(point, phase, common) for phase in _phases(point)]
         else:
             rows += _unmeasured(point, common)
@@ -108,10 +113,24 @@ def common_cells(point: Point, root: Path) -> Row:
     }
 
 
-def _seen_in_traces(reading: TraceReading) -> Row:
+def _seen_in_traces(reading: TraceReading, point: Point) -> Row:
+    why = None if reading.metrics else _why_no_metrics(point)
     notes = [*(f"{name} is missing" for name in reading.missing), *reading.problems, *reading.warnings]
     counts = {column: round(value) for column, value in reading.metrics.items() if column in _INTEGERS}
-    return {**reading.metrics, **counts, "note": "; ".join(notes) or None}
+    profiled = {"profiled": not why, "not_profiled_because": why}
+    return {**reading.metrics, **counts, **profiled, "note": "; ".join(notes) or None}
+
+
+def _why_no_metrics(point: Point) -> str:
+    """In words, of a point that was measured."""
+    if own_traces(point):
+        return "its traces are missing or cannot be read"
+    if point.result and point.result.reused_from:
+        return "its times are from the store: traces stay where they were recorded"
+    profile = point.config.get("profile", "all")
+    if profile == "best":
+        return "profile=best: it was not among the fastest when it was measured"
+    return f"profile={profile}"
 
 
 def _measured(point: Point, phase: str, common: Row) -> Row:

@@ -135,8 +135,11 @@ def _check_directories(jobs: Sequence[Job]) -> None:
 
 
 def distinct(jobs: Sequence[Job]) -> list[Job]:
-    """Each point once: a sweeper that samples may draw one twice."""
-    return list({job.directory: job for job in reversed(jobs)}.values())[::-1]
+    """Each point once, where it comes first: a sweeper that samples may draw one twice."""
+    found: dict[Path, Job] = {}
+    for job in jobs:
+        found.setdefault(job.directory, job)
+    return list(found.values())
 
 
 def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:

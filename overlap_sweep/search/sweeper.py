@@ -13,6 +13,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, space, workloads
+from overlap_sweep.analysis.sweep import analyse
+from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
@@ -22,6 +24,7 @@ from overlap_sweep.search.candidates import candidates
 from overlap_sweep.search.cell import Cell
 from overlap_sweep.search.choices import Choices, combined, read_choices, swept_values
 from overlap_sweep.search.measured import Measurements
+from overlap_sweep.search.profiled import profile_answers
 from overlap_sweep.search.report import SearchReport
 from overlap_sweep.search.rounds import Task, collective_us, next_round
 from overlap_sweep.search.start import STARTS
@@ -70,6 +73,7 @@ def sweep(
     whole = set_up(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         search(whole, stage)
+        profile_answers(stage, whole.measurements, lambda: analyse(whole.measurements.directory, AnalysisConfig()))
     whole.report.conclude(whole.measurements)
 
 

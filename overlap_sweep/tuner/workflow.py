@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import models, space
 from overlap_sweep.analysis.layers import compare
-from overlap_sweep.analysis.points import Case
-from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis, analyse
+from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
@@ -30,6 +29,7 @@ from overlap_sweep.run_directory import (
     write_tuner_record,
 )
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
+from overlap_sweep.search.profiled import case_of, profile_answers
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, cases, search, set_up, swept_values
 from overlap_sweep.tuner.combinations import combinations
@@ -130,12 +130,15 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
+    profile_answers(possible, whole.measurements, lambda: _analyse(whole))
     if not tuner.prove:
         return
     for tasks in cases([task for task in possible if task.running]):
         with whole.measurements.budget.paused():
             _prove(whole, tasks, record)
         _keep(whole, record)
+    # The layer may have decided for others.
+    profile_answers(possible, whole.measurements, lambda: _analyse(whole))
 
 
 def _layer_refusal(task: Task) -> str | None:
@@ -152,7 +155,7 @@ def _prove(whole: Sweep, tasks: Sequence[Task], record: TunerRecord) -> None:
     """Try the best combinations together, and the best of them against everything else."""
     tuner, directory, first = whole.config.tuner, whole.measurements.directory, tasks[0]
     tp_size = first.point["tp_size"]
-    plan = _case_analysis(whole, first).plans.get(tp_size)
+    plan = case_of(first, _analyse(whole)).plans.get(tp_size)
     if plan is None:
         # Every point of it was launch-bound.
         return
@@ -178,21 +181,6 @@ def _prove(whole: Sweep, tasks: Sequence[Task], record: TunerRecord) -> None:
         # Whether it is the tuned one that breaks the layer must be known before anybody trains with it.
         trial, _ = run_trial(whole, first, "proof_without_tuned", {**own, **given})
         _add(trial, record.proofs)
-
-
-def _case_analysis(whole: Sweep, task: Task) -> CaseAnalysis:
-    """Of the points measured so far, those that may be compared with the task's."""
-    assert task.baseline
-    environment = task.baseline.environment
-    point = task.point
-    case = Case(
-        model=point["model"]["name"],
-        backend=point["backend"],
-        device=environment.get("gpu") or point["runtime"]["device"],
-        precision=point["precision"],
-        tokens=point["workload"]["tokens"],
-    )
-    return next(found for found in _analyse(whole).cases if found.case == case)
 
 
 def _analyse(whole: Sweep) -> Analysis:

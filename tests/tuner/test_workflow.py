@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,77 @@ def test_a_layer_that_fails_leaves_the_operators_answer_and_is_run_without_the_t
     assert "out of memory" in proof["verdict"]
     slots = overlap_cfg.read(copied / "optimal_tp_comm_overlap_cfg_tp2.yaml").slots
     assert slots["fc2_fprop"]["method"] == "ring_exchange"
+
+
+def traced(point: Mapping[str, Any], result: Result, by_chance: Collection[str] = ()) -> Result:
+    """As it is with profile=all; before, only the methods that were the fastest so far have traces."""
+    methods = {asked["method"] for asked in (point["phases"] or {}).values()}
+    profiled = point["profile"] == "all" or (point["profile"] == "best" and methods & set(by_chance))
+    result.traces = ["trace_rank0.json.gz", "trace_rank1.json.gz"] if profiled else []
+    return result
+
+
+Profiled = list[dict[str, str]]
+
+
+def profiled_last(launcher: StandIn) -> Profiled:
+    """By phase the methods of the points that were asked for only to be profiled."""
+    last = [point for point in launcher.points if point["profile"] == "all"]
+    assert {point["workload"]["name"] for point in last} <= {"operator"}
+    return [{phase: asked["method"] for phase, asked in point["phases"].items()} for point in last]
+
+
+RING, PIPELINE, NO_OVERLAP = "ring_exchange", "pipeline", {"fprop": "none"}
+
+
+@pytest.mark.parametrize(
+    ("by_chance", "last"),
+    [
+        ((), [NO_OVERLAP, {"fprop": RING, "dgrad": RING}]),
+        (["none"], [{"fprop": RING, "dgrad": RING}]),
+        ([RING], [NO_OVERLAP]),
+        ([RING, "none"], []),
+    ],
+)
+def test_what_is_chosen_is_profiled_in_a_last_step_unless_it_was(
+    tmp_path: Path, by_chance: list[str], last: Profiled
+) -> None:
+    def answer(point: Mapping[str, Any]) -> Result:
+        return traced(point, answered()(point), by_chance)
+
+    given = ("tp_size=2", "tuner.prove=false", "profile=best")
+    launcher = tuned(tmp_path, *given, answer=answer)
+    assert profiled_last(launcher) == last
+    # They are no part of the search, and what they measured is kept.
+    assert record(tmp_path).points == len(launcher.points) - len(last)
+    assert tuned(tmp_path, *given, answer=answer).points == []
+    best = json.loads((tmp_path / "tuning_report.json").read_text())["configurations"]
+    assert {row["profiled"] for row in best} <= {True, False}
+
+
+def test_what_the_layer_decided_for_is_profiled_too(tmp_path: Path) -> None:
+    launcher = tuned(tmp_path, "tp_size=2", "profile=best", answer=lambda point: traced(point, answered()(point)))
+    (proof,) = record(tmp_path).proofs
+    # Alone, ring exchange is faster forward.
+    assert slots_of(proof)["fc2_fprop"]["method"] == PIPELINE
+    assert profiled_last(launcher) == [NO_OVERLAP, {"fprop": RING, "dgrad": RING}, {"fprop": PIPELINE}]
+
+
+def test_what_profiling_makes_the_choice_is_profiled_next_and_each_once(tmp_path: Path) -> None:
+    def answer(point: Mapping[str, Any]) -> Result:
+        """Measured once more, ring exchange computes wrong numbers forward. Pipelines never leave traces."""
+        phases = point["phases"] or {}
+        if point["profile"] == "all" and phases.get("fprop", {}).get("method") == RING:
+            return operator_result(point, status="failed", error="wrong numbers", relative_error={"output": 1.0})
+        result = answered()(point)
+        return result if PIPELINE in str(phases) else traced(point, result)
+
+    launcher = tuned(tmp_path, "tp_size=2", "tuner.prove=false", "profile=best", answer=answer)
+    assert profiled_last(launcher) == [
+        *(NO_OVERLAP, {"fprop": RING, "dgrad": RING}),
+        # It was not to blame.
+        {"fprop": PIPELINE, "dgrad": RING},
+    ]
 
 
 def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:

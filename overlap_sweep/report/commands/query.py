@@ -156,13 +156,13 @@ def query(
     \b
     Columns:
       text           point directory config_id model backend device precision
-                     operator phase slot pass method status error note
+                     operator phase slot pass method status error not_profiled_because note
       whole numbers  tokens tp_size num_sm num_splits cga_size repeats num_gemm_events num_comm_events
-      true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf launch_bound
+      true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf launch_bound profiled
       microseconds   time_us q1_us q3_us none_us floor_us default_us tp1_us
       plain numbers  hidden_fraction speedup relative_error
     \b
-    Columns from traces, microseconds and ratios:
+    Columns from traces, microseconds and ratios; of points that were profiled, else not_profiled_because says why:
       forward_gemm_time_us forward_comm_time_us forward_overlap_time_us forward_overlap_ratio
       forward_e2e_time_us forward_exposed_comm_us forward_wait_us forward_idle_us
       backward_gemm_time_us backward_comm_time_us backward_overlap_time_us backward_overlap_ratio
