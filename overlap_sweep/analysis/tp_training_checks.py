@@ -95,7 +95,7 @@ def check_tp_training_config(config: Mapping[str, Any], path: Path) -> None:
     options = known.tp_training
     for value, choices in ((known.impl, IMPLEMENTATIONS), (options.dtype, PRECISION_OF)):
         if value is not None and value not in choices:
-            raise UserError(f"{path} says {value[:200]}, which is none of {', '.join(choices)}; {UPDATE}.")
+            raise UserError(f"{path} says {value[:200]!r}, which is none of {', '.join(choices)}; {UPDATE}.")
     check_name(options.attn_impl or "", path)
     file = options.tp_comm_overlap_cfg or ""
     if len(file) > _LONGEST_PATH or not file.isprintable():

@@ -46,8 +46,7 @@ def print_table(
     styled += [(line(row.cells) + "\n" * row.ends_section, row.style) for row in rows]
     _print(styled, console)
     if dropped := [header for header in optional[:count] if header in headers]:
-        names = ", ".join(header.strip() for header in reversed(dropped))
-        print_lines([f"No room for {names}: a wider terminal shows them."], console, indent=0)
+        print_lines([f"No room for {', '.join(reversed(dropped))}: a wider terminal shows them."], console, indent=0)
     return True
 
 

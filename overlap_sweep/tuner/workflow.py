@@ -167,7 +167,7 @@ def _prove(whole: Sweep, tasks: Sequence[Task], record: TunerRecord) -> None:
         overlaps = config.switches["tp_comm_overlap"]
         names[label] = write_config(directory, f"{case_word(first)}_{index}", config) if overlaps else NONE
     taken: str | None = next(iter(found))
-    if len(names) > 1 and tuner.together:
+    if len(names) > 1:
         trial, result = run_trial(whole, first, "together", {NONE: NONE, **names})
         _add(trial, record.together)
         taken = _fastest_together(names, result)

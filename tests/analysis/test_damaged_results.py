@@ -131,6 +131,7 @@ STACKS: Damages = {
     "host": (lambda r: r["tp_training"].update(host_ahead_us=1e300), "a host that is 1e+300 us ahead"),
     "details": (lambda r: r["tp_training"].update(details={"a": [0] * 200_000}), "holds more than"),
     "impl": (lambda r: r["point"].update(impl="zero3"), "which is none of autotp"),
+    "unprintable impl": (lambda r: r["point"].update(impl="a\x1b[31m"), r"says 'a\x1b[31m', which is none of autotp"),
     "no impl": (lambda r: r["point"].update(impl=None), "no result of a point"),
     "dp_size": (lambda r: r["point"].update(dp_size=0), "describes no point"),
     "huge tp_size": (lambda r: r["point"].update(tp_size=10**12), "describes no point"),

@@ -59,7 +59,8 @@ def _times(variants: Mapping[str, VariantTimes]) -> dict[str, Timing]:
 
 def without_folders(variant: str) -> str:
     """`file:best.yaml` of `file:/a/b/best.yaml`: sweeps keep their files in folders of their own."""
-    return f"file:{PurePath(variant).name}" if variant.startswith("file:") else variant
+    kind, _, path = variant.partition(":")
+    return f"file:{PurePath(path).name}" if kind == "file" else variant
 
 
 def _pooled(key: Key, layers: Sequence[_Layer], between: float) -> list[Measured]:

@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -371,8 +371,10 @@ def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
     """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
     if "variant" not in rows:
         return rows
+    from overlap_sweep.analysis.comparison.layers import without_folders
+
     names = rows["variant"].dropna().unique()
-    short = {name: f"file:{PurePath(name).name}" for name in names if name.startswith("file:")}
+    short = {name: without_folders(name) for name in names if name.startswith("file:")}
     shared = {name for name, count in Counter(short.values()).items() if count > 1}
     return rows.assign(
         variant=rows["variant"].replace({name: file for name, file in short.items() if file not in shared})

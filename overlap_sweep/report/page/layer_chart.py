@@ -67,7 +67,7 @@ def describe(panel: LayerPanel) -> str:
 
 def _short(names: Sequence[str]) -> dict[str, str]:
     """Files without their folders, unless they would be called the same."""
-    files = {name: PurePosixPath(name).name for name in names if name.startswith("file:")}
+    files = {name: PurePosixPath(name.removeprefix("file:")).name for name in names if name.startswith("file:")}
     return {name: files[name] if list(files.values()).count(files.get(name, "")) == 1 else name for name in names}
 
 

@@ -16,7 +16,7 @@ from overlap_sweep.report.comparison.telemetry_charts import distinct_names, tim
 from tests.analyze import analyze, rows
 from tests.golden.made_report import TRACES
 from tests.made_sweeps import write_tuned_sweep
-from tests.make_point import make_point, operator_config, pass_times
+from tests.make_point import make_point, operator_config, pass_times, variant
 from tests.report.conftest import Made
 from tests.report.page.reports import analysis_of
 
@@ -49,6 +49,13 @@ def test_metrics_of_traces_are_columns_and_a_missing_trace_is_noted(tmp_path: Pa
     shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", directory / "t.json.gz")
     (row,) = rows("query", tmp_path, "forward_overlap_ratio > 0 and note.notna()")
     assert row["note"] == "gone.json.gz is missing"
+
+
+@pytest.mark.parametrize("file", ["file:best.yaml", "file:/a/b/best.yaml"])
+def test_a_variants_file_is_told_without_its_folders(tmp_path: Path, file: str) -> None:
+    make_point("layer", tmp_path, variants={"none": variant([60.0] * 6), file: variant([50.0] * 6)})
+    names = [word for word in analyze("query", tmp_path, "--layers").stdout.split() if "best.yaml" in word]
+    assert names == ["file:best.yaml"]
 
 
 @pytest.mark.parametrize(
