@@ -336,3 +336,26 @@ def test_other_sizes_and_settings_of_stacks_do_not_match(tmp_path: Path) -> None
     names = {found.only_in: found.names for found in both.unmatched}
     assert "zero2" in names["old"][0]
     assert "DP=2" in names["new"][0]
+
+
+def test_stacks_match_by_what_was_swept_where_an_option_differs_throughout(tmp_path: Path) -> None:
+    options: dict[str, dict[str, Any]] = {"old": {}, "new": {"attn_impl": "flash_attention_2"}}
+    for label, throughout in options.items():
+        for swept in ({}, {"zero_stage": 2}):
+            stack(tmp_path / label, "autotp", options={**swept, **throughout})
+    both = compared(tmp_path / "old", tmp_path / "new")
+    assert {match.theirs.key.setting: match.ours.key.setting for match in both.matches} == {
+        "defaults": "flash_attention_2",
+        "zero2": "zero2 flash_attention_2",
+    }
+    assert both.unmatched == []
+    assert "setting" in both.compared
+    assert "tp_training.attn_impl" in {difference.name for difference in both.configuration}
+
+
+def test_what_one_sweep_of_stacks_has_only_is_no_match_of_anything_else(tmp_path: Path) -> None:
+    for swept in ({}, {"zero_stage": 2}):
+        stack(tmp_path / "old", "autotp", options=swept)
+    stack(tmp_path / "new", "autotp", options={"zero_stage": 2, "attn_impl": "flash_attention_2"})
+    (match,) = compared(tmp_path / "old", tmp_path / "new").matches
+    assert (match.theirs.key.setting, match.ours.key.setting) == ("zero2", "zero2 flash_attention_2")

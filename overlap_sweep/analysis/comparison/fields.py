@@ -36,7 +36,8 @@ def compared_fields(datasets: Sequence[Dataset]) -> list[str]:
 def matchable(key: Key, compared: Collection[str]) -> Key:
     """Equal for what is to be matched. Baselines are matched by their names also where settings are compared."""
     kept = {"setting"} if key.setting in BASELINES else set()
-    return Key(**(key._asdict() | dict.fromkeys(set(compared) - kept)))
+    swept = key.swept if "setting" in compared else ""
+    return Key(**(key._asdict() | {"swept": swept} | dict.fromkeys(set(compared) - kept)))
 
 
 def differing_values(datasets: Sequence[Dataset], compared: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -66,7 +67,7 @@ def _overlapped_keys(datasets: Sequence[Dataset]) -> list[list[Key]]:
 
 
 def _one_each(name: str, keys: Iterable[Sequence[Key]]) -> bool:
-    """Whether every dataset has a single value of it; of settings a single one for each pass."""
+    """Whether every dataset has a single value of it; of settings a single one for each pass and what was swept."""
     if name == "setting":
         return all(len({key._replace(setting="") for key in of_dataset}) == len(of_dataset) for of_dataset in keys)
     return all(len({getattr(key, name) for key in of_dataset}) == 1 for of_dataset in keys)

@@ -20,7 +20,8 @@ def deviations(datasets: Iterable[Dataset], matches: Iterable[Match]) -> list[st
     rows: dict[str, _ROWS] = {dataset.label: rows_by_key(dataset.points) for dataset in datasets}
     lines = []
     for match in matches:
-        ours, theirs = rows[match.dataset].get(match.ours.key), rows[match.reference].get(match.theirs.key)
+        our_key, their_key = (key._replace(swept="") for key in (match.ours.key, match.theirs.key))
+        ours, theirs = rows[match.dataset].get(our_key), rows[match.reference].get(their_key)
         if ours and theirs and _data(ours[0]) == _data(theirs[0]):
             lines += _deviation(match, ours[1], theirs[1])
     return lines

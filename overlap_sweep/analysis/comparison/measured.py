@@ -35,6 +35,9 @@ class Key(NamedTuple):
     """What its slots are given, in a word; of a layer the variant, of a kernel the implementation; of copies `gemm`,
     `copy`, `sequential` or `overlapped`; of a tensor-parallel stack the options not at their defaults; empty for the
     pass, whatever its setting."""
+    swept: str = ""
+    """Of a tensor-parallel stack's setting what does not differ between datasets throughout; matched where settings are
+    compared."""
 
     def case(self, telling: Sequence[str]) -> str:
         """What tells it from the other cases, where there are several: the values of these fields."""

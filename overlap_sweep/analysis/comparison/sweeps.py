@@ -7,7 +7,7 @@ every dataset has one of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overlap_sweep.analysis.comparison.datasets import Dataset
@@ -19,8 +19,10 @@ from overlap_sweep.analysis.comparison.differences import (
 from overlap_sweep.analysis.comparison.fields import compared_fields, differing_values, telling_fields
 from overlap_sweep.analysis.comparison.losses import deviations
 from overlap_sweep.analysis.comparison.matching import Match, Unmatched, matches, unmatched
+from overlap_sweep.analysis.comparison.measured import Key
 from overlap_sweep.analysis.comparison.slots import SlotChange, slot_changes
 from overlap_sweep.analysis.comparison.totals import Aggregate, Totals, aggregates, totals
+from overlap_sweep.analysis.comparison.tp_training import DEFAULTS, STEP
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class SweepComparison:
 
 def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparison:
     """`reference` is the label of one of them. UserError where nothing matches."""
+    datasets = with_swept(datasets)
     compared = compared_fields(datasets)
     telling = telling_fields(datasets, compared)
     base = next(dataset for dataset in datasets if dataset.label == reference)
@@ -75,3 +78,25 @@ def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparis
         configuration=configuration_differences(datasets),
         problems=[problem for dataset in datasets for problem in dataset.problems],
     )
+
+
+def with_swept(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """Of tensor-parallel stacks an option may differ throughout, as on another vendor's GPUs, beside others that both
+    sweep: each key gets the words of its setting without those that all of its dataset's have and no other's."""
+    words = [[set(_words(one.key)) for one in dataset.measured if one.key.pass_name == STEP] for dataset in datasets]
+    found = []
+    for dataset, own in zip(datasets, words, strict=True):
+        others = {word for of_other in words if of_other is not own for of_key in of_other for word in of_key}
+        throughout = set.intersection(*own) - others if own else set()
+        measured = [
+            replace(one, key=one.key._replace(swept=" ".join(w for w in _words(one.key) if w not in throughout)))
+            if one.key.pass_name == STEP
+            else one
+            for one in dataset.measured
+        ]
+        found.append(replace(dataset, measured=measured))
+    return found
+
+
+def _words(key: Key) -> list[str]:
+    return [] if key.setting == DEFAULTS else str(key.setting).split()

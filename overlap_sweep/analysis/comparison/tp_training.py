@@ -15,6 +15,8 @@ from overlap_sweep.analysis.tp_training import (
 
 STEP = "step"
 """The pass of a training run."""
+DEFAULTS = "defaults"
+"""The setting of which every option is at its default."""
 
 
 def measured_tp_training(points: Iterable[Point]) -> list[Measured]:
@@ -50,5 +52,5 @@ def _key(analysis: TpTrainingAnalysis, row: TpTrainingRow) -> Key:
         tp_size=row.grid.tp_size,
         operator=f"DP={row.grid.dp_size}, {case.num_layers} layers, batch {case.batch_size}{micro_batches}",
         pass_name=STEP,
-        setting=row.setting.removeprefix(row.impl).strip() or "defaults",
+        setting=row.setting.removeprefix(row.impl).strip() or DEFAULTS,
     )
