@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from overlap_sweep.analysis.checks import check_place
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.telemetry import MOST_BYTES, read_steps
+from overlap_sweep.analysis.telemetry import MOST_BYTES, Step, read_steps
 from overlap_sweep.analysis.traces import own_traces
 from overlap_sweep.errors import UserError
 from overlap_sweep.run_directory import metrics_file
-from overlap_sweep.trace.files import read_trace_files
+from overlap_sweep.trace.files import TraceFile, read_trace_files
 
 NOTABLE = 0.05
 """Share of a step."""
@@ -20,7 +20,7 @@ NOTABLE = 0.05
 
 @dataclass(frozen=True)
 class Exposed:
-    """Communication without computation beside it in rank 0's profiled steps. Milliseconds."""
+    """Communication without computation beside it in rank 0's profiled steps, without start-up. Milliseconds."""
 
     by_marks_ms: float
     """Median, as the step's."""
@@ -52,7 +52,8 @@ def exposed(point: Point) -> Exposed | None:
     steps, _ = read_steps(path, 0)
     records = [step for step in steps.values() if step.profiled]
     files = read_trace_files(traces, with_parts=False)
-    rows = [row for file in files for row in file.rows if row.phase == "all"]
+    rows = [row for file in files for row in file.steady_rows if row.phase == "all"]
+    records = _steady(records, files)
     if not records or not rows:
         return None
     return Exposed(
@@ -61,6 +62,14 @@ def exposed(point: Point) -> Exposed | None:
         kernels_ms=[row.exposed_comm_us / 1e3 for row in rows],
         kernels_hidden_share=[1 - row.exposed_comm_us / row.comm_busy_us for row in rows if row.comm_busy_us],
     )
+
+
+def _steady(records: Sequence[Step], files: Iterable[TraceFile]) -> list[Step]:
+    """The records of the steps that are no start-up in their trace: both have the same steps in the same order."""
+    startup = [row.iteration in file.startup for file in files for row in file.rows if row.phase == "all"]
+    if len(startup) != len(records):
+        return list(records)
+    return [record for record, left_out in zip(records, startup, strict=True) if not left_out]
 
 
 def disagreements(points: Iterable[Point]) -> Iterator[str]:

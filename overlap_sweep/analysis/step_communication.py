@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.traces import own_traces
-from overlap_sweep.trace.files import TraceFile, read_trace_files
+from overlap_sweep.analysis.traces import own_traces, startup_of
+from overlap_sweep.trace.files import read_trace_files
 from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace.startup import in_words
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class CommunicationReading:
     problems: list[str] = field(default_factory=list)
     """One sentence for each trace that is there and cannot be read."""
     warnings: list[str] = field(default_factory=list)
-    """One sentence for each that was read only in part."""
+    """One sentence for each that was read only in part, and for each point of which start-up is left out."""
 
 
 def read_communication(points: Iterable[Point]) -> CommunicationReading:
-    """Of each point's own traces; one that is not there is left out."""
+    """Of each point's own traces; one that is not there is left out, and so are steps that are start-up."""
     paths = {point.directory: [point.directory / name for name in own_traces(point)] for point in points}
     there = [path for of_point in paths.values() for path in of_point if path.exists()]
     files = {file.path: file for file in read_trace_files(there, with_parts=False)}
@@ -59,7 +60,12 @@ def read_communication(points: Iterable[Point]) -> CommunicationReading:
         warnings=[warning for file in files.values() for warning in file.warnings],
     )
     for directory, of_point in paths.items():
-        found = communication_of(_rows(of_point, files))
+        own = [files[path] for path in of_point if path in files]
+        startup = startup_of(own)
+        rows = [row for file in own for row in file.rows]
+        if startup:
+            reading.warnings.append(in_words(str(directory), rows, startup))
+        found = communication_of(row for row in rows if row.iteration not in startup)
         if found:
             reading.of_point[directory] = found
     return reading
@@ -80,7 +86,3 @@ def communication_of(rows: Iterable[TraceRow]) -> StepCommunication | None:
         statistics.median(row.exposed_comm_us for row in least),
         statistics.median(high.comm_busy_us - low.comm_busy_us for high, low in zip(most, least, strict=True)),
     )
-
-
-def _rows(paths: Iterable[Path], files: Mapping[Path, TraceFile]) -> list[TraceRow]:
-    return [row for path in paths if path in files for row in files[path].rows]

@@ -1,8 +1,7 @@
-"""What the profiler saw of each point: the slowest rank's spans, median over iterations."""
+"""What the profiler saw of each point: all of it in one iteration of one rank, so that it fits together."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,9 @@ from overlap_sweep.analysis.points import Point
 from overlap_sweep.run_directory import is_trace_of
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace.startup import in_words
+
+PASSES = {"forward": "fwd", "backward": "bwd"}
 
 PHASE_COLUMNS = {
     "gemm_time_us": "gemm_busy_us",
@@ -24,20 +26,14 @@ PHASE_COLUMNS = {
 }
 """After `forward_` and `backward_`: the column, and the trace row's field."""
 
-WHOLE_COLUMNS = {
-    "operator_e2e_time_us": "span_us",
-    "total_overlap_ratio": "overlap_ratio",
-    "num_gemm_events": "num_gemm_events",
-    "num_comm_events": "num_comm_events",
-}
-"""Of a whole iteration, forward and backward: unions of all its spans, not sums of the two."""
+WHOLE_COLUMNS = ("operator_e2e_time_us", "total_overlap_ratio", "num_gemm_events", "num_comm_events")
+"""Sums over the two passes, and the ratio of sums."""
 
-METRICS = {
-    **{f"forward_{column}": ("fwd", name) for column, name in PHASE_COLUMNS.items()},
-    **{f"backward_{column}": ("bwd", name) for column, name in PHASE_COLUMNS.items()},
-    **{column: ("all", name) for column, name in WHOLE_COLUMNS.items()},
-}
-"""Every column that comes from a trace, with the phase and the field of the trace rows that it is taken from."""
+METRICS = (*(f"{name}_{column}" for name in PASSES for column in PHASE_COLUMNS), *WHOLE_COLUMNS)
+"""Every column that comes from a trace."""
+
+_Phases = Mapping[str, TraceRow]
+"""One iteration of one rank, by phase."""
 
 
 @dataclass
@@ -54,18 +50,44 @@ class TraceReading:
 
 
 def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
-    """The columns of METRICS: per iteration of the slowest rank (longest span), then the median over iterations."""
+    """The columns of METRICS, all of the same iteration and rank: of the iterations that have every pass that any has,
+    the one of (lower) median operator time, and in it the slowest rank."""
     iterations: dict[int, dict[str, dict[str, TraceRow]]] = {}
     for row in rows:
         iterations.setdefault(row.iteration, {}).setdefault(row.file, {})[row.phase] = row
-    slowest = [max(ranks.values(), key=lambda phases: phases["all"].span_us) for ranks in iterations.values()]
-    metrics = {}
-    for column, (phase, name) in METRICS.items():
-        values = [getattr(phases[phase], name) for phases in slowest if phase in phases]
-        values = [value for value in values if value is not None]
-        if values:
-            metrics[column] = statistics.median(values)
-    return metrics
+    slowest = [max(ranks.values(), key=_operator_us) for ranks in iterations.values()]
+    most = max((len(_passes(phases)) for phases in slowest), default=0)
+    whole = sorted((phases for phases in slowest if len(_passes(phases)) == most), key=_operator_us)
+    return _metrics(whole[(len(whole) - 1) // 2]) if whole else {}
+
+
+def _metrics(phases: _Phases) -> dict[str, float]:
+    """Columns without a value are left out."""
+    of_passes = {
+        f"{name}_{column}": getattr(phases[phase], quantity)
+        for name, phase in PASSES.items()
+        if phase in phases
+        for column, quantity in PHASE_COLUMNS.items()
+    }
+    passes = _passes(phases)
+    shorter_us = min(sum(row.gemm_busy_us for row in passes), sum(row.comm_busy_us for row in passes))
+    whole = (
+        _operator_us(phases),
+        sum(row.overlap_us for row in passes) / shorter_us if shorter_us else None,
+        sum(row.num_gemm_events for row in passes),
+        sum(row.num_comm_events for row in passes),
+    )
+    columns = {**of_passes, **dict(zip(WHOLE_COLUMNS, whole, strict=True))}
+    return {column: value for column, value in columns.items() if value is not None}
+
+
+def _operator_us(phases: _Phases) -> float:
+    return sum(row.span_us for row in _passes(phases))
+
+
+def _passes(phases: _Phases) -> list[TraceRow]:
+    """Where nothing tells the passes apart, such as in a CUDA graph, the whole."""
+    return [phases[phase] for phase in PASSES.values() if phase in phases] or [phases["all"]]
 
 
 def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:
@@ -87,9 +109,17 @@ def own_traces(point: Point) -> list[str]:
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
     """`files` by the name that result.json lists; None for those that are not there."""
     found = [file for file in files.values() if file]
+    startup = startup_of(found)
+    rows = [row for file in found for row in file.rows]
+    said = [in_words(str(found[0].path.parent), rows, startup)] if startup else []
     return TraceReading(
-        metrics=summarise(row for file in found for row in file.rows),
+        metrics=summarise(row for row in rows if row.iteration not in startup),
         missing=[name for name, file in files.items() if file is None],
         problems=[file.problem for file in found if file.problem],
-        warnings=[warning for file in found for warning in file.warnings],
+        warnings=[*(warning for file in found for warning in file.warnings), *said],
     )
+
+
+def startup_of(files: Iterable[TraceFile]) -> list[int]:
+    """Of traces that were recorded together, the iterations that are start-up on any rank: the others wait for it."""
+    return sorted({iteration for file in files for iteration in file.startup})

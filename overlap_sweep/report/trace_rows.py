@@ -44,17 +44,21 @@ FIELDS = (
     "num_comm_events",
     "num_wait_events",
     "num_compute_events",
+    "startup",
 )
 
 PART_FIELDS = (
     *("file", "rank", "iteration", "phase", "by", "kind", "library", "name"),
-    *("num_events", "busy_us", "total_us", "alone_us"),
+    *("num_events", "busy_us", "total_us", "alone_us", "startup"),
 )
+PART_TIMES = ("busy_us", "total_us", "alone_us")
 
 RANK_FIELDS = (
     *("run", "phase", "num_ranks", "world_size", "missing", "slowest_rank", "slowest_us", "fastest_rank", "fastest_us"),
-    *("skew_us", "exposed_comm_us", "wait_us", "overlap_ratio"),
+    *("skew_us", "exposed_comm_us", "wait_us", "overlap_ratio", "startup_iterations"),
 )
+
+_OF_MEDIAN = {"iteration": "iterations", "startup": "startup_iterations"}
 
 MEDIAN = "median"
 """In the place of an iteration's number."""
@@ -64,8 +68,9 @@ LONGEST_NAME = 56
 
 
 def of_median(fields: Sequence[str]) -> tuple[str, ...]:
-    """The fields of medians, which tell the number of iterations instead of one's own."""
-    return tuple("iterations" if name == "iteration" else name for name in fields)
+    """The fields of medians, which tell the number of iterations instead of one's own, and how many are left out as
+    start-up instead of whether one is."""
+    return tuple(_OF_MEDIAN.get(name, name) for name in fields)
 
 
 def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
@@ -75,7 +80,7 @@ def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
 
 def median_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
     """One dictionary per phase, with FIELDS as of medians."""
-    return _as_rows(file, summarise(file.rows), of_median(FIELDS), phases)
+    return _as_rows(file, summarise(file.steady_rows), of_median(FIELDS), phases)
 
 
 def part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
@@ -89,23 +94,24 @@ def part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | N
 def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
     """One dictionary per phase and part, the longest busy first, with PART_FIELDS as of medians.
 
-    Medians are over all iterations that have the phase: one that lacks the part counts as 0, and `iterations` tells how
-    many have it.
+    Medians are over all iterations but start-up that have the phase: one that lacks the part counts as 0, and
+    `iterations` tells how many have it.
     """
     rows = []
     rank = rank_of(file)
-    iterations = Counter(row.phase for row in file.rows)
+    iterations = Counter(row.phase for row in file.steady_rows)
     parts: dict[tuple[str, str, str, str], list[PartRow]] = {}
-    for part in file.parts:
+    for part in file.steady_parts:
         if part.by == by and (not phases or part.phase in phases):
             parts.setdefault((part.phase, part.kind, part.library, part.name), []).append(part)
     for (phase, kind, library, name), members in parts.items():
         absent = [0] * (iterations[phase] - len(members))
         identity = {"file": str(file.path), "rank": rank, "iterations": len(members), "phase": phase, "by": by}
         # Half nanoseconds, without the noise of floats.
-        times = {f: round(median([*(getattr(m, f) for m in members), *absent]), 4) for f in PART_FIELDS[-3:]}
+        times = {f: round(median([*(getattr(m, f) for m in members), *absent]), 4) for f in PART_TIMES}
         num_events = median_low([*(member.num_events for member in members), *absent])
-        rows.append({**identity, "kind": kind, "library": library, "name": name, "num_events": num_events, **times})
+        values = {"num_events": num_events, **times, "startup_iterations": len(file.startup)}
+        rows.append({**identity, "kind": kind, "library": library, "name": name, **values})
     found = []
     for phase in iterations:
         of_phase = sorted((row for row in rows if row["phase"] == phase), key=lambda row: -row["busy_us"])
@@ -124,8 +130,14 @@ def rank_rows(run: RunRanks, phases: Sequence[str] = ()) -> list[Row]:
 def _as_rows(file: TraceFile, rows: Iterable[Any], fields: Sequence[str], phases: Sequence[str]) -> list[Row]:
     # Of a trace that doesn't say it, the file's name may tell the rank.
     rank = rank_of(file)
-    found = [{name: getattr(row, name) for name in fields} for row in rows if not phases or row.phase in phases]
-    return [{**row, "rank": rank} for row in found]
+    of_file = {"rank": rank, "startup_iterations": len(file.startup)}
+    found = []
+    for row in rows:
+        if not phases or row.phase in phases:
+            values = {**msgspec.structs.asdict(row), **of_file}
+            values["startup"] = values.get("iteration") in file.startup
+            found.append({name: values[name] for name in fields})
+    return found
 
 
 def as_json(rows: Sequence[Row]) -> str:
@@ -144,7 +156,8 @@ def types_of(fields: Sequence[str]) -> dict[str, str]:
     """The pandas type of each column."""
     texts = ("run", "missing", "file", "phase", "by", "kind", "library", "name")
     numbers = {name: "float64" if name.endswith(("_us", "_ratio")) else "Int64" for name in fields}
-    return {name: "string" if name in texts else numbers[name] for name in fields}
+    types = {name: "string" if name in texts else numbers[name] for name in fields}
+    return {**types, "startup": "boolean"} if "startup" in types else types
 
 
 HEADERS = {
@@ -173,7 +186,9 @@ def print_table(rows: Sequence[Row], medians: Sequence[Row], console: Console) -
     medians_of = _by_file(medians)
     for file in dict.fromkeys(row["file"] for row in (*rows, *medians)):
         iterations = of_file.get(file, [])
-        several = not iterations or any(row["iterations"] > 1 for row in medians_of.get(file, []))
+        several = not iterations or any(
+            row["iterations"] + row["startup_iterations"] > 1 for row in medians_of.get(file, [])
+        )
         below = [{**row, "iteration": MEDIAN} for row in medians_of.get(file, [])] if several else []
         cells = [{h: _cell(name, row[name]) for name, h in HEADERS.items()} for row in (*iterations, *below)]
         head, *lines = _laid_out(cells)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from overlap_sweep.trace.breakdown import PartRow
 from overlap_sweep.trace.content import is_gzip
 from overlap_sweep.trace.findings import Findings, find, request_for
 from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace.startup import in_words, startup_iterations
 
 TEXT_BYTES_PER_S = 200e6
 GZIP_RATIO = 13
@@ -42,6 +44,21 @@ class TraceFile:
     problem: str | None = None
     """In a sentence, why it could not be analysed."""
 
+    @cached_property
+    def startup(self) -> list[int]:
+        """Iterations that are in `rows` and `parts` and in no median: see `startup`."""
+        return startup_iterations(self.rows)
+
+    @property
+    def steady_rows(self) -> list[TraceRow]:
+        """Those of `rows` that are no start-up."""
+        return [row for row in self.rows if row.iteration not in self.startup]
+
+    @property
+    def steady_parts(self) -> list[PartRow]:
+        """Those of `parts` that are no start-up."""
+        return [part for part in self.parts if part.iteration not in self.startup]
+
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """In the order of `paths`. Without parts, of which there are dozens for every row, theirs are empty."""
@@ -54,6 +71,15 @@ def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[Tra
             kept_findings.keep(key, path, fresh[path], with_parts)
     found = {path: findings or fresh[path] for path, findings in known.items()}
     return [TraceFile(path, **msgspec.structs.asdict(found[path])) for path in paths]
+
+
+def of_startup(files: Sequence[TraceFile]) -> list[str]:
+    """At most one sentence: what is left out of medians as start-up. A sweep may have hundreds of such traces."""
+    found = [file for file in files if file.startup]
+    if not found:
+        return []
+    more = "" if len(found) == 1 else f" The same of {len(found) - 1} other trace{'s' if len(found) > 2 else ''}."
+    return [f"{in_words(str(found[0].path), found[0].rows, found[0].startup)}{more}"]
 
 
 def _find_all(paths: Sequence[Path], with_parts: bool) -> list[Findings]:

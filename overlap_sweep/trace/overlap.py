@@ -58,7 +58,8 @@ class TraceRow(Overlap):
 
 
 class PhaseSummary(Overlap):
-    """One phase of one trace: of every quantity the median over the iterations (of the counts the lower median)."""
+    """One phase of one trace: of every quantity the median over the iterations (of the counts the lower median), and
+    the ratio of these."""
 
     file: str
     rank: int | None
@@ -111,7 +112,10 @@ def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
         phases.setdefault(row.phase, []).append(row)
     summaries = []
     for phase, members in phases.items():
-        medians = {name: _median([getattr(row, name) for row in members]) for name in Overlap.__struct_fields__}
+        quantities = [name for name in Overlap.__struct_fields__ if name != "overlap_ratio"]
+        medians = {name: _median([getattr(row, name) for row in members]) for name in quantities}
+        shorter_us = min(medians["gemm_busy_us"], medians["comm_busy_us"])
+        medians["overlap_ratio"] = medians["overlap_us"] / shorter_us if shorter_us else None
         summaries.append(PhaseSummary(members[0].file, members[0].rank, phase, len(members), **medians))
     return summaries
 
@@ -140,8 +144,5 @@ def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
 
 
 def _median(values: list[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
     # The mean of two floats may end in digits that neither of them has.
-    return median_low(known) if isinstance(known[0], int) else round(median(known), 9)
+    return median_low(values) if isinstance(values[0], int) else round(median(values), 9)

@@ -19,7 +19,8 @@ _DIGITS = re.compile(r"\d+")
 
 
 class RankRow(msgspec.Struct, kw_only=True):
-    """One phase of a run with several ranks. Of every rank the median over its iterations, in microseconds."""
+    """One phase of a run with several ranks. Of every rank the median over its iterations but start-up, in
+    microseconds."""
 
     run: str
     phase: str
@@ -35,6 +36,8 @@ class RankRow(msgspec.Struct, kw_only=True):
     """Of the slowest rank, like what follows."""
     wait_us: float
     overlap_ratio: float | None
+    startup_iterations: int
+    """How many of the slowest rank are left out as start-up."""
 
 
 class RunRanks(msgspec.Struct, kw_only=True):
@@ -102,7 +105,7 @@ def _rows(name: str, files: dict[int, TraceFile]) -> list[RankRow]:
         return []
     by_phase: dict[str, dict[int, PhaseSummary]] = {}
     for rank, file in files.items():
-        for summary in summarise(file.rows):
+        for summary in summarise(file.steady_rows):
             by_phase.setdefault(summary.phase, {})[rank] = summary
     rows = []
     for phase, of_phase in by_phase.items():
@@ -120,6 +123,7 @@ def _rows(name: str, files: dict[int, TraceFile]) -> list[RankRow]:
                 exposed_comm_us=of_phase[slowest].exposed_comm_us,
                 wait_us=of_phase[slowest].wait_us,
                 overlap_ratio=of_phase[slowest].overlap_ratio,
+                startup_iterations=len(files[slowest].startup),
             )
         )
     return rows

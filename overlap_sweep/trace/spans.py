@@ -12,6 +12,7 @@ from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.overlap import overlap_rows
 from overlap_sweep.trace.phases import BWD, FWD, RECOMPUTE
+from overlap_sweep.trace.startup import startup_iterations
 
 PHASE_OF_PASS = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "recompute"}
 
@@ -43,11 +44,12 @@ class Iteration:
 
 
 def typical_iteration(path: Path | str) -> Iteration:
-    """The iteration whose span is the (lower) median. UserError when there is none."""
+    """The iteration whose span is the (lower) median of those that are no start-up. UserError when there is none."""
     trace = read_trace(path)
     activity = activity_of(trace)
     rows = overlap_rows(activity, str(path), trace.rank)
-    whole = sorted((row.span_us, row.iteration) for row in rows if row.phase == "all")
+    startup = startup_iterations(rows)
+    whole = sorted((row.span_us, row.iteration) for row in rows if row.phase == "all" and row.iteration not in startup)
     number = whole[(len(whole) - 1) // 2][1]
     return Iteration(trace.rank, number, _spans(activity, number))
 

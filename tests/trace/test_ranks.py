@@ -15,6 +15,7 @@ from overlap_sweep.trace.ranks import RankRow, rank_of, ranks_of, run_name
 def row(rank: int | None, iteration: int, phase: str, span_us: float) -> TraceRow:
     usual: dict[str, Any] = dict.fromkeys(Overlap.__struct_fields__, 1)
     usual |= {"span_us": span_us, "wait_us": span_us / 16, "exposed_comm_us": span_us / 8, "overlap_ratio": 0.5}
+    usual |= {"gemm_busy_us": 2.0, "comm_busy_us": 3.0}
     return TraceRow(file="f", rank=rank, iteration=iteration, phase=phase, **usual)
 
 
@@ -35,6 +36,7 @@ def test_slowest_rank_and_skew_of_medians_over_iterations() -> None:
     # The fastest is the first of two that are as fast.
     same = {"run": run.name, "num_ranks": 3, "slowest_rank": 1, "slowest_us": 300.0, "fastest_rank": 0}
     same |= {"fastest_us": 100.0, "skew_us": 200.0, "exposed_comm_us": 37.5, "wait_us": 18.75, "overlap_ratio": 0.5}
+    same["startup_iterations"] = 0
     assert run.rows == [RankRow(phase=phase, **same) for phase in ("fwd", "all")]
 
 

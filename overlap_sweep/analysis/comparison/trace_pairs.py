@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.files import TraceFile, read_trace_files
+from overlap_sweep.trace.files import TraceFile, of_startup, read_trace_files
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDa
     if not good:
         raise UserError(problems[0] if problems else f"{path} holds no traces; give files of torch.profiler.")
     good.sort(key=lambda file: (file.rank is None, file.rank or 0))
-    return TraceDataset(label, path, good, problems, [warning for file in good for warning in file.warnings])
+    warnings = [*(warning for file in good for warning in file.warnings), *of_startup(good)]
+    return TraceDataset(label, path, good, problems, warnings)
 
 
 def pairs_of(dataset: TraceDataset, base: TraceDataset) -> tuple[list[Pair], list[str]]:

@@ -18,8 +18,8 @@ Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
 
 @dataclass(frozen=True)
 class PartMatch:
-    """A class of kernels, a kernel or a stream. Values are medians over the iterations, and over the ranks; a part that
-    an iteration does not have counts 0 there."""
+    """A class of kernels, a kernel or a stream. Values are medians over the iterations but start-up, and over the
+    ranks; a part that an iteration does not have counts 0 there."""
 
     dataset: str
     reference: str
@@ -107,14 +107,15 @@ def compare_parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: st
 
 
 def _turns(files: Sequence[TraceFile], phase: str) -> list[_Turn]:
-    """Those that have the phase."""
-    return [(number, row.iteration) for number, file in enumerate(files) for row in file.rows if row.phase == phase]
+    """Those that have the phase and are no start-up."""
+    steady = [(number, row) for number, file in enumerate(files) for row in file.steady_rows]
+    return [(number, row.iteration) for number, row in steady if row.phase == phase]
 
 
 def _parts(files: Sequence[TraceFile], phase: str) -> dict[_Part, dict[_Turn, _Values]]:
     found: dict[_Part, dict[_Turn, _Values]] = defaultdict(dict)
     for number, file in enumerate(files):
-        for row in file.parts:
+        for row in file.steady_parts:
             if row.phase == phase:
                 # What a stream carries may change; it is the same stream all the same.
                 what = ("", "") if row.by == "stream" else (row.kind, row.library)

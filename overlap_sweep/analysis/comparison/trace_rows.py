@@ -46,7 +46,8 @@ def trace_summary(comparison: TraceComparison) -> dict[str, Any]:
             "path": str(dataset.path),
             "files": [str(file.path) for file in dataset.files],
             "ranks": [file.rank for file in dataset.files],
-            "iterations": max(len({row.iteration for row in file.rows}) for file in dataset.files),
+            "iterations": max(len({row.iteration for row in file.steady_rows}) for file in dataset.files),
+            "startup_iterations": max(len(file.startup) for file in dataset.files),
             "phases": own_medians(dataset),
             "ratios": {},
         }

@@ -125,7 +125,7 @@ def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> list[Qua
 
 
 def _summaries(file: TraceFile) -> dict[str, PhaseSummary]:
-    return {summary.phase: summary for summary in summarise(file.rows)}
+    return {summary.phase: summary for summary in summarise(file.steady_rows)}
 
 
 def _over_ranks(values: Iterable[Any]) -> Any:

@@ -162,7 +162,8 @@ def query(
       microseconds   time_us q1_us q3_us none_us floor_us default_us tp1_us
       plain numbers  hidden_fraction speedup relative_error
     \b
-    Columns from traces, microseconds and ratios; of points that were profiled, else not_profiled_because says why:
+    Columns from traces, microseconds and ratios, all of one iteration of the slowest rank (docs/traces.md); of points
+    that were profiled, else not_profiled_because says why:
       forward_gemm_time_us forward_comm_time_us forward_overlap_time_us forward_overlap_ratio
       forward_e2e_time_us forward_exposed_comm_us forward_wait_us forward_idle_us
       backward_gemm_time_us backward_comm_time_us backward_overlap_time_us backward_overlap_ratio

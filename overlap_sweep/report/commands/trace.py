@@ -63,8 +63,9 @@ def trace(
 
     Times are microseconds. Each is a union of spans: what runs twice at a time counts once. Below a directory all
     traces are read. A table has the medians of several iterations below them, and of several ranks the slowest and the
-    fastest at its end; a table of parts has medians only. With --by rank there are only the ranks, in any format: of
-    each run with two or more the slowest and the fastest by medians, between them skew_us, and whose trace is missing.
+    fastest at its end; a table of parts has medians only. First iterations that take longer than the later ones vary by
+    are `startup`, and in no median. With --by rank there are only the ranks, in any format: of each run with two or
+    more the slowest and the fastest by medians, between them skew_us, and whose trace is missing.
 
     The phases are fwd, bwd, recompute, the part of bwd in which checkpoints run forward again, and all, the whole
     iteration with its optimizer.
@@ -72,13 +73,15 @@ def trace(
     \b
     Columns of phases:
       file rank iteration phase span_us gemm_busy_us comm_busy_us wait_us overlap_us exposed_comm_us idle_us
-      overlap_ratio num_gemm_events num_comm_events num_wait_events num_compute_events
+      overlap_ratio num_gemm_events num_comm_events num_wait_events num_compute_events startup
     Columns of runs (--by rank):
       run phase num_ranks world_size missing slowest_rank slowest_us fastest_rank fastest_us skew_us
-      exposed_comm_us wait_us overlap_ratio
+      exposed_comm_us wait_us overlap_ratio startup_iterations
     Columns of parts (--by class, kernel or stream):
       file rank iteration phase by kind library name num_events busy_us total_us alone_us
-    With --median `iterations`, how many, takes the place of `iteration`. --fail-if looks at these rows.
+      startup
+    With --median `iterations`, how many, takes the place of `iteration`, and `startup_iterations` that of `startup`.
+    --fail-if looks at these rows.
 
     \b
     Examples:
@@ -91,7 +94,7 @@ def trace(
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
     from overlap_sweep.report import trace_rows
-    from overlap_sweep.trace.files import read_trace_files
+    from overlap_sweep.trace.files import of_startup, read_trace_files
     from overlap_sweep.trace.ranks import ranks_of
 
     if top and by in WITHOUT_PARTS:
@@ -102,6 +105,8 @@ def trace(
         for warning in file.warnings:
             print_warning(warning)
     problems += [file.problem for file in files if file.problem]
+    for sentence in of_startup(files):
+        print_warning(sentence)
     runs = ranks_of(files)
     several = [run for run in runs if len(run.ranks) > 1]
     alone = _alone(runs)

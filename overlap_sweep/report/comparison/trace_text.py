@@ -61,7 +61,7 @@ def _pairing(comparison: TraceComparison, label: str) -> str:
 
 
 def _trace_line(dataset: TraceDataset) -> str:
-    iterations = {len({row.iteration for row in file.rows}) for file in dataset.files}
+    iterations = {len({row.iteration for row in file.steady_rows}) for file in dataset.files}
     counts = " to ".join(map(str, sorted({min(iterations), max(iterations)})))
     noun = "iteration" if iterations == {1} else "iterations"
     return f"{dataset.label}: {dataset.path}, {counted(len(dataset.files), 'trace')}, {counts} {noun}"
