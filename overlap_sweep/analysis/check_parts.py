@@ -13,6 +13,8 @@ from overlap_sweep.run_directory import Timing
 MEASURE_AGAIN = "remove it and measure the point again"
 UPDATE = "update overlap_sweep"
 
+_LEAST_US = 1e-6
+"""Rates and speedups are quotients by times, samples' too, and charts take logarithms of them."""
 _MOST_US = 1e15
 """31 years, for one pass."""
 _LONGEST_NAME = 100
@@ -33,8 +35,18 @@ class SizedWorkload(Workload, kw_only=True):
 
 
 def is_whole(timing: Timing) -> bool:
+    """Whether all of its times can be, and it has samples."""
     times_us = (timing.median_us, timing.q1_us, timing.q3_us, *timing.samples_us)
-    return timing.median_us > 0 and len(timing.samples_us) > 1 and max(map(abs, times_us)) < _MOST_US
+    return len(timing.samples_us) > 1 and all(_LEAST_US <= time_us < _MOST_US for time_us in times_us)
+
+
+def contradiction(timing: Timing) -> str | None:
+    """What cannot be of a whole one."""
+    if not is_sorted(timing.q1_us, timing.median_us, timing.q3_us):
+        return f"a median of {timing.median_us:g} us outside of its quartiles"
+    if not is_sorted(min(timing.samples_us), timing.median_us, max(timing.samples_us)):
+        return f"a median of {timing.median_us:g} us outside of its samples"
+    return None
 
 
 def is_sorted(low_us: float, middle_us: float, high_us: float) -> bool:

@@ -17,6 +17,7 @@ from overlap_sweep.analysis.check_parts import (
     Word,
     Workload,
     check_name,
+    contradiction,
     is_whole,
 )
 from overlap_sweep.analysis.kernel_checks import check_implementations, check_kernel
@@ -322,16 +323,18 @@ def _check_times(result: Result, path: Path) -> None:
             timings.append(times.tp1)
         if not timings or not all(map(is_whole, timings)):
             raise UserError(f"{path} is ok without whole {name} times; {MEASURE_AGAIN}.")
+        if reason := next(filter(None, map(contradiction, timings)), None):
+            raise UserError(f"{path} gives {name} {reason}, which there cannot be; {MEASURE_AGAIN}.")
 
 
 def _check_variants(result: Result, path: Path) -> None:
     timings = [timing for variant in result.variants.values() for timing in variant.times.values()]
     complete = all(variant.times.keys() >= LAYER_PASSES for variant in result.variants.values())
-    # Every sample is divided by, not only the medians.
-    positive = all(min(timing.samples_us, default=0.0) > 0 for timing in timings)
     rounds = {len(timing.samples_us) for timing in timings}
-    if len(rounds) != 1 or not (complete and positive and all(map(is_whole, timings))):
+    if len(rounds) != 1 or not (complete and all(map(is_whole, timings))):
         raise UserError(f"{path} is ok without whole times of its variants; {MEASURE_AGAIN}.")
+    if reason := next(filter(None, map(contradiction, timings)), None):
+        raise UserError(f"{path} gives a variant {reason}, which there cannot be; {MEASURE_AGAIN}.")
 
 
 _CHECK_OF_WORKLOAD: dict[str, Callable[[Result, Path], None]] = {

@@ -18,7 +18,7 @@ from overlap_sweep.analysis.check_parts import (
     Word,
     Workload,
     check_name,
-    is_sorted,
+    contradiction,
     is_whole,
 )
 from overlap_sweep.errors import UserError
@@ -31,8 +31,6 @@ STEP_VARIANTS = ("point", "none", "floor")
 COPY_VARIANTS = ("gemm", "copy", "sequential", "overlapped")
 """What is measured of GEMMs and copies."""
 
-_LEAST_US = 1e-6
-"""Rates are quotients by times."""
 _MOST_VARIANTS = 20
 _MOST_STEPS = 10**6
 _LONGEST_REASON = 10_000
@@ -210,9 +208,7 @@ def check_copies(result: Result, path: Path) -> None:
 def _are_whole(times: Mapping[str, Timing], expected: Iterable[str]) -> bool:
     timings = times.values()
     rounds = {len(timing.samples_us) for timing in timings}
-    # Every sample is divided by, not only the medians.
-    positive = all(min((timing.median_us, timing.q1_us, *timing.samples_us)) >= _LEAST_US for timing in timings)
-    return times.keys() >= set(expected) and len(rounds) == 1 and positive and all(map(is_whole, timings))
+    return times.keys() >= set(expected) and len(rounds) == 1 and all(map(is_whole, timings))
 
 
 def _check_timings(times: Mapping[str, Timing], path: Path) -> None:
@@ -220,15 +216,8 @@ def _check_timings(times: Mapping[str, Timing], path: Path) -> None:
         raise UserError(f"{path} names {len(times)} variants, more than {_MOST_VARIANTS}; {MEASURE_AGAIN}.")
     for name, timing in times.items():
         check_name(name, path)
-        samples_us = timing.samples_us
-        if not is_sorted(timing.q1_us, timing.median_us, timing.q3_us):
-            outside = "quartiles"
-        elif not is_sorted(min(samples_us), timing.median_us, max(samples_us)):
-            outside = "samples"
-        else:
-            continue
-        said = f"a median of {timing.median_us:g} us outside of its {outside}"
-        raise UserError(f"{path} gives {name} {said}, which there cannot be; {MEASURE_AGAIN}.")
+        if reason := contradiction(timing):
+            raise UserError(f"{path} gives {name} {reason}, which there cannot be; {MEASURE_AGAIN}.")
 
 
 def _strings(values: Iterable[Any]) -> Iterator[str]:

@@ -168,6 +168,11 @@ OPERATORS: Damages = {
     "no pass": (lambda r: r["times"].pop("fwd"), "ok without whole fwd times"),
     "median": (lambda r: r["times"]["fwd"]["point"].update(median_us=0.0), "ok without whole fwd times"),
     "default": (lambda r: r["times"]["bwd"]["default"]["none"].update(median_us=0.0), "ok without whole bwd times"),
+    "samples": (lambda r: r["times"]["fwd"]["point"].update(samples_us=[0.0] * 5), "ok without whole fwd times"),
+    "a negative sample": (lambda r: r["times"]["fwd"]["none"]["samples_us"].append(-1.0), "ok without whole fwd times"),
+    "quartile": (lambda r: r["times"]["fwd"]["point"].update(q1_us=0.0), "ok without whole fwd times"),
+    "nearly nothing": (lambda r: r["times"]["fwd"]["floor"].update(q1_us=5e-324), "ok without whole fwd times"),
+    "outside": (lambda r: r["times"]["fwd"]["floor"].update(q1_us=1e9), "outside of its quartiles"),
 }
 
 OF_WORKLOAD = {"fsdp": TRAINING, "copy_engine": COPIES, "tp_training": STACKS, "layer": LAYERS, "operator": OPERATORS}
