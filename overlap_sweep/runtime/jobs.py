@@ -20,7 +20,7 @@ from overlap_sweep.identity import key_of, point_identity
 from overlap_sweep.run_directory import Result, last_sweep
 from overlap_sweep.runtime.kept import LASTING, differing, is_of, kept_result, whole_result
 from overlap_sweep.runtime.limits import limits
-from overlap_sweep.runtime.lock import refuse_if_held
+from overlap_sweep.runtime.lock import refuse_if_held, refuse_if_read_only
 from overlap_sweep.runtime.memory import remember_kept
 from overlap_sweep.runtime.outcome import Outcome, outcomes
 from overlap_sweep.runtime.point import objective_us, resolve
@@ -74,6 +74,7 @@ class Sweep:
                 raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
         sweep = cls(config, context, task)
         # Before a sweeper writes anything there.
+        refuse_if_read_only(sweep.directory)
         refuse_if_held(sweep.directory)
         return sweep
 

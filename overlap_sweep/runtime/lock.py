@@ -22,6 +22,8 @@ from overlap_sweep.run_directory import LOCK_FILE
 CLAIM_FILE = ".claim"
 """Of a run directory, while a Slurm job measures its point."""
 
+ELSEWHERE = "make it writable, or give another directory, as in hydra.sweep.dir=DIR"
+
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -65,6 +67,13 @@ def hold(directory: Path) -> None:
     os.pwrite(descriptor, msgspec.json.encode(Owner.here()), 0)
 
 
+def refuse_if_read_only(directory: Path) -> None:
+    """UserError when neither it nor, where it is not there, what it would be made in can be written to."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{there} cannot be written to; {ELSEWHERE}.")
+
+
 def refuse_if_held(directory: Path) -> None:
     """UserError when another living process holds it. Touches nothing."""
     path = directory.resolve() / LOCK_FILE
@@ -97,7 +106,10 @@ def _locked(path: Path) -> int | None:
     """A descriptor that locks the file while it is open; None where another process has it."""
     if path.is_symlink():
         raise UserError(f"{path} is a link; remove it.")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written to ({error.strerror}); {ELSEWHERE}.") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

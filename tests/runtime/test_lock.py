@@ -44,6 +44,28 @@ def started(what: str, directory: Path) -> subprocess.Popen[str]:
     return process
 
 
+def test_a_directory_on_a_read_only_file_system_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / LOCK_FILE).touch()
+    monkeypatch.setattr(lock.os, "open", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    for touch in (lock.hold, lock.refuse_if_held):
+        with pytest.raises(UserError, match=rf"{LOCK_FILE} cannot be written to \(Read-only.*hydra\.sweep\.dir=DIR"):
+            touch(tmp_path)
+
+
+def test_what_cannot_be_made_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock.refuse_if_read_only(tmp_path / "a" / "b")
+    asked = Mock(return_value=False)
+    monkeypatch.setattr(lock.os, "access", asked)
+    with pytest.raises(UserError, match=rf"{tmp_path} cannot be written to; make it writable"):
+        lock.refuse_if_read_only(tmp_path / "a" / "b")
+    assert asked.call_args.args[0] == tmp_path
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_held_directory_is_refused_until_its_owner_is_dead(tmp_path: Path) -> None:
     """Also where it is held by another name."""
     lock.refuse_if_held(tmp_path)

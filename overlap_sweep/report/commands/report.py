@@ -110,14 +110,18 @@ def report(
     analysis = analyse(directory, config)
     answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)
+    problems = list(analysis.problems)
     if analysis.reading.points:
         command = shlex.join(["python", "analyze.py", *sys.argv[1:]])
-        written = write_reports(analysis, output or directory, command)
         print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
-        text.print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+        try:
+            written = write_reports(analysis, output or directory, command)
+            text.print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+        except UserError as error:
+            problems.append(str(error))
     for warning in analysis.warnings:
         print_warning(warning)
-    fail_for(analysis.problems)
+    fail_for(problems)
     fail_if(fail_expressions, answers, "answers")
 
 

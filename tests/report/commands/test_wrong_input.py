@@ -166,6 +166,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 CUT = ("cut/result.json cannot be read", "measure the point again")
 DAMAGED: dict[str, tuple[tuple[str, ...], str]] = {
+    # A directory that cannot be written to.
+    "report whole --format csv --output empty/../cuda/rank_0_metrics.jsonl": (("cannot be written to",), "fc1_dgrad"),
     "report sweep --fail-if hidden_fraction<0.3 --format csv": (CUT, "fc1_dgrad"),
     "query sweep tp_size==2 --format csv": (CUT, "tp2_fc2_fprop_pipeline_sm8_split4"),
     "compare sweep whole": (CUT, "matching points"),
