@@ -40,6 +40,10 @@ NO_CORRELATION = -1
 MOST_RANKS = 1 << 20
 """More than any run has; a trace that says so is damaged."""
 
+MOST_DIFFERENT = 1 << 16
+"""Names of events, pairs of process and thread. Traces of torch have some hundreds; so many take seconds, and a million
+took minutes and a gigabyte."""
+
 _MOST_US = 2.0**51
 """71 years. Integer nanoseconds have room for a time of this size plus a duration, and for what lies between two."""
 
@@ -162,6 +166,8 @@ def _read(path: Path, document: Document) -> Trace:
             numbers = _numbers(kept, document)
         label = np.fromiter(map(labels.__getitem__, map(attrgetter("cat", "name"), kept)), np.int32, len(kept))
         lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
+        _check_number(path, labels, "names of events", "fewer steps, or no annotations that are called anew each time")
+        _check_number(path, lanes, "threads and streams", "fewer steps")
         group = np.fromiter((groups[category] for category, _ in labels), np.int8, len(labels))[label]
         for number, of_group in parts.items():
             chosen = np.flatnonzero(group == number)
@@ -187,6 +193,12 @@ def _read(path: Path, document: Document) -> Trace:
         forward=forward,
         warnings=_warnings(path, document),
     )
+
+
+def _check_number(path: Path, different: _Numbering, what: str, instead: str) -> None:
+    """UserError where there are more of these than any program has."""
+    if len(different) > MOST_DIFFERENT:
+        raise UserError(f"{path} holds more than {MOST_DIFFERENT:,} different {what}; record {instead}.")
 
 
 def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:

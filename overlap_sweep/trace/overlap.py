@@ -19,6 +19,9 @@ from overlap_sweep.trace.grouping import places_by_value
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.phases import BWD, FWD, NO_ITERATION, RECOMPUTE
 
+MOST_ITERATIONS = 10_000
+"""A millisecond each, and a few rows. People record some ten steps."""
+
 
 class Overlap(msgspec.Struct, kw_only=True):
     """Times are unions: two kernels side by side count once. Microseconds, exact to the nanosecond."""
@@ -76,6 +79,8 @@ def analyse_trace(path: Path | str) -> list[TraceRow]:
 
 def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceRow]:
     """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    if (count := len(np.unique(activity.assignment.iteration))) > MOST_ITERATIONS:
+        raise UserError(f"{file} holds {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
     intervals, kind = activity.events.intervals, activity.kind
     rows = [
         TraceRow(file, rank, iteration, phase, **asdict(measure(intervals[chosen], kind[chosen])))

@@ -33,6 +33,9 @@ _MOST_LISTS = 8
 """More lists of that name than that are not looked at for the events."""
 _TRIES = 8
 _TAIL_BYTES = 1 << 13
+MANY_ENTRIES = 10_000
+LEAST_ENTRY_BYTES = 24
+"""On average, in a piece that has so many. The shortest event that says what ran when, without any blank, has 60."""
 _MOST_BYTES = 16 << 20
 """No piece may be longer. One that is, is no list of events any more."""
 
@@ -60,11 +63,16 @@ def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
         text += block
         if len(text) < wanted:
             continue
+        length = len(text)
         try:
             events = _front(text, document)
         except _Broken:
             break
         if events is not None:
+            if len(events) > MANY_ENTRIES and length - len(text) < len(events) * LEAST_ENTRY_BYTES:
+                # Another program's list: each entry takes as long as an event, and nothing is to be found in them.
+                document.damage = f"holds entries of less than {LEAST_ENTRY_BYTES} bytes, too short for events"
+                return
             yield events
         # Where no end could be found, twice as much text may hold one; so the work stays linear.
         wanted = 0 if events is not None else 2 * len(text)
