@@ -39,6 +39,10 @@ SETTLE_S = 5.0
 PROFILED_END_S = 120.0
 """How long workers have to end that were run under a profiler, which only then writes what it has recorded."""
 
+LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
+"""Of the temporary directory's path: multiprocessing's fork server listens below it, and the address of a Unix socket
+has at most 107 bytes. Our own is one byte shorter."""
+
 PART_S = 1.0
 """How long to wait for the rest of a message before looking at the clock again."""
 
@@ -168,6 +172,17 @@ def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
+def check_temporary_directory() -> None:
+    """UserError where no group could be started, since its sockets' addresses would be too long."""
+    directory = tempfile.gettempdir()
+    length = len(os.fsencode(directory))
+    if length > LONGEST_TEMPORARY_BYTES:
+        raise UserError(
+            f"TMPDIR={directory} is {length} bytes long, and worker processes need a socket below it, for which it may "
+            f"have {LONGEST_TEMPORARY_BYTES}; set TMPDIR to a shorter path, such as /tmp."
+        )
+
+
 def worker_environment(config: GroupConfig) -> dict[str, str]:
     """The environment that every process of the group inherits."""
     environment = {**os.environ, **dict(config.environment)}
@@ -206,7 +221,7 @@ class WorkerGroup:
         self._killed = False
 
     def __enter__(self) -> WorkerGroup:
-        # A short path of its own: Unix socket addresses end at 107 bytes, and nobody else may connect.
+        # Of its own, since nobody else may connect; `check_temporary_directory` has seen to it that it is short.
         self._directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         self._log: IO[bytes] = self._log_path.open("ab")
         # What earlier groups left in it is not this one's cause of death.

@@ -39,7 +39,13 @@ from overlap_sweep.run_directory import (
 )
 from overlap_sweep.runtime.attempts import Attempts, current_launch
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
-from overlap_sweep.runtime.group import GroupError, check_multicast, check_wrapper, machine_of
+from overlap_sweep.runtime.group import (
+    GroupError,
+    check_multicast,
+    check_temporary_directory,
+    check_wrapper,
+    machine_of,
+)
 from overlap_sweep.runtime.kept import LASTING, kept_result, whole_result
 from overlap_sweep.runtime.limits import limits
 from overlap_sweep.runtime.log_tail import tail
@@ -67,7 +73,8 @@ _INSTEAD = {"fsdp": {"num_layers": "ranking.num_layers", "vocab_size": "ranking.
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The whole configuration as plain data, with what depends on model and machine filled in.
 
-    UserError when a value is out of range, unknown, or asks for more GPUs than there are.
+    UserError when a value is out of range, unknown, or asks for more GPUs than there are, and where no group of workers
+    could be started here.
     """
     missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith("model_preset."))
     if missing:
@@ -113,6 +120,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
     if not elsewhere():
         check_wrapper(completed)
+        check_temporary_directory()
     return completed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,13 @@ import pytest
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime import group, pool
 from overlap_sweep.runtime.channel import Channel
-from overlap_sweep.runtime.group import GroupConfig, GroupError, WorkerGroup, check_multicast
+from overlap_sweep.runtime.group import (
+    GroupConfig,
+    GroupError,
+    WorkerGroup,
+    check_multicast,
+    check_temporary_directory,
+)
 from overlap_sweep.runtime.log_tail import MOST_BYTES, tail
 from overlap_sweep.runtime.pool import WorkerPool
 from tests.make_point import operator_config
@@ -43,6 +50,19 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     for ours, theirs in pairs:
         ours.close()
         theirs.close()
+
+
+def test_a_temporary_directory_too_long_for_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = "/tmp/" + "x" * 70
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        for directory, error in ((longest, "No such file"), (f"{longest}x", "path too long")):
+            with pytest.raises(OSError, match=error):
+                listener.bind(f"{directory}/pymp-12345678/listener-12345678")
+    monkeypatch.setattr(tempfile, "tempdir", longest)
+    check_temporary_directory()
+    monkeypatch.setattr(tempfile, "tempdir", f"{longest}x")
+    with pytest.raises(UserError, match=rf"TMPDIR={longest}x is 76 bytes long.*set TMPDIR to a shorter path"):
+        check_temporary_directory()
 
 
 def test_an_answer_may_come_in_parts(ranks: Ranks) -> None:
