@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from overlap_sweep.analysis.points import Point
@@ -27,6 +27,8 @@ class StepCommunication:
     """With no computation beside it."""
     waiting_us: float = 0.0
     """How much longer the communication of another rank takes: it waits there for this one."""
+    startup_iterations: int = 0
+    """How many profiled steps are left out as start-up."""
 
     @property
     def hidden_us(self) -> float:
@@ -67,7 +69,7 @@ def read_communication(points: Iterable[Point]) -> CommunicationReading:
             reading.warnings.append(in_words(str(directory), rows, startup))
         found = communication_of(row for row in rows if row.iteration not in startup)
         if found:
-            reading.of_point[directory] = found
+            reading.of_point[directory] = replace(found, startup_iterations=len(startup))
     return reading
 
 

@@ -42,13 +42,13 @@ LEGEND = (
 
 def write_and_print(points: Iterable[Point], console: Console) -> list[str]:
     """Those among them that tensor-parallel stacks ran: the results file of each into its run directory, then what they
-    say. Returns a sentence for each trace that could not be read."""
+    say. Returns a sentence for each trace that could not be read, or not all of it was."""
     of_stacks = [point for point in points if point.is_tp_training and point.status == "ok"]
     communication = read_communication(of_stacks)
     analyses = analyse_tp_training(of_stacks, communication.of_point)
     write_results(analyses)
     print_analyses(analyses, console)
-    return communication.problems
+    return [*communication.problems, *communication.warnings]
 
 
 def print_analyses(analyses: Sequence[TpTrainingAnalysis], console: Console) -> None:

@@ -138,4 +138,5 @@ def _communication(row: TpTrainingRow) -> dict[str, float | None] | None:
         "exposed_ms": found.exposed_us / 1e3,
         "hidden_pct": finite(100 * found.hidden_fraction),
         "waiting_ms": found.waiting_us / 1e3,
+        "startup_iterations": found.startup_iterations,
     }

@@ -99,5 +99,6 @@ def test_a_steps_communication_is_of_no_startup(tmp_path: Path) -> None:
     directory = make_point("operator", tmp_path, operator_config(), traces=["trace_rank0.json"])
     write_trace(directory / "trace_rank0.json", 0, [800.0, 100.0, 100.0], 200.0)
     reading = read_communication(read_points(tmp_path).points)
-    assert reading.of_point[directory].exposed_us == 100.0
+    found = reading.of_point[directory]
+    assert (found.exposed_us, found.startup_iterations) == (100.0, 1)
     assert [warning.startswith(f"{directory}: iteration 0 took") for warning in reading.warnings] == [True]
