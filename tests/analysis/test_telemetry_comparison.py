@@ -29,6 +29,7 @@ from overlap_sweep.analysis.points import read_points
 from overlap_sweep.analysis.telemetry_steps import Aggregate, single
 from overlap_sweep.errors import UserError
 from tests.analysis.telemetry_logs import record, write_logs, write_run
+from tests.analysis.traces_by_hand import write_trace
 from tests.make_point import make_point, resolved
 from tests.sweeps import ROOT
 
@@ -148,6 +149,19 @@ def test_a_quantity_that_one_of_both_knows_has_no_ratio(tmp_path: Path) -> None:
     summary = telemetry_summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
     ratios = msgspec.json.decode(msgspec.json.encode(summary))["datasets"]["b"]["ratios"]["fsdp"]
     assert ratios["quantities"]["point_ms"] == {"ratio": None, "noise": None, "verdict": None}
+
+
+def test_a_profiled_step_that_is_startup_counts_neither_by_marks_nor_by_kernels(tmp_path: Path) -> None:
+    directory = make_point("fsdp", tmp_path, POINT, traces=["trace_rank0.json.gz"])
+    # Microseconds, since one step follows another after a millisecond there.
+    trace = write_trace(tmp_path / "trace.json", 0, [700.0, 10.0, 10.0], 100.0)
+    (directory / "trace_rank0.json.gz").write_bytes(trace.read_bytes())
+    exposed_ms = [80.0, 0.09, 0.09]
+    write_logs(directory, [record(40 + i, exposed_ms=ms, profiled=True) for i, ms in enumerate(exposed_ms)])
+    (point,) = read_points(directory).points
+    found = exposed(point)
+    assert found
+    assert (found.by_marks_ms, found.kernels_ms) == (0.09, [0.09, 0.09])
 
 
 def test_marks_and_kernels_are_compared_where_both_were_recorded_on_a_gpu(tmp_path: Path) -> None:
