@@ -387,3 +387,18 @@ def test_a_size_cannot_scale_whose_gemms_alone_take_too_long(
     reason = cannot_scale(list(map(baseline, does_not)), tolerance)
     assert f"take {times} times TP=1's time / 4, and {1 + tolerance:.2f} is allowed" in str(reason)
     assert cannot_scale([*map(baseline, does_not), baseline(500.0, None)], tolerance) is None
+
+
+def test_a_mixture_of_experts_is_searched_where_no_whole_layer_is_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"model_type": "qwen3_moe", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
+    (tmp_path / "moe").mkdir()
+    (tmp_path / "moe" / "config.json").write_text(json.dumps(fields))
+    model = ("model=hf", f"model.name={tmp_path / 'moe'}", "model.ffn_hidden_size=null")
+    space = (*FC2[1:], "operator=proj,fc2", "max_tp_size=2", *model)
+    with pytest.raises(UserError, match="holds no results"):
+        tuned(tmp_path / "proven", *space, space=())
+    assert "or search without a whole layer: tuner.prove=false" in capsys.readouterr().out
+    searched = tuned(tmp_path / "searched", *space, "tuner.prove=false", space=())
+    assert {point["operator"] for point in searched.points} == {"proj"}
