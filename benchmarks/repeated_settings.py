@@ -116,8 +116,8 @@ def of_steps(
 ) -> Iterator[tuple[str, int, float, list[bool]]]:
     scatter = between([estimate(timing(point).samples_us) for point in points])
     for count in COUNTS:
-        told = [decide(group) for group in groups(points, count + 1) if len(points) > count]
-        yield name, count, scatter, told
+        if count < len(points):
+            yield name, count, scatter, [decide(group) for group in groups(points, count + 1)]
 
 
 def fsdp_tells(group: Sequence[Point]) -> bool:

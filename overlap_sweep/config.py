@@ -5,6 +5,8 @@ The field docstrings are the manual. Ranges stand in the field's metadata and ar
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -423,11 +425,15 @@ class AnalysisConfig:
 
 
 def check(config: Any, schema: type, where: str = "") -> None:
-    """Raise UserError for the first value outside the range or the choices that `schema` declares.
+    """Raise UserError for the first key that `schema` does not have, or value outside the range or the choices that it
+    declares.
 
-    `config` is a DictConfig or an instance of `schema`; nested dataclasses are checked too. null passes.
+    `config` is a DictConfig or an instance of `schema`; nested dataclasses are checked too. null passes. Hydra itself
+    lets `+` add any key: nothing would read it, and points that differ in it alone would be compared.
     """
     types = get_type_hints(schema)
+    if isinstance(config, DictConfig) and (unknown := set(map(str, config)) - types.keys()):
+        raise UserError(_unknown(min(unknown), types, where))
     for declared in fields(schema):
         name = f"{where}{declared.name}"
         value = config[declared.name] if isinstance(config, DictConfig) else getattr(config, declared.name)
@@ -441,6 +447,12 @@ def check(config: Any, schema: type, where: str = "") -> None:
             low, high = declared.metadata["range"]
             if not low <= value <= high:
                 raise UserError(f"{name}={value} is out of range; give a value from {low} to {high}.")
+
+
+def _unknown(name: str, known: Iterable[str], where: str) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    mend = f"did you mean {where}{close[0]}?" if close else f"it has {', '.join(known)}."
+    return f"{where.rstrip('.') or 'the configuration'} has no {name}; {mend}"
 
 
 WORKLOAD_SCHEMAS: dict[str, type] = {

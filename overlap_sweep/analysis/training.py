@@ -49,7 +49,7 @@ class TrainingCase(NamedTuple):
     @property
     def brief(self) -> str:
         """Without the sizes and the device. `model` is not what is trained: the backbone's layers have its widths."""
-        return f"ranking model with {self.model}'s widths, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return f"ranking model (widths of {self.model}), {self.ranks} rank{'s' if self.ranks > 1 else ''}"
 
     def __str__(self) -> str:
         return f"{self.brief} on {self.device}: {self.sizes}"

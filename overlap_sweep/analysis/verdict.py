@@ -23,12 +23,12 @@ through what was measured beside them. The largest, of small kernels, that bench
 large ones have 0.001 or less."""
 TYPICAL_SCATTER_OF_LAYERS = {"cuda": 0.001, "cpu": 0.02}
 """The same of whole layers, whose variants take turns in one process group."""
-TYPICAL_SCATTER_OF_STEPS = {"cuda": 0.01, "cpu": 0.03}
+TYPICAL_SCATTER_OF_STEPS = {"cuda": 0.01, "cpu": 0.05}
 """The same of whole training steps, as measured."""
 TYPICAL_SCATTER_OF_HOST = 0.07
 """The same of steps that take as long as the host takes to enqueue them."""
-_TYPICAL_WEIGHT = 2
-"""How many repetitions in a sweep count as much as what is typical."""
+_TYPICAL_WEIGHT = 4
+"""How many degrees of freedom of repetitions count as much as what is typical."""
 _MEDIAN_OF_MEAN = 1.2
 """The standard error of the median of a few points over that of their mean: 1.09 of four, 1.25 of many."""
 _STEADY_WEIGHT = 12.0

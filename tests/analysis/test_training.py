@@ -47,7 +47,7 @@ def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
 
 def test_what_was_trained_is_a_ranking_model_whatever_its_widths_are_called(tmp_path: Path) -> None:
     train(tmp_path, {"model.name": "llama3_8b"}, step_us=1000.0)
-    assert title(training_of(tmp_path)).startswith("Training ranking model with llama3_8b's widths, ")
+    assert title(training_of(tmp_path)).startswith("Training ranking model (widths of llama3_8b), ")
 
 
 def test_the_best_is_told_as_it_is_typed(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_shell_completion(typed: str, offered: str) -> None:
     ("overrides", "says"),
     [
         (("tp_size=9",), "tp_size=9 is out of range; give a value from 1 to 8"),
+        (("+num_smm=8",), "the configuration has no num_smm; did you mean num_sm?"),
+        (("+workload.repeat=8",), "workload has no repeat; did you mean workload.repeats?"),
+        (("workload=tp_training", "+tp_training.overlap_comm=true"), "tp_training has no overlap_comm"),
         (("num_sm=0",), "num_sm=0 is out of range"),
         (("num_sm=1.5",), "could not be converted to Integer"),
         (("tp_size=true",), "Could not find 'tp_size/True'"),

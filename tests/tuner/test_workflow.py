@@ -23,7 +23,7 @@ from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
 from overlap_sweep.tuner.tp_sizes import cannot_scale
 from overlap_sweep.tuner.workflow import tune
-from tests.make_point import pass_times
+from tests.make_point import pass_times, timing_of
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
 
@@ -291,7 +291,7 @@ def floors(point: Mapping[str, Any]) -> Result:
     result = answered()(point)
     if point["tp_size"] == 4:
         for times in result.times.values():
-            times.floor.median_us *= 2.5
+            times.floor = timing_of([2.5 * sample_us for sample_us in times.floor.samples_us])
     return result
 
 
