@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 TYPICAL_CORRELATION = 0.3
 """Between one sample and the next: the median over recorded operators, layers and training steps on H200s."""
-_SAMPLES_BEHIND_IT = 5
+_SAMPLES_BEHIND_IT = 10
 """How many samples of one's own weigh as much as that."""
 _EFFICIENCY = 0.37
 """Of an interquartile range as a measure of spread, against the standard deviation: it counts for so many samples."""
