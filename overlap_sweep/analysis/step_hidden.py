@@ -31,7 +31,7 @@ class Hidden(NamedTuple):
 def hidden(step: Mapping[str, Timing]) -> Hidden | None:
     """None where `none` takes no longer than `floor`: there is nothing to hide.
 
-    The medians of the differences of samples that were taken side by side, and their notches; the quotient's noise is
+    The medians of the differences of samples that were taken side by side, and their noises; the quotient's noise is
     that of its parts, in quadrature.
     """
     samples = (step[name].samples_us for name in ("point", "none", "floor"))

@@ -123,7 +123,7 @@ class Aggregate:
     q3: float
     mean: float
     noise: float | None
-    """Half-width of the median's notch; None of what is one value of the whole run."""
+    """Half-width of the median's 95 % interval; None of what is one value of the whole run."""
     count: int
 
     def differs_from(self, other: Aggregate) -> bool:
@@ -219,8 +219,8 @@ def aggregate(values: Sequence[float] | NDArray[np.float64]) -> Aggregate | None
     if len(known) < 2:
         return None
     q1, median, q3 = (float(value) for value in np.quantile(known, (0.25, 0.5, 0.75)))
-    notch = estimate(known.tolist()).noise_us
-    return Aggregate(median, q1, q3, float(known.mean()), notch, len(known))
+    noise = estimate(known.tolist()).noise_us
+    return Aggregate(median, q1, q3, float(known.mean()), noise, len(known))
 
 
 def single(value: float) -> Aggregate:

@@ -19,7 +19,7 @@ POINT_COLUMNS = {
     **dict.fromkeys(_TEXT, "string"),
     **dict.fromkeys(("measurements", "reference_measurements"), "Int64"),
 }
-"""One row per matching point and dataset. Times are microseconds, noise is the half-width of a median's notch; ratio is
+"""One row per matching point and dataset. Times are microseconds, noise is the half-width of a 95 % interval; ratio is
 time_us over reference_us, below 1 is faster."""
 
 SLOT_COLUMNS = {
