@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from overlap_sweep.analysis import kernels, layers, tp_training, training
 from overlap_sweep.analysis.choice import Observation, choose
 from overlap_sweep.analysis.comparison.matching import verdict
 from overlap_sweep.analysis.copies import copy_row
 from overlap_sweep.analysis.estimate import Estimate, estimate
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, scatter
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, Scatter
 from overlap_sweep.run_directory import CopyTimes, ImplementationTimes, PassTimes, Result, Timing, VariantTimes
 from tests.make_point import (
     copy_config,
@@ -35,11 +37,11 @@ from tests.make_point import (
 )
 
 NOISE = 0.01
-"""Of a sample, as a share."""
+"""Standard deviation of a sample, as a share of the time."""
 
 
 class Noise(NamedTuple):
-    """What samples and points are made up with."""
+    """How noisy made-up samples and points are."""
 
     correlation: float
     between: float
@@ -54,7 +56,7 @@ class Noise(NamedTuple):
 
 
 def samples_us(time_us: float, noise: Noise, between: bool = True) -> Timing:
-    """Of one point."""
+    """Returns the samples of one point."""
     level = time_us * (1 + (random.gauss(0, noise.between) if between else 0))
     error, found = random.gauss(0, 1), []
     for _ in range(noise.samples):
@@ -64,7 +66,8 @@ def samples_us(time_us: float, noise: Noise, between: bool = True) -> Timing:
 
 
 def operators(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
-    """Which of the settings is preferred to none, by number; and the noise of such a difference as a share."""
+    """Returns the number of the setting that is preferred to none, or None, and the noise of such a difference as a
+    share."""
     observations = []
     for number, by in enumerate(faster):
         for _ in range(noise.repetitions):
@@ -161,7 +164,7 @@ def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
 
 
 def of_compare(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
-    between = scatter([], TYPICAL_SCATTER["cuda"])
+    between = Scatter(TYPICAL_SCATTER["cuda"])
     times = (samples_us(time_us, noise) for time_us in (100 * (1 - faster[0]), 100))
     ours, theirs = (between.added_to(estimate(timing.samples_us), 1) for timing in times)
     return (0 if verdict(ours, theirs) == "faster" else None), _noise(ours, theirs)
@@ -172,8 +175,6 @@ def _noise(one: Estimate, other: Estimate) -> float:
 
 
 def _at(step: Any, step_us: float) -> Any:
-    import msgspec
-
     return msgspec.structs.replace(
         step, step_us=step_us, forward_us=0.3 * step_us, backward_us=0.6 * step_us, optimizer_us=0.1 * step_us
     )

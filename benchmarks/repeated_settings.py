@@ -46,13 +46,13 @@ def ratios(pairs: Sequence[tuple[Timing, Timing]]) -> list[Estimate]:
 
 
 def groups(points: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Of that many, drawn at random."""
+    """Yields groups of that many, drawn at random."""
     for _ in range(GROUPS):
         yield random.sample(points, size)
 
 
 def operators(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
-    """What overlaps nothing, named as rings: each against the `none` beside it."""
+    """Yields decisions on what overlaps nothing, named as rings: each against the `none` beside it."""
     by_operator = defaultdict(list)
     for point in points:
         by_operator[point.config["operator"]].append(point)
@@ -73,7 +73,7 @@ def operators(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[b
 
 
 def of_kernels(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
-    """One implementation, named as several."""
+    """Yields decisions between points of one implementation, named as several."""
     by_shape = defaultdict(list)
     for point in points:
         by_shape[point.config["kernel"], point.config["m"], point.config["operator"]].append(point)
@@ -100,7 +100,7 @@ def _as_implementation(point: Point, name: str, number: int) -> Point:
 
 
 def of_layers(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
-    """Files of one content, each against the first of them."""
+    """Yields the decision on files of one content, each against the first of them."""
     told, rounds = [], []
     for point in points:
         assert point.result

@@ -1,20 +1,17 @@
 """The typed configuration of one point: Hydra composes it, the workers obey it, result.json records it.
 
-The field docstrings are the manual. Ranges stand in the field's metadata and are checked by `check`.
+The field docstrings are the manual. Ranges stand in the field's metadata and are checked by `declared.check`.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from overlap_sweep.declared import one_of, ranged
-from overlap_sweep.errors import UserError
 from overlap_sweep.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.models import SIZES
 from overlap_sweep.run_directory import last_sweep
@@ -422,37 +419,6 @@ class AnalysisConfig:
     """What exported files do about slots that no point overlapped. `off`: Megatron-Core's switches turn them off, but
     for those that share their switch with a measured setting that wins; `default`: they keep the library's default
     overlap."""
-
-
-def check(config: Any, schema: type, where: str = "") -> None:
-    """Raise UserError for the first key that `schema` does not have, or value outside the range or the choices that it
-    declares.
-
-    `config` is a DictConfig or an instance of `schema`; nested dataclasses are checked too. null passes. Hydra itself
-    lets `+` add any key: nothing would read it, and points that differ in it alone would be compared.
-    """
-    types = get_type_hints(schema)
-    if isinstance(config, DictConfig) and (unknown := set(map(str, config)) - types.keys()):
-        raise UserError(_unknown(min(unknown), types, where))
-    for declared in fields(schema):
-        name = f"{where}{declared.name}"
-        value = config[declared.name] if isinstance(config, DictConfig) else getattr(config, declared.name)
-        if is_dataclass(types[declared.name]):
-            check(value, types[declared.name], f"{name}.")
-        elif value is None:
-            continue
-        elif "choices" in declared.metadata and value not in declared.metadata["choices"]:
-            raise UserError(f"{name}={value} is not known; choose one of {', '.join(declared.metadata['choices'])}.")
-        elif "range" in declared.metadata:
-            low, high = declared.metadata["range"]
-            if not low <= value <= high:
-                raise UserError(f"{name}={value} is out of range; give a value from {low} to {high}.")
-
-
-def _unknown(name: str, known: Iterable[str], where: str) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    mend = f"did you mean {where}{close[0]}?" if close else f"it has {', '.join(known)}."
-    return f"{where.rstrip('.') or 'the configuration'} has no {name}; {mend}"
 
 
 WORKLOAD_SCHEMAS: dict[str, type] = {

@@ -41,7 +41,7 @@ def is_whole(timing: Timing) -> bool:
 
 
 def contradiction(timing: Timing) -> str | None:
-    """What cannot be of a whole one."""
+    """Returns what in it cannot be true of any measurement, in words, or None."""
     if not is_sorted(timing.q1_us, timing.median_us, timing.q3_us):
         return f"a median of {timing.median_us:g} us outside of its quartiles"
     if not is_sorted(min(timing.samples_us), timing.median_us, max(timing.samples_us)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from overlap_sweep.analysis.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.analysis.frame import hidden_fraction
 from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS, scatter, steadied
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
 from overlap_sweep.run_directory import VariantTimes
 
 
@@ -136,7 +136,7 @@ def _comparison(ratio: Estimate, tried: int) -> Comparison:
 
 def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
     """Of two variants, with what such a ratio differs by from one point to the next."""
-    return scatter([], TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(estimate(ratios), 1)
+    return Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(estimate(ratios), 1)
 
 
 def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison) -> VariantRow:

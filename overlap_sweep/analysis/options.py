@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from overlap_sweep.config import AnalysisConfig, check
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.declared import check
 from overlap_sweep.errors import UserError
 
 PREFIX = "analysis."

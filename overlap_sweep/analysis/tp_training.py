@@ -160,7 +160,7 @@ class TpTrainingRow:
 
     @property
     def host_limits(self) -> bool:
-        """Whether the host, or a stack that waits for the device, decides how long a step takes."""
+        """See `host_limits`."""
         return host_limits(self.points)
 
     @property
@@ -277,7 +277,7 @@ def measured(result: Result | None) -> TpTrainingRun:
 
 
 def host_limits(points: Iterable[Point]) -> bool:
-    """Whether it does in any of them."""
+    """Returns whether the host, or a stack that waits for the device, decides how long a step of any of them takes."""
     return any(point.result and point.result.launch_bound for point in points)
 
 

@@ -41,7 +41,7 @@ class Scatter:
 
     share: float
     """Standard deviation between points, as a share of the time."""
-    freedom: float
+    freedom: float = inf
     """How well it is known; infinite of what is typical."""
 
     def added_to(self, estimate: Estimate, points: int) -> Estimate:
@@ -62,7 +62,7 @@ def scatter(
     found = [_between(points) for points in repeated]
     freedom = sum(free for _, free in found)
     of_baselines = (_with_typical(*_between(points), typical) for points in baselines)
-    unrepeated = max([Scatter(typical, inf), *of_baselines], key=lambda one: one.share)
+    unrepeated = max([Scatter(typical), *of_baselines], key=lambda one: one.share)
     if not freedom:
         return unrepeated
     return _with_typical(sum(squares for squares, _ in found), freedom, unrepeated.share)

@@ -21,8 +21,8 @@ from overlap_sweep.config import (
     READ_OF_MODEL,
     WORKLOAD_SCHEMAS,
     SweepConfig,
-    check,
 )
+from overlap_sweep.declared import check
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap_cfg import OverlapConfig
 from overlap_sweep.run_directory import (

@@ -112,7 +112,8 @@ def test_what_a_preset_says_is_refused_by_no_workload(workload: str) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for name in PRESETS:
             if workload != "tp_training" or "architecture" in (ROOT / f"conf/model/{name}.yaml").read_text():
-                point.resolve(compose("config", [f"workload={workload}", f"model={name}", "runtime.device=cpu"]))
+                config = compose("config", [f"workload={workload}", f"model={name}", "runtime.device=cpu"])
+                assert point.resolve(config)["workload"]["name"] == workload
 
 
 def test_a_key_of_model_that_a_file_of_ones_own_gives_in_vain_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +11,7 @@ from overlap_sweep.analysis.copies import copy_row
 from overlap_sweep.analysis.estimate import Estimate, estimate
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.training_checks import COPY_VARIANTS
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, Scatter
 from overlap_sweep.run_directory import CopyTimes
 
 
@@ -43,7 +42,7 @@ def _key(point: Point) -> Key:
 
 def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
     points = list(points)
-    between = TYPICAL_SCATTER[points[0].config["runtime"]["device"]] / math.sqrt(len(points))
+    between = Scatter(TYPICAL_SCATTER[points[0].config["runtime"]["device"]])
     found = [(point.name, point.result.copies) for point in points if point.result and point.result.copies]
     times = {variant: _pooled([copies for _, copies in found], variant, between) for variant in COPY_VARIANTS}
     gemm, copy, sequential = times["gemm"], times["copy"], times["sequential"]
@@ -60,10 +59,7 @@ def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
         )
 
 
-def _pooled(copies: Iterable[CopyTimes], variant: str, between: float) -> Estimate | None:
+def _pooled(copies: Iterable[CopyTimes], variant: str, between: Scatter) -> Estimate | None:
     """None where the host could never enqueue it as fast as the device ran."""
     series = [one.times[variant].samples_us for one in copies if not one.launch_bound.get(variant)]
-    if not series:
-        return None
-    pooled = estimate(*series)
-    return pooled.with_error(pooled.time_us * between)
+    return between.added_to(estimate(*series), len(series)) if series else None

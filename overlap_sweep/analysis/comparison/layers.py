@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -12,7 +11,7 @@ from overlap_sweep.analysis.comparison.measured import Key, Measured, key_of_pas
 from overlap_sweep.analysis.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.analysis.points import Point
 from overlap_sweep.analysis.trials import FLOOR, NONE, read_trial
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS
+from overlap_sweep.analysis.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
 from overlap_sweep.run_directory import Timing, TunerRecord, VariantTimes
 
 WHOLE = "all"
@@ -31,13 +30,13 @@ def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord])
         for trial in (*record.together, *record.proofs)
     }
     layers: dict[Key, list[_Layer]] = defaultdict(list)
-    between: dict[Key, float] = {}
+    between: dict[Key, Scatter] = {}
     for point in points:
         if point.is_layer and point.status == "ok" and point.result:
             key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
             variants = labelled.get(point.directory) or point.result.variants
             layers[key].append((point.name, _times(variants)))
-            between[key] = TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]]
+            between[key] = Scatter(TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]])
     return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]
 
 
@@ -63,7 +62,7 @@ def without_folders(variant: str) -> str:
     return f"file:{PurePath(path).name}" if kind == "file" else variant
 
 
-def _pooled(key: Key, layers: Sequence[_Layer], between: float) -> list[Measured]:
+def _pooled(key: Key, layers: Sequence[_Layer], between: Scatter) -> list[Measured]:
     all_have_none = all(NONE in times for _, times in layers)
     none = pooled_none([times[NONE] for _, times in layers]) if all_have_none else None
     names = dict.fromkeys(name for _, times in layers for name in times)
@@ -72,7 +71,7 @@ def _pooled(key: Key, layers: Sequence[_Layer], between: float) -> list[Measured
     return [
         Measured(
             key=key._replace(setting=name),
-            time=time.with_error(time.time_us * between / math.sqrt(len(layers))),
+            time=between.added_to(time, sum(name in times for _, times in layers)),
             none_us=none.time_us if none else None,
             floor_us=floor.time_us if floor else None,
             points=tuple(point for point, times in layers if name in times),

@@ -36,8 +36,8 @@ class Key(NamedTuple):
     `copy`, `sequential` or `overlapped`; of a tensor-parallel stack the options not at their defaults; empty for the
     pass, whatever its setting."""
     swept: str = ""
-    """Of a tensor-parallel stack's setting what does not differ between datasets throughout; matched where settings are
-    compared."""
+    """The words of a tensor-parallel stack's setting without those that differ between datasets throughout; matched
+    where settings are compared."""
 
     def case(self, telling: Sequence[str]) -> str:
         """What tells it from the other cases, where there are several: the values of these fields."""
