@@ -95,5 +95,8 @@ def start_writer(kind: str, path: Path, first: int, count: int) -> subprocess.Po
 
 
 def added(process: subprocess.Popen[str]) -> list[int]:
-    """What the writer said that it added, when it has ended."""
-    return list(map(int, process.communicate(timeout=60)[0].split()))
+    """Returns what the writer said that it added, when it has ended."""
+    # Not by communicate(timeout=...), which loses what an earlier readline() has read ahead.
+    assert process.stdout
+    with process:
+        return list(map(int, process.stdout.read().split()))
