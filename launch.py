@@ -38,13 +38,13 @@ def print_measured() -> None:
     told = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
     measured = [o.directory for o in outcomes.all if o.workload in told and o.status == "ok"]
     if measured:
-        from overlap_sweep.analysis.points import read_points
         from overlap_sweep.report.console import console_for
-        from overlap_sweep.report.copies import print_copies
-        from overlap_sweep.report.kernels import print_kernels
-        from overlap_sweep.report.layers import print_layer
-        from overlap_sweep.report.tp_training import write_and_print
-        from overlap_sweep.report.training import print_training
+        from overlap_sweep.results.points import read_points
+        from overlap_sweep.workloads.copy_engine.section import print_copies
+        from overlap_sweep.workloads.fsdp.section import print_training
+        from overlap_sweep.workloads.kernel.section import print_kernels
+        from overlap_sweep.workloads.layer.section import print_layer
+        from overlap_sweep.workloads.tp_training.section import write_and_print
 
         readings = [read_points(directory) for directory in measured]
         for problem in (problem for reading in readings for problem in reading.problems):

@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overlap_sweep.analysis import kernels, layers, tp_training, training
-from overlap_sweep.analysis.choice import Observation, choose
-from overlap_sweep.analysis.comparison.matching import verdict
-from overlap_sweep.analysis.copies import copy_row
-from overlap_sweep.analysis.estimate import Estimate, estimate
-from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.verdict import TYPICAL_SCATTER, Scatter
-from overlap_sweep.run_directory import CopyTimes, ImplementationTimes, PassTimes, Result, Timing, VariantTimes
+from overlap_sweep.compare.matching import verdict
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import CopyTimes, ImplementationTimes, PassTimes, Result, Timing, VariantTimes
+from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
+from overlap_sweep.workloads.copy_engine.answer import copy_row
+from overlap_sweep.workloads.fsdp import answer as training
+from overlap_sweep.workloads.kernel import answer as kernels
+from overlap_sweep.workloads.layer import answer as layers
+from overlap_sweep.workloads.operator.choice import Observation, choose
+from overlap_sweep.workloads.tp_training import answer as tp_training
 from tests.make_point import (
     copy_config,
     kernel_config,

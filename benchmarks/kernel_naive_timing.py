@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from overlap_sweep import backends
 from overlap_sweep.backends.torch.kernels import baselines_of
+from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.ranks import Ranks
 from overlap_sweep.runtime.group import MAX_CONNECTIONS, NO_MULTICAST
-from overlap_sweep.workloads import kernel_bench
-from overlap_sweep.workloads.kernel_bench import Call
+from overlap_sweep.workloads.kernel import bench as kernel_bench
+from overlap_sweep.workloads.kernel.bench import Call
 
 ITERATIONS = 20
 REPEATS = 21

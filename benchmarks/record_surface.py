@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.run_directory import Result, Timing, find_points, read_result
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Result, Timing, find_points, read_result
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 AT_REST = 16

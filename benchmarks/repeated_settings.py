@@ -21,13 +21,17 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep import space
-from overlap_sweep.analysis import choice, kernels, layers, tp_training, training
-from overlap_sweep.analysis.comparison.matching import verdict
-from overlap_sweep.analysis.estimate import Estimate, estimate, normalised
-from overlap_sweep.analysis.points import Point, read_points
-from overlap_sweep.kernel_shape import BASELINES
-from overlap_sweep.run_directory import Timing
+from overlap_sweep.compare.matching import verdict
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import BASELINES
+from overlap_sweep.results.estimate import Estimate, estimate, normalised
+from overlap_sweep.results.points import Point, read_points
+from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.workloads.fsdp import answer as training
+from overlap_sweep.workloads.kernel import answer as kernels
+from overlap_sweep.workloads.layer import answer as layers
+from overlap_sweep.workloads.operator import choice
+from overlap_sweep.workloads.tp_training import answer as tp_training
 
 GROUPS = 300
 COUNTS = (1, 4)

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sweep.run_directory import RESULT_FILE, find_points, read_result
+from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
 from tests.slurm.cluster import Slurm, started_cluster
 from tests.sweeps import ROOT, SMALL
 

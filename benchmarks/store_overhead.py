@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from overlap_sweep.run_directory import Result, read_result
+from overlap_sweep.results.run_directory import Result, read_result
 from overlap_sweep.store import Store
 from overlap_sweep.store.files import FileStore
 from overlap_sweep.store.sqlite import SqliteStore

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.run_directory import Timing, trace_file
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Timing, trace_file
 from tests.make_point import default_timing, make_point, operator_config, pass_times, timing_of
 
 TRACES = Path(__file__).parent.parent / "tests" / "data" / "traces"

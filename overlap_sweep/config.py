@@ -12,10 +12,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from overlap_sweep.declared import one_of, ranged
-from overlap_sweep.kernel_shape import KERNELS, PRECISION_OF_DTYPE
-from overlap_sweep.models import SIZES
-from overlap_sweep.run_directory import last_sweep
-from overlap_sweep.space import (
+from overlap_sweep.overlap.kernel_shape import KERNELS, PRECISION_OF_DTYPE
+from overlap_sweep.overlap.models import SIZES
+from overlap_sweep.overlap.space import (
     LAYER_KINDS,
     METHODS,
     MOST_OF,
@@ -26,8 +25,8 @@ from overlap_sweep.space import (
     point_name,
     world_size,
 )
-from overlap_sweep.tp_training_config import IMPLEMENTATIONS, TpTraining
-from overlap_sweep.training_config import (
+from overlap_sweep.results.run_directory import last_sweep
+from overlap_sweep.workloads.fsdp.config import (
     Compile,
     CopyEngine,
     Distributed,
@@ -38,6 +37,7 @@ from overlap_sweep.training_config import (
     Telemetry,
     Training,
 )
+from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS, TpTraining
 
 
 @dataclass

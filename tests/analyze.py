@@ -50,7 +50,7 @@ class Ran:
 
 def analyze(*arguments: str | Path) -> Ran:
     """Runs `analyze.py ARGUMENTS`. Whatever is no error of the user's is raised here."""
-    from overlap_sweep.report.command_line import app
+    from overlap_sweep.commands.command_line import app
 
     given: Sequence[str] = [str(argument) for argument in arguments]
     with mock.patch.object(sys, "argv", ["analyze.py", *given]):

@@ -12,8 +12,13 @@ import pytest
 
 from overlap_sweep.runtime.devices import visible_gpus
 
-START_PROCESSES = {"backends", "measure", "runtime", "tp_training", "training", "workloads", "test_main_job.py"}
+START_PROCESSES = {"backends", "measure", "runtime", "workloads", "test_main_job.py"}
 """Folders and files whose tests start process groups of their own."""
+ONLY_READ = {
+    *("test_answer.py", "test_choice.py", "test_drift.py", "test_exports.py", "test_proof.py", "test_switches.py"),
+    *("test_telemetry.py", "test_telemetry_comparison.py", "test_telemetry_lines.py", "test_times.py"),
+}
+"""Files in those folders whose tests start none."""
 
 if find_spec("hypothesis"):
     # Not on machines with GPUs alone. What an example may take says nothing on a machine that others share.
@@ -37,7 +42,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in START_PROCESSES:
+        first = item.path.relative_to(Path(__file__).parent).parts[0]
+        if first in START_PROCESSES and item.path.name not in ONLY_READ:
             item.add_marker(pytest.mark.processes)
 
 

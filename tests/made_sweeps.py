@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
-from overlap_sweep.run_directory import (
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.results.run_directory import (
     LayerTrial,
     PassSearch,
     SearchRecord,

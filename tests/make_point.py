@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep import space
 from overlap_sweep.config import OF_WORKLOAD, SweepConfig
-from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.run_directory import (
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.results.run_directory import (
     RESULT_FILE,
     CopyTimes,
     DefaultTiming,
@@ -33,8 +33,8 @@ from overlap_sweep.run_directory import (
     VariantTimes,
     write_result,
 )
-from overlap_sweep.tp_training_config import PRECISION_OF
-from overlap_sweep.training_config import TRAINING_ON
+from overlap_sweep.workloads.fsdp.config import TRAINING_ON
+from overlap_sweep.workloads.tp_training.config import PRECISION_OF
 
 ENVIRONMENT: dict[str, Any] = {
     "host": "node7",

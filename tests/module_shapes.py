@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModel, AutoModelForCausalLM
 
-from overlap_sweep.space import OPERATORS
+from overlap_sweep.overlap.space import OPERATORS
 
 ROLES = {
     "qkv": r"(query_key_value|[qkv]_proj|qkv_proj|c_attn|Wqkv|W[qkv]|self\.(query|key|value))$",

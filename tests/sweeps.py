@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
 
 ROOT = Path(__file__).parent.parent
 SMALL = (

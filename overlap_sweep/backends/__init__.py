@@ -78,7 +78,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.kernel_shape import KernelShape
+from overlap_sweep.overlap.kernel_shape import KernelShape
 
 if TYPE_CHECKING:
     import torch

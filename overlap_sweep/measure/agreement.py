@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.variant import Variant
-from overlap_sweep.ranks import Ranks
 
 
 def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.variant import Variant
-from overlap_sweep.ranks import Ranks
 
 SPIN_MARGIN = 1.5
 """The spin lasts this many times the longest of the variants' last enqueueings."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from overlap_sweep.measure.device_samples import samples_now
-from overlap_sweep.ranks import Ranks
+from overlap_sweep.measure.ranks import Ranks
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from overlap_sweep.measure.clock import meet, spin
+from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.variant import Variant
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import keep, trace_file
+from overlap_sweep.results.run_directory import keep, trace_file
 
 SPIN_US = 10_000.0
 """Enqueueing an operator takes the profiled host some milliseconds."""

@@ -15,8 +15,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import keep, trace_file
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.results.run_directory import keep, trace_file
 
 TENSORBOARD_DIRECTORY = "torch_profiler"
 

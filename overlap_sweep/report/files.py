@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.analysis import copies, kernel_frame, layer_frame, tp_training_frame, training_frame
-from overlap_sweep.analysis.frame import to_frame
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.errors import UserError
-from overlap_sweep.report import overlap_yaml, proof_report, text, tuning_report
+from overlap_sweep.report import text
 from overlap_sweep.report.csv_text import csv_of
-from overlap_sweep.report.overlap_yaml import Provenance
+from overlap_sweep.report.frame import to_frame
 from overlap_sweep.report.page.page import page_files
-from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
-from overlap_sweep.report.tp_training_files import results_file, results_json
-from overlap_sweep.report.training_files import training_files
-from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.places import is_below
+from overlap_sweep.workloads.copy_engine import answer as copies
+from overlap_sweep.workloads.fsdp import frame as training_frame
+from overlap_sweep.workloads.kernel import frame as kernel_frame
+from overlap_sweep.workloads.layer import frame as layer_frame
+from overlap_sweep.workloads.operator import frame as operator_frame
+from overlap_sweep.workloads.operator import overlap_yaml, proof_report, tuning_report
+from overlap_sweep.workloads.operator.overlap_yaml import Provenance
+from overlap_sweep.workloads.operator.yaml_files import training_files
+from overlap_sweep.workloads.tp_training import frame as tp_training_frame
+from overlap_sweep.workloads.tp_training.files import results_file, results_json
 
 TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
@@ -61,7 +67,7 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     if proofs := proof_report.proof_report(analysis):
         yield directory / proof_report.FILE_NAME, _json(proofs)
     if analysis.rows:
-        yield from _table(to_frame(analysis.rows), directory / TABLE_FILE)
+        yield from _table(to_frame(analysis.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
     if analysis.layer_rows:
         yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
     if analysis.kernel_rows:

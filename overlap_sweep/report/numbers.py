@@ -69,3 +69,23 @@ def visible_json(text: str) -> str:
 def finite(value: Any) -> Any:
     """None for the numbers that JSON has not."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_rate(rate: float) -> str:
+    """Three digits; empty where there is none."""
+    if math.isnan(rate):
+        return ""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def as_loss(loss: float) -> str:
+    """Of a run that has learnt its data by heart it is next to nothing."""
+    return f"{loss:.4g}"
+
+
+def as_count(number: int) -> str:
+    """`12.3 M`."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

@@ -10,24 +10,30 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from overlap_sweep.analysis.choice import PassChoice, default_sum_us, labels
-from overlap_sweep.analysis.conditions import GpuConditions, gpu_conditions
-from overlap_sweep.analysis.frame import hidden_fraction
-from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.proof import spoken
-from overlap_sweep.analysis.scaling import OperatorScaling, Scaling
-from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
-from overlap_sweep.analysis.switches import Plan
-from overlap_sweep.analysis.trials import DEFAULT
-from overlap_sweep.report import async_tp, copies, kernels, layers, proofs, tp_training, training
-from overlap_sweep.report.cautions import cautions
+from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.console import console_for, fits, print_lines
-from overlap_sweep.report.knob_search import print_knob_searches
 from overlap_sweep.report.numbers import as_percent, as_us
-from overlap_sweep.report.provenance import describe_machine, environments, launch_commands, measured_when
-from overlap_sweep.report.searches import print_searches
-from overlap_sweep.report.slot_table import print_slots
-from overlap_sweep.report.tuning_report import recommendations
+from overlap_sweep.results.conditions import GpuConditions, gpu_conditions
+from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.search.knob_report import print_knob_searches
+from overlap_sweep.search.searches_text import print_searches
+from overlap_sweep.workloads.copy_engine import section as copies
+from overlap_sweep.workloads.fsdp import section as training
+from overlap_sweep.workloads.kernel import section as kernels
+from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.operator import async_tp, proofs
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.cautions import cautions
+from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, labels
+from overlap_sweep.workloads.operator.proof import spoken
+from overlap_sweep.workloads.operator.scaling import OperatorScaling, Scaling
+from overlap_sweep.workloads.operator.slot_table import print_slots
+from overlap_sweep.workloads.operator.switches import Plan
+from overlap_sweep.workloads.operator.trials import DEFAULT
+from overlap_sweep.workloads.operator.tuning_report import recommendations
+from overlap_sweep.workloads.tp_training import section as tp_training
 
 FILE_NAME = "summary.txt"
 MOST_KERNEL_TABLES = 3

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from overlap_sweep.run_directory import FailedAttempt, Status, write_atomically
+from overlap_sweep.results.run_directory import FailedAttempt, Status, write_atomically
 
 ATTEMPTS_FILE = "attempts.json"
 

@@ -23,10 +23,10 @@ from typing import IO, Any
 import msgspec
 
 import overlap_sweep
-from overlap_sweep import space
 from overlap_sweep.errors import UserError
-from overlap_sweep.machine import machine
-from overlap_sweep.run_directory import FailedAttempt
+from overlap_sweep.overlap import space
+from overlap_sweep.results.machine import machine
+from overlap_sweep.results.run_directory import FailedAttempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
 from overlap_sweep.runtime.attempts import current_launch
 from overlap_sweep.runtime.channel import Channel

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.identity import environment_identity, library_identity, point_identity
-from overlap_sweep.run_directory import RESULT_FILE, Result, Status, read_result
+from overlap_sweep.results.identity import environment_identity, library_identity, point_identity
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, read_result
 from overlap_sweep.runtime.attempts import current_launch
 from overlap_sweep.runtime.devices import elsewhere
 from overlap_sweep.runtime.group import machine_of

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.run_directory import Result
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Result
 
 LEAST_S = 30.0
 """A first pass may compile, and a profile may be written: no reason to give up."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import LOCK_FILE
+from overlap_sweep.results.run_directory import LOCK_FILE
 
 CLAIM_FILE = ".claim"
 """Of a run directory, while a Slurm job measures its point."""

@@ -11,7 +11,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result, clear, write_result
+from overlap_sweep.results.run_directory import Result, clear, write_result
 from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.store import Store, open_store
 

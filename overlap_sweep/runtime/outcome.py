@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlap_sweep import space
-from overlap_sweep.kernel_shape import SEQUENTIAL
-from overlap_sweep.run_directory import Result, Status, TpTrainingRun, TrainingRun
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import SEQUENTIAL
+from overlap_sweep.results.run_directory import Result, Status, TpTrainingRun, TrainingRun
 
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""

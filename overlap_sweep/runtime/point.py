@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import backends, models, overlap_cfg, space, workloads
+from overlap_sweep import backends, workloads
 from overlap_sweep.config import (
     NO_PART_OF_A_POINT,
     OF_LANGUAGE_MODELS,
@@ -24,8 +24,9 @@ from overlap_sweep.config import (
 )
 from overlap_sweep.declared import check
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import (
+from overlap_sweep.overlap import models, overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.run_directory import (
     LOG_FILE,
     RESULT_FILE,
     FailedAttempt,

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.run_directory import FailedAttempt
+from overlap_sweep.results.run_directory import FailedAttempt
 from overlap_sweep.runtime.group import GroupConfig, WorkerGroup
 
 GROUP_LOG = "workers.log"

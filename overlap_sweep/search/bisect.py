@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from overlap_sweep import space
+from overlap_sweep.overlap import space
 from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, distance
 from overlap_sweep.search.start import Start, usual
 from overlap_sweep.search.trail import Search, Steps, Trail

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import product
 from typing import Any
 
-from overlap_sweep import space
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.choices import Choices
-from overlap_sweep.space import Setting
 
 Refusal = Callable[[Mapping[str, Setting]], str | None]
 """Why an operator cannot be given these phases, or None."""

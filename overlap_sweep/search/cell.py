@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
 
 ORDINAL = "num_sm"
 """The knob along which time falls and then rises; the others are tried one value at a time."""

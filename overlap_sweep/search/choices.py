@@ -12,9 +12,9 @@ from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from overlap_sweep import space
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 
 SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys whose values a search chooses among; every other key's values make cases that are searched apart."""

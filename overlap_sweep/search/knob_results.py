@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.analysis.training_knobs import frozen, knobs_of, same_floor
-from overlap_sweep.analysis.training_times import limited_by_host
 from overlap_sweep.errors import UserError
-from overlap_sweep.identity import key_of, point_identity
-from overlap_sweep.run_directory import Result, Timing
+from overlap_sweep.overlap import space
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.run_directory import Result, Timing
 from overlap_sweep.search.knob_trail import Failure, Sample
+from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
+from overlap_sweep.workloads.fsdp.times import limited_by_host
 
 WORKLOADS = ("fsdp", "operator")
 """Those with one time per point that others of it can be compared with."""

@@ -19,8 +19,9 @@ from hydra.core.override_parser.types import OverrideType
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import space, workloads
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 from overlap_sweep.runtime.group import shared_by
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.knob_results import check_workload, same_point

@@ -12,14 +12,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep.analysis.knob_search import KnobRecord, KnobSearch
 from overlap_sweep.config import NO_PART_OF_A_POINT
-from overlap_sweep.report.knob_search import knob_lines, write_knobs
-from overlap_sweep.run_directory import Result
+from overlap_sweep.results.knob_record import KnobRecord, KnobSearch
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.choices import swept_values
 from overlap_sweep.search.knob_answers import answer
+from overlap_sweep.search.knob_report import knob_lines, write_knobs
 from overlap_sweep.search.knob_results import measured
 from overlap_sweep.search.knob_space import KnobSpace, find_spaces
 from overlap_sweep.search.knob_trail import Answer, KnobTrail, Setting

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from overlap_sweep.analysis.estimate import Estimate, estimate
+from overlap_sweep.results.estimate import Estimate, estimate
 
 Setting = tuple[str, ...]
 """One value for each knob, in their order, as Hydra takes it."""

@@ -13,14 +13,14 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 from overlap_sweep import workloads
-from overlap_sweep.analysis.failures import wrong_passes
 from overlap_sweep.errors import UserError
-from overlap_sweep.identity import key_of, point_identity
-from overlap_sweep.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.rounds import Request
+from overlap_sweep.workloads.operator.failures import wrong_passes
 
 T = TypeVar("T")
 CHUNK = 8

@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
-from overlap_sweep import overlap_cfg, space
-from overlap_sweep.analysis.choice import Candidate as Measured
-from overlap_sweep.analysis.choice import PassChoice
-from overlap_sweep.analysis.points import Case, Point
-from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
-from overlap_sweep.analysis.traces import own_traces
+from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.results.points import Case, Point
+from overlap_sweep.results.traces import own_traces
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.measured import Job, Measurements
 from overlap_sweep.search.rounds import Request, Task
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.choice import Candidate as Measured
+from overlap_sweep.workloads.operator.choice import PassChoice
 
 Asked = set[tuple[str, str, frozenset[tuple[str, Candidate]]]]
 """By task, what its passes were given."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep import overlap_cfg, space
-from overlap_sweep.analysis.estimate import Estimate
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search.cell import NONE, Candidate, Cell
 from overlap_sweep.search.start import collectives
 from overlap_sweep.search.trail import Baselines

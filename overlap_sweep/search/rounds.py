@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.analysis.estimate import Estimate, estimate, normalised
-from overlap_sweep.analysis.failures import wrong_passes
-from overlap_sweep.run_directory import Result
+from overlap_sweep.overlap import space
+from overlap_sweep.results.estimate import Estimate, estimate, normalised
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import Candidate, Cell
 from overlap_sweep.search.start import Start, collectives
 from overlap_sweep.search.trail import Baselines, Failure, Measured, Trail
+from overlap_sweep.workloads.operator.failures import wrong_passes
 
 
 class Running:

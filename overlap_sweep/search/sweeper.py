@@ -12,10 +12,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import backends, space, workloads
+from overlap_sweep import backends, workloads
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.bisect import Effort

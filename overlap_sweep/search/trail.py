@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from overlap_sweep.analysis.estimate import Estimate
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search.cell import NONE, Candidate, Cell
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.identity import environment_identity, key_of, point_identity
-from overlap_sweep.run_directory import SCHEMA, Result
+from overlap_sweep.results.identity import environment_identity, key_of, point_identity
+from overlap_sweep.results.run_directory import SCHEMA, Result
 
 _Content = TypeVar("_Content")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.store import sqlite
 from overlap_sweep.store.files import FileStore, read_files, read_from_afar
 from overlap_sweep.store.filesystem import network_file_system

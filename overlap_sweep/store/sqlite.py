@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.store.lines import files_directory, line_files, whole_lines
 from overlap_sweep.store.measurement import (
     Measurement,

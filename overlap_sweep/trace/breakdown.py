@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.intervals import Intervals, merge
 from overlap_sweep.trace.activity import KINDS, Activity
 from overlap_sweep.trace.grouping import places_by_value
+from overlap_sweep.trace.intervals import Intervals, merge
 from overlap_sweep.trace.overlap import phases_of
 
 Grouping = Literal["class", "kernel", "stream"]

@@ -13,9 +13,9 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.intervals import Intervals, intersect, length, merge, subtract
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT, Activity, activity_of
 from overlap_sweep.trace.grouping import places_by_value
+from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, subtract
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.phases import BWD, FWD, NO_ITERATION, RECOMPUTE
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.intervals import contains, merge
 from overlap_sweep.trace.grouping import places_by_value
+from overlap_sweep.trace.intervals import contains, merge
 from overlap_sweep.trace.kineto import NO_CORRELATION, Events, Trace
 
 FWD, BWD, NEITHER, RECOMPUTE = range(4)

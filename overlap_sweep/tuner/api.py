@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlap_sweep
-from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.search.measured import override_value
 
 if TYPE_CHECKING:

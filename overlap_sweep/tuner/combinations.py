@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from overlap_sweep.analysis.choice import Candidate, PassChoice
-from overlap_sweep.analysis.switches import plan
-from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
+from overlap_sweep.workloads.operator.switches import plan
 
 BEST = "best of each slot"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_sweep import space
-from overlap_sweep.analysis.scaling import ROUNDING
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.operator.scaling import ROUNDING
 
 CANDIDATES = (2, 4, 8)
 

@@ -13,14 +13,13 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from overlap_sweep import models, space
-from overlap_sweep.analysis.layers import compare
 from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.overlap import models, space
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.run_directory import (
+from overlap_sweep.results.run_directory import (
     TUNER_FILE,
     LayerTrial,
     Result,
@@ -45,6 +44,7 @@ from overlap_sweep.tuner.layer_trials import (
     write_config,
 )
 from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
+from overlap_sweep.workloads.layer.answer import compare
 
 
 def tune(

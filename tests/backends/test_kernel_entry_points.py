@@ -12,8 +12,8 @@ import pytest
 
 from overlap_sweep.backends import KERNELS_GROUP, load_kernels
 from overlap_sweep.errors import UserError
-from overlap_sweep.kernel_shape import BASELINES
-from overlap_sweep.run_directory import Result
+from overlap_sweep.overlap.kernel_shape import BASELINES
+from overlap_sweep.results.run_directory import Result
 from tests.sweeps import ROOT, Launch
 
 SMALL = ("workload=kernel", "m=64", "n=96", "k=64", "tp_size=2", "iters=3", "runtime.device=cpu", "profile=none")

@@ -9,9 +9,10 @@ import pytest
 
 from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.kernel_shape import KERNELS
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.workloads import kernel, kernel_bench
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap.kernel_shape import KERNELS
+from overlap_sweep.workloads import kernel
+from overlap_sweep.workloads.kernel import bench as kernel_bench
 from tests.points import kernel_point
 from tests.processes import run_ranks
 

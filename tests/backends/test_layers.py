@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from overlap_sweep import backends, space
+from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, symm_mem
 from overlap_sweep.backends.symm_mem import layers as symm_mem_layers
 from overlap_sweep.backends.torch import communicator as communicators
 from overlap_sweep.backends.torch import layers, modules
-from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.workloads import layer_variants
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.workloads.layer import variants as layer_variants
 from tests.backends import symm_mem_on_cpu
 from tests.points import layer_point
 from tests.processes import run_ranks

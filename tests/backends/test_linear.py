@@ -12,15 +12,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from overlap_sweep import backends, models, space
+from overlap_sweep import backends
 from overlap_sweep.backends import Purpose, symm_mem
 from overlap_sweep.backends.symm_mem.operators import group_name
 from overlap_sweep.backends.symm_mem.slot_overlap import SymmetricMemory
 from overlap_sweep.backends.torch.linear import parallel_linear
 from overlap_sweep.backends.torch.slot_overlap import by_collectives
-from overlap_sweep.models import LinearShape
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.workloads.bench import draw_parameters
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap import models, space
+from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.workloads.operator.bench import draw_parameters
 from tests.backends import symm_mem_on_cpu
 from tests.points import operator_point
 from tests.processes import run_ranks

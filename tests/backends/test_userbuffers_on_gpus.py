@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from overlap_sweep import backends, models
+from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.run_directory import Result
-from overlap_sweep.space import LAYER_KINDS
-from overlap_sweep.workloads.bench import draw_parameters
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap import models
+from overlap_sweep.overlap.space import LAYER_KINDS
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.operator.bench import draw_parameters
 from tests.points import gpu_point
 from tests.processes import run_ranks
 from tests.sweeps import Launch

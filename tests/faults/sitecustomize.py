@@ -56,7 +56,7 @@ def wrong_numbers() -> None:
 
 
 def writes_half() -> None:
-    from overlap_sweep import run_directory
+    from overlap_sweep.results import run_directory
 
     write_whole = run_directory.write_result
 
@@ -70,7 +70,7 @@ def writes_half() -> None:
 
 def dies_while_writing() -> None:
     """Where power would be lost: the content is there, not yet its name."""
-    from overlap_sweep import run_directory
+    from overlap_sweep.results import run_directory
 
     def dies(temporary: Path, path: Path) -> Path:
         os._exit(1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from overlap_sweep.run_directory import Result
+from overlap_sweep.results.run_directory import Result
 from tests.faults.injection import TINY, faulty_launch, worker_pids
 from tests.sweeps import Launch
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.run_directory import RESULT_FILE, Result, find_points
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points
 from overlap_sweep.runtime.kept import whole_result
 from tests.faults.injection import TINY
 from tests.sweeps import Launch, wait_for

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlap_sweep.run_directory import RESULT_FILE, find_points, read_result
+from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.store.sqlite import SqliteStore
 from tests.golden import made_analysis, made_report, refusals
 from tests.golden.archives import unpack

@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.analysis.knob_search import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
-from overlap_sweep.report.knob_search import write_knobs
-from tests.analysis.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
+from overlap_sweep.results.knob_record import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
+from overlap_sweep.search.knob_report import write_knobs
 from tests.make_point import (
     ENVIRONMENT,
     PIPELINE,
@@ -28,6 +27,7 @@ from tests.make_point import (
     timing_of,
     variant,
 )
+from tests.workloads.fsdp.telemetry_logs import SLOW_DEVICE, record, write_logs, write_run
 
 DATA = Path(__file__).parent.parent / "data"
 

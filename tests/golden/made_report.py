@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.run_directory import trace_file
-from tests.analysis.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, write_run
+from overlap_sweep.results.run_directory import trace_file
 from tests.made_sweeps import (
     BEST,
     BEST_SLOTS,
@@ -39,6 +38,7 @@ from tests.make_point import (
     resolved,
     variant,
 )
+from tests.workloads.fsdp.telemetry_logs import SLOW_DEVICE, USUAL_DEVICE, write_run
 
 DATA = Path(__file__).parent.parent / "data"
 TRACES = DATA / "traces"

@@ -17,14 +17,15 @@ from unittest import mock
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from overlap_sweep import space, workloads
+from overlap_sweep import workloads
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
-from overlap_sweep.workloads import layer_variants
+from overlap_sweep.overlap import space
+from overlap_sweep.workloads.layer import variants as layer_variants
 from tests.make_point import resolved
 from tests.points import gpu_point, kernel_point, layer_point
-from tests.training.points import composed as composed_point
-from tests.training.points import fsdp_point, tp_point
+from tests.workloads.fsdp.points import composed as composed_point
+from tests.workloads.fsdp.points import fsdp_point, tp_point
 
 Point = dict[str, Any]
 PACKAGES = ("transformer_engine", "megatron", "megatron.core", "deepspeed", "flash_attn", "flux")

@@ -15,10 +15,10 @@ import pynvml
 import pytest
 import torch
 
-from overlap_sweep.identity import environment_identity
 from overlap_sweep.measure import device_samples, environment, nvml, rocm_smi
 from overlap_sweep.measure.device_samples import NOTHING, DeviceSampler
-from overlap_sweep.ranks import Ranks
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.results.identity import environment_identity
 from tests.sweeps import wait_for
 
 GPU = torch.device("cuda", 0)

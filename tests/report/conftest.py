@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlap_sweep.report.comparison import files
+from overlap_sweep.compare import files
 from overlap_sweep.report.page import pngs
 from overlap_sweep.store.sqlite import SqliteStore
 from tests import made_sweeps

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep.kernel_shape import BASELINES
-from overlap_sweep.report.provenance import launch_commands
-from overlap_sweep.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
+from overlap_sweep.overlap.kernel_shape import BASELINES
+from overlap_sweep.results.provenance import launch_commands
+from overlap_sweep.results.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
 from tests.golden.made_report import write_every_workload
 from tests.made_sweeps import write_tuned_sweep
 from tests.make_point import make_point, missing_point, operator_config

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import RESULT_FILE
+from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.results.run_directory import RESULT_FILE
 from tests.made_sweeps import rounds
 from tests.make_point import MEASURED as WORKLOADS
 from tests.make_point import RING, implementation, make_point, missing_point, operator_config, rewrite

@@ -13,14 +13,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from overlap_sweep.analysis.kernels import analyse_kernels
-from overlap_sweep.analysis.points import read_points
-from overlap_sweep.report import kernels, training
 from overlap_sweep.report.console import console_for
-from overlap_sweep.report.provenance import launch_commands
-from overlap_sweep.run_directory import read_result
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.provenance import launch_commands
+from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
 from overlap_sweep.runtime.progress import progress
+from overlap_sweep.workloads.fsdp import section as training
+from overlap_sweep.workloads.kernel import section as kernels
+from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from tests.analyze import analyze, files_below, rows
 from tests.golden.made_report import BEST_TRACE
 from tests.made_sweeps import write_tuner

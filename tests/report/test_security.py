@@ -20,16 +20,16 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from overlap_sweep import overlap_cfg
-from overlap_sweep.analysis.points import Case
+from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
-from overlap_sweep.report import exports
-from overlap_sweep.report.commands.expressions import condition
+from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.report.console import console_for, print_lines
 from overlap_sweep.report.csv_text import csv_cell
-from overlap_sweep.run_directory import RESULT_FILE, trace_file
+from overlap_sweep.results.points import Case
+from overlap_sweep.results.run_directory import RESULT_FILE, trace_file
 from overlap_sweep.store.sqlite import SqliteStore
 from overlap_sweep.tuner.api import Report
+from overlap_sweep.workloads.operator import exports
 from tests.analyze import Ran, analyze, files_below, shown
 from tests.made_sweeps import write_sweep, write_tuned_sweep
 from tests.make_point import make_point, missing_point, operator_config

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import overlap_cfg, space
-from overlap_sweep.analysis.points import read_points
-from overlap_sweep.analysis.step_communication import read_communication
 from overlap_sweep.analysis.sweep import Analysis, analyse
-from overlap_sweep.analysis.tp_training import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.space import SLOTS
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.report.tp_training_files import results
-from overlap_sweep.run_directory import trace_file
-from overlap_sweep.space import SLOTS
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.tuner.api import Report
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
+from overlap_sweep.workloads.tp_training.files import results
+from overlap_sweep.workloads.tp_training.step_communication import read_communication
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,

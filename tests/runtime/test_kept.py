@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_sweep import machine
-from overlap_sweep.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
+from overlap_sweep.results import machine
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
 from overlap_sweep.runtime import attempts, devices
 from overlap_sweep.runtime.attempts import ATTEMPTS_FILE, MOST_LOST, Attempts
 from overlap_sweep.runtime.group import machine_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from overlap_sweep.run_directory import Result, is_trace_of, trace_file
+from overlap_sweep.results.run_directory import Result, is_trace_of, trace_file
 from tests.faults.injection import faulty_launch
 from tests.sweeps import SMALL, Launch
 

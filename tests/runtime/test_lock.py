@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import LOCK_FILE
+from overlap_sweep.results.run_directory import LOCK_FILE
 from overlap_sweep.runtime import lock
 
 LEFT_BEHIND = {"host": "node9", "user": "somebody", "pid": 1, "command": "python launch.py -m", "since": 0.0}

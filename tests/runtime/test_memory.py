@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.identity import point_identity
+from overlap_sweep.results.identity import point_identity
 from overlap_sweep.store import read_store
 from tests.analyze import analyze
 from tests.faults.injection import TINY, faulty_launch, injected, journal

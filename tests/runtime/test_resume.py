@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import LOCK_FILE, last_sweep
+from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
 from tests.analyze import analyze
 from tests.faults.injection import TINY, faulty_launch, journal, set_plan
 from tests.faults.sitecustomize import JOURNAL

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result, write_result
+from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.outcome import Outcomes

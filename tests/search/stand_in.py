@@ -17,9 +17,10 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import space, workloads
-from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.run_directory import Result, read_result, write_result
+from overlap_sweep import workloads
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.run_directory import Result, read_result, write_result
 from overlap_sweep.runtime.group import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve

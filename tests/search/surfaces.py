@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from overlap_sweep.analysis.estimate import Estimate
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import NONE, Candidate, Cell
 from overlap_sweep.search.start import Start, usual

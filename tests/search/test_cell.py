@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import backends, space, workloads
+from overlap_sweep import backends, workloads
 from overlap_sweep.backends import transformer_engine
+from overlap_sweep.overlap import space
 from overlap_sweep.search.candidates import Choices, candidates
 from overlap_sweep.search.cell import NONE, Candidate, distance
 from tests.points import gpu_point, operator_point

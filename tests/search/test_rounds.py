@@ -15,8 +15,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.analysis.estimate import Estimate
-from overlap_sweep.run_directory import PassTimes, Result, Status
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.run_directory import PassTimes, Result, Status
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.cell import NONE, Candidate, Cell

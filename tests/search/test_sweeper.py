@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import space
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result, read_search_record
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Result, read_search_record
 from overlap_sweep.search.sweeper import sweep
 from tests.search.stand_in import NONE_US, ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
 from tests.search.tiny import QUICK, SIZES

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from overlap_sweep.run_directory import LOCK_FILE
+from overlap_sweep.results.run_directory import LOCK_FILE
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweep import SlurmSweep, ok, points
 

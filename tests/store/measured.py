@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.run_directory import Result
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.store import Measurement, Store
 from overlap_sweep.store.files import FileStore
 from overlap_sweep.store.sqlite import SqliteStore

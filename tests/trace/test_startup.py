@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.analysis.points import read_points
-from overlap_sweep.analysis.step_communication import read_communication
-from overlap_sweep.analysis.traces import read_traces
-from overlap_sweep.report.trace_rows import median_part_rows, median_rows, phase_rows
+from overlap_sweep.commands.trace_rows import median_part_rows, median_rows, phase_rows
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.traces import read_traces
 from overlap_sweep.trace.files import of_startup, read_trace_files
 from overlap_sweep.trace.overlap import TraceRow
 from overlap_sweep.trace.spans import typical_iteration
 from overlap_sweep.trace.startup import startup_iterations
-from tests.analysis.reading import trace_row
-from tests.analysis.traces_by_hand import write_trace
+from overlap_sweep.workloads.tp_training.step_communication import read_communication
 from tests.make_point import make_point, operator_config
+from tests.results.reading import trace_row
+from tests.results.traces_by_hand import write_trace
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 

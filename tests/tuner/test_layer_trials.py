@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.analysis.choice import Candidate as Choosable
-from overlap_sweep.analysis.choice import PassChoice
-from overlap_sweep.analysis.estimate import Estimate
-from overlap_sweep.analysis.switches import plan
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result, Status, VariantTimes
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.run_directory import Result, Status, VariantTimes
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.tuner.combinations import BEST, combinations
 from overlap_sweep.tuner.layer_trials import _holds_for_layers, case_word, check_presets, presets, seed_presets
 from overlap_sweep.tuner.workflow import _fastest_together
+from overlap_sweep.workloads.operator.choice import Candidate as Choosable
+from overlap_sweep.workloads.operator.choice import PassChoice
+from overlap_sweep.workloads.operator.switches import plan
 from tests.make_point import timing_of
 from tests.points import ON_GPUS, operator_point
 

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from overlap_sweep import overlap_cfg
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report import files
-from overlap_sweep.run_directory import LayerTrial, Result, TunerRecord, read_tuner_record
+from overlap_sweep.results.run_directory import LayerTrial, Result, TunerRecord, read_tuner_record
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
 from overlap_sweep.tuner.tp_sizes import cannot_scale

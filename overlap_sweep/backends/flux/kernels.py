@@ -14,16 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import space
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.errors import Refused
-from overlap_sweep.kernel_shape import KernelShape
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import KernelShape
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 RELEASE = "1.1.1"
 NEEDED = {"ag_gemm": ("AGKernel", "AllGatherOption", "AGRingMode"), "gemm_rs": ("GemmRS",)}

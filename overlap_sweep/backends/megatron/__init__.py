@@ -20,7 +20,7 @@ from overlap_sweep.backends.transformer_engine import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 __all__ = ["build", "close", "default_knobs", "has_default", "knobs", "parameter_shapes", "prepare", "refusal"]
 

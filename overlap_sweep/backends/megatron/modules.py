@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
 from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES, Switches
-from overlap_sweep.models import LinearShape
+from overlap_sweep.overlap.models import LinearShape
 
 
 def megatron_module(

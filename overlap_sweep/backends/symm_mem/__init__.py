@@ -23,15 +23,15 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import space
 from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.models import LinearShape
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 METHODS = ("ring_exchange", "bulk")
 PRECISIONS = ("fp32", "fp16", "bf16")

@@ -13,7 +13,7 @@ from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.backends.symm_mem import operators
 from overlap_sweep.backends.torch.gemm import as_bytes, multiplied
 from overlap_sweep.errors import Refused
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap.space import Setting
 
 Call = Callable[[int], Outputs]
 

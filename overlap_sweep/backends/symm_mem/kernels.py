@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 _SETTINGS: dict[str, dict[str, Setting]] = {
     "ag_gemm": {

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import overlap_cfg, space
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.backends.symm_mem import ASYNC_TP
 from overlap_sweep.backends.symm_mem import refusal as operator_refusal
 from overlap_sweep.backends.torch.layers import attention, overlapped_slots, slot_refusal
-from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 __all__ = ["HAS_DEFAULT", "attention", "build", "refusal"]
 
@@ -52,7 +52,7 @@ def build(point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ran
     from overlap_sweep.backends.symm_mem.operators import group_name
     from overlap_sweep.backends.symm_mem.slot_overlap import SymmetricMemory
     from overlap_sweep.backends.torch import modules
-    from overlap_sweep.ranks import parallel_groups
+    from overlap_sweep.measure.ranks import parallel_groups
 
     settings = slots(config, space.OPERATORS) if purpose == "point" else {}
     group, _ = parallel_groups(point["tp_size"], ranks.world_size)

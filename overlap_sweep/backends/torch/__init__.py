@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import space
 from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.models import LinearShape
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.models import LinearShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 SUPPORTED_KNOBS = {
     "cpu": {"num_sm", "aggregate", "num_splits"},

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import space
 from overlap_sweep.backends import Outputs, Problem
-from overlap_sweep.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from overlap_sweep.backends.torch.communicator import Communicator
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 NUM_SPLITS = (2, 4)
 SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import overlap_cfg, space
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.backends.torch import refusal as operator_refusal
-from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 HAS_DEFAULT = False
 

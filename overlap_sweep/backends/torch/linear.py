@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlap_sweep import models
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.backends.torch.slot_overlap import MakeOverlap, Overlap
-from overlap_sweep.models import LinearShape
-from overlap_sweep.space import PHASES, Setting, slot
+from overlap_sweep.overlap import models
+from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.overlap.space import PHASES, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

@@ -17,9 +17,9 @@ from overlap_sweep.backends.torch.communicator import Communicator, SilentCommun
 from overlap_sweep.backends.torch.linear import Linear, parallel_linear
 from overlap_sweep.backends.torch.slot_overlap import MakeOverlap, by_collectives
 from overlap_sweep.errors import Refused
-from overlap_sweep.models import LinearShape, linear_shape
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.space import Setting
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap.models import LinearShape, linear_shape
+from overlap_sweep.overlap.space import Setting
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 EPSILON = 1e-5

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.backends.torch.communicator import Communicator, Pending
-from overlap_sweep.ranks import Ranks
+from overlap_sweep.measure.ranks import Ranks
 
 Multiply = Callable[[Tensor, Tensor], Any]
 """Multiply the rows of the first tensor, [m, k] or [batch, m, k], by the weight and write them into the second."""

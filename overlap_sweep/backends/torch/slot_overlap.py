@@ -14,8 +14,8 @@ from torch import Tensor
 
 from overlap_sweep.backends.torch.communicator import Communicator, MakeCommunicator, Pending, communicator
 from overlap_sweep.backends.torch.overlap import gather_multiply, multiply_by_matrix, multiply_scatter
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.space import Setting
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap.space import Setting
 
 
 class Overlap(Protocol):

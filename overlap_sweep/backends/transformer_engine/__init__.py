@@ -9,14 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import models, overlap_cfg, space
 from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.models import LinearShape
+from overlap_sweep.overlap import models, overlap_cfg, space
+from overlap_sweep.overlap.models import LinearShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
 

@@ -18,8 +18,8 @@ from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch.gemm import as_bytes
 from overlap_sweep.backends.transformer_engine import userbuffers
 from overlap_sweep.errors import Refused
-from overlap_sweep.ranks import Ranks
-from overlap_sweep.space import Setting
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap.space import Setting
 
 MAX_STREAMS = 3
 """That GEMMs of one ring exchange run on, as in initialize_ub."""

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep import space
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.backends.transformer_engine import missing
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
-    from overlap_sweep.ranks import Ranks
+    from overlap_sweep.measure.ranks import Ranks
 
 PRECISIONS = ("fp16", "bf16", "fp8")
 SHARES = (4, 8, 16)

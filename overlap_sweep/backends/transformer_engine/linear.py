@@ -11,13 +11,13 @@ import torch.distributed as dist
 import transformer_engine.pytorch as te
 from torch import Tensor
 
-from overlap_sweep import models, space
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate, freeze
 from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
 from overlap_sweep.backends.transformer_engine.switches import Switches, operator_switches
-from overlap_sweep.models import LinearShape
-from overlap_sweep.ranks import Ranks
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap import models, space
+from overlap_sweep.overlap.models import LinearShape
 
 MakeModule = Callable[
     [Mapping[str, Any], LinearShape, dist.ProcessGroup | None, Switches], tuple[torch.nn.Module, Callable[..., Tensor]]

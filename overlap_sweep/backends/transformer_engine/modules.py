@@ -16,9 +16,9 @@ from overlap_sweep.backends.transformer_engine.precision import autocast, calibr
 from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
 from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
-from overlap_sweep.models import LinearShape, linear_shape
-from overlap_sweep.overlap_cfg import OverlapConfig
-from overlap_sweep.ranks import Ranks, parallel_groups
+from overlap_sweep.measure.ranks import Ranks, parallel_groups
+from overlap_sweep.overlap.models import LinearShape, linear_shape
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
 
 def build_layer(

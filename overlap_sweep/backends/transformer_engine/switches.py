@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overlap_sweep.backends import Purpose
-from overlap_sweep.overlap_cfg import SWITCH_DEFAULTS
-from overlap_sweep.space import OPERATORS, Setting, slot
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.overlap.space import OPERATORS, Setting, slot
 
 MEGATRON_NAMES = {
     "ub_overlap_ag": "tp_comm_overlap_ag",

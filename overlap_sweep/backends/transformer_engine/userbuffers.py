@@ -18,7 +18,7 @@ import torch.distributed as dist
 from transformer_engine.pytorch.module import base
 
 from overlap_sweep.errors import Refused
-from overlap_sweep.space import Setting
+from overlap_sweep.overlap.space import Setting
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sweep.analysis.points import Point
-from overlap_sweep.report.provenance import environments, measured_when
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import environments, measured_when
 
 NAMES = {
     "gpu": "GPU",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_sweep.intervals import rows_without_overlap
+from overlap_sweep.trace.intervals import rows_without_overlap
 from overlap_sweep.trace.spans import Span
 
 CLASSES = {

@@ -7,19 +7,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from overlap_sweep.analysis.copies import CopyAnalysis
-from overlap_sweep.analysis.kernels import KernelAnalysis, answers_in_words
-from overlap_sweep.analysis.knob_effects import contributed
-from overlap_sweep.analysis.sweep import Analysis, CaseAnalysis
-from overlap_sweep.analysis.tp_training import TpTrainingAnalysis
-from overlap_sweep.analysis.tp_training_answers import in_words
-from overlap_sweep.analysis.training import TrainingAnalysis
-from overlap_sweep.report import async_tp, copies, kernels, layers, tp_training, training
-from overlap_sweep.report.cautions import cautions
-from overlap_sweep.report.knob_search import told_searches
+from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.page import libraries
-from overlap_sweep.report.page.answers import Answer, answers, scaling_sentence
-from overlap_sweep.report.page.case_figures import (
+from overlap_sweep.report.page.environment import machines
+from overlap_sweep.report.page.figures import Figure, script_safe
+from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
+from overlap_sweep.report.page.pngs import column, png
+from overlap_sweep.report.page.points_table import Table, layers_table, points_table
+from overlap_sweep.results.provenance import launch_commands, measured_when
+from overlap_sweep.search.knob_report import told_searches
+from overlap_sweep.workloads.copy_engine import section as copies
+from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
+from overlap_sweep.workloads.fsdp import section as training
+from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
+from overlap_sweep.workloads.fsdp.knob_effects import contributed
+from overlap_sweep.workloads.fsdp.page_tables import copies_table, settings_table, sizes_table, training_table
+from overlap_sweep.workloads.kernel import section as kernels
+from overlap_sweep.workloads.kernel.answer import KernelAnalysis, answers_in_words
+from overlap_sweep.workloads.kernel.page_tables import compared_table, kernels_table
+from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.operator import async_tp
+from overlap_sweep.workloads.operator.case_figures import (
     CaseFigures,
     case_figures,
     copies_figure,
@@ -28,15 +36,13 @@ from overlap_sweep.report.page.case_figures import (
     stacks_figures,
     training_figures,
 )
-from overlap_sweep.report.page.environment import machines
-from overlap_sweep.report.page.figures import Figure, script_safe
-from overlap_sweep.report.page.kernels_table import compared_table, kernels_table
-from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
-from overlap_sweep.report.page.pngs import column, png
-from overlap_sweep.report.page.points_table import Table, layers_table, points_table
-from overlap_sweep.report.page.stacks_tables import stack_points_table, stacks_table
-from overlap_sweep.report.page.training_tables import copies_table, settings_table, sizes_table, training_table
-from overlap_sweep.report.provenance import launch_commands, measured_when
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.cautions import cautions
+from overlap_sweep.workloads.operator.page_answers import Answer, answers, scaling_sentence
+from overlap_sweep.workloads.tp_training import section as tp_training
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
+from overlap_sweep.workloads.tp_training.page_tables import stack_points_table, stacks_table
+from overlap_sweep.workloads.tp_training.sentences import in_words
 
 FILE_NAME = "report.html"
 PLOTS = "plots"

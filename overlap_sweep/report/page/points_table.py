@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from overlap_sweep import space
-from overlap_sweep.analysis.comparison.layers import without_folders
-from overlap_sweep.analysis.failures import frozen, of_pass
-from overlap_sweep.analysis.frame import Row, hidden_fraction
-from overlap_sweep.analysis.points import Case, Point
-from overlap_sweep.analysis.proof import named
 from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.overlap import space
+from overlap_sweep.report.frame import Row
 from overlap_sweep.report.numbers import as_ms, as_percent, as_us
-from overlap_sweep.report.page.hidden_fraction import short_name
-from overlap_sweep.run_directory import PassTimes
+from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.points import Case, Point
+from overlap_sweep.results.run_directory import PassTimes
+from overlap_sweep.workloads.layer.compare import without_folders
+from overlap_sweep.workloads.operator.failures import frozen, of_pass
+from overlap_sweep.workloads.operator.hidden_chart import short_name
+from overlap_sweep.workloads.operator.proof import named
 
 
 @dataclass(frozen=True)

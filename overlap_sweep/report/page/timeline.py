@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.analysis.choice import Candidate, PassChoice
-from overlap_sweep.analysis.failures import frozen, of_pass
-from overlap_sweep.analysis.points import Point
-from overlap_sweep.analysis.sweep import CaseAnalysis
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
-from overlap_sweep.report.page.hidden_fraction import short_name
 from overlap_sweep.report.page.lanes import CLASSES, at_once_us, lanes
 from overlap_sweep.report.page.palette import colour
-from overlap_sweep.run_directory import trace_file
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace import spans
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.spans import Iteration, Span, typical_iteration
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
+from overlap_sweep.workloads.operator.failures import frozen, of_pass
+from overlap_sweep.workloads.operator.hidden_chart import short_name
 
 if TYPE_CHECKING:
     import altair as alt

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from overlap_sweep.intervals import Intervals, intersect, merge, rows_without_overlap
 from overlap_sweep.report.numbers import PASS_WORDS
 from overlap_sweep.report.timeline.ranks import RankTimeline
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, MEMORY, WAIT
+from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.spans import PHASE_OF_PASS
 

@@ -15,7 +15,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.identity import point_identity
+from overlap_sweep.results.identity import point_identity
 from overlap_sweep.runtime.attempts import count_for_launch
 from overlap_sweep.runtime.jobs import Job, Sweep, keep_results, work_off
 from overlap_sweep.runtime.lock import claimed

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.jobs import Job, Sweep, distinct, job_return, keep_results
 from overlap_sweep.runtime.kept import of_launch, whole_result
 from overlap_sweep.runtime.lock import hold

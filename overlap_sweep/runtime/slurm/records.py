@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import write_atomically
+from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.runtime.kept import LASTING, of_launch, whole_result
 from overlap_sweep.runtime.slurm.queue import job_states
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.run_directory import Result, write_result
+from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.kept import LASTING, is_of, of_launch, whole_result

@@ -12,7 +12,7 @@ import pytest
 
 from overlap_sweep.backends.flux import kernels
 from overlap_sweep.errors import Refused
-from overlap_sweep.ranks import Ranks
+from overlap_sweep.measure.ranks import Ranks
 from tests.processes import run_ranks
 
 FAKE = Path(__file__).parent / "fake"
@@ -48,7 +48,7 @@ def computed(
     import gc
     import weakref
 
-    from overlap_sweep.workloads import kernel_bench
+    from overlap_sweep.workloads.kernel import bench as kernel_bench
 
     fake = _become(capability)
     found: dict[str, float | str] = {}
@@ -131,7 +131,7 @@ def test_fp8_is_scaled_where_flux_has_it_and_other_gpus_are_refused(
 
 def refused_by_flux(ranks: Ranks, what: str) -> str:
     """Why nothing can be built, with a Flux that lacks something."""
-    from overlap_sweep.workloads import kernel_bench
+    from overlap_sweep.workloads.kernel import bench as kernel_bench
 
     fake = _become(HOPPER)
     import flux

@@ -11,30 +11,30 @@ from pathlib import Path
 import altair as alt
 import pytest
 
-from overlap_sweep.report.page import kernel_chart
-from overlap_sweep.report.page.case_figures import kernel_figure
-from overlap_sweep.report.page.kernel_chart import kernel_panel
 from overlap_sweep.report.page.label_places import spread
 from overlap_sweep.report.page.lanes import at_once_us, lanes
-from overlap_sweep.report.page.loss_curves import MOST_CURVES, MOST_POINTS, CurvesPanel, curves_panel
-from overlap_sweep.report.page.num_sm import looks_of
 from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
-from overlap_sweep.report.page.stacks_chart import MOST_BARS as MOST_STACKS
-from overlap_sweep.report.page.stacks_chart import stacks_panel
 from overlap_sweep.report.page.time_bars import cut, lines_of
 from overlap_sweep.report.page.timeline import MOST_SPANS, layer_timeline
-from overlap_sweep.report.page.training_chart import MOST_BARS, training_panel
-from overlap_sweep.run_directory import trace_file
+from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
-from tests.analysis.reading import layer_point
+from overlap_sweep.workloads.fsdp.chart import MOST_BARS, training_panel
+from overlap_sweep.workloads.kernel import chart as kernel_chart
+from overlap_sweep.workloads.kernel.chart import kernel_panel
+from overlap_sweep.workloads.operator.case_figures import kernel_figure
+from overlap_sweep.workloads.operator.num_sm import looks_of
+from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
+from overlap_sweep.workloads.tp_training.chart import stacks_panel
+from overlap_sweep.workloads.tp_training.loss_curves import MOST_CURVES, MOST_POINTS, CurvesPanel, curves_panel
 from tests.analyze import analyze
+from tests.commands.test_query import DEFAULT, NONE
 from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_every_workload, write_traced
 from tests.made_sweeps import rounds, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
-from tests.report.commands.test_query import DEFAULT, NONE
 from tests.report.conftest import Made
 from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
+from tests.results.reading import layer_point
 
 
 @pytest.fixture(scope="module")

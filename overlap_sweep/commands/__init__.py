@@ -1,0 +1,1 @@
+"""The commands of analyze.py, one module each."""

@@ -1,0 +1,83 @@
+"""The command line of analyze.py; its commands are in `commands/`.
+
+`analyze.py DIR` is short for `analyze.py report DIR`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from overlap_sweep.commands.compare import compare
+from overlap_sweep.commands.failing import print_error
+from overlap_sweep.commands.history import history
+from overlap_sweep.commands.query import query
+from overlap_sweep.commands.report import report
+from overlap_sweep.commands.timeline import timeline
+from overlap_sweep.commands.trace import trace
+from overlap_sweep.errors import UserError
+
+DEFAULT_COMMAND = "report"
+
+EXAMPLES = """
+Choose the best overlap of every slot from measured points, or analyse profiler traces.
+
+\b
+Examples:
+  python analyze.py multirun/2026-11-20                 all sweeps of a day
+  python analyze.py multirun/2026-11-20/21-14-03        one sweep
+  python analyze.py multirun/2026-11-20 analysis.objective=overlap_ratio
+  python analyze.py multirun/2026-11-20 --fail-if 'hidden_fraction < 0.3'
+  python analyze.py query multirun/2026-11-20 'num_sm > 8 and tp_size == 8'
+  python analyze.py trace trace_rank0.json.gz --format json
+  python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
+  python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+  python analyze.py history measurements.sqlite
+
+\b
+Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+
+DIR without a command is short for `report DIR`. Results are read, never changed.
+"""
+
+
+class _CommandOrDirectory(TyperGroup):
+    """A first argument that is no command is the directory of the default one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
+        if args and args[0] not in self.commands and args[0] not in own:
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command. A UserError becomes one line on stderr and exit status 1."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            print_error(str(error))
+            ctx.exit(1)
+
+
+app = typer.Typer(
+    cls=_CommandOrDirectory,
+    help=EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command(name=DEFAULT_COMMAND)(report)
+app.command()(query)
+app.command()(trace)
+app.command()(compare)
+app.command()(timeline)
+app.command()(history)
+
+
+def main() -> None:
+    app()

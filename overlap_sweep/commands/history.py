@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from overlap_sweep.commands.expressions import condition
+from overlap_sweep.commands.failing import fail_for, print_aside
+from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def history(
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="What launch.py was given as store=, or a copy of it.")
+    ],
+    expression: Annotated[
+        str | None, typer.Argument(metavar="EXPRESSION", help="Which rows; all of them without it.")
+    ] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
+) -> None:
+    """Show how each point's time moved from one version of driver and libraries to the next.
+
+    A store is read, never written. A point has one row per environment on a kind of machine, in the order in which they
+    were first measured; a layer has them for each of its variants, a kernel for each of its implementations. A training
+    run has its step, a tensor-parallel stack too, GEMMs beside copies both at once. Times are of the passes that the
+    point is about, the median over its measurements. Each is compared with the environment before: what is inside the
+    noise of both, or within 0.5%, is the same. A table begins with the points that moved most; failed and launch-bound
+    measurements have no time and are only counted. What EXPRESSION may say: see `query --help`.
+
+    \b
+    Examples:
+      python analyze.py history measurements.sqlite
+      python analyze.py history measurements.sqlite "tp_size == 4 and verdict != 'same'"
+      python analyze.py history measurements.sqlite "torch == '2.13.0'" --fail-if "verdict == 'slower'"
+      python analyze.py history measurements.sqlite "operator == 'fc1'" --format csv > fc1.csv
+
+    \b
+    Columns:
+      text           point model backend precision operator pass setting
+                     device driver torch transformer_engine megatron_core nccl hosts
+                     first last verdict changed directory
+      whole numbers  tokens tp_size measurements
+      microseconds   time_us noise_us none_us
+      plain numbers  ratio none_ratio
+    \b
+      point          a short name that is different for every resolved configuration and setting
+      first, last    when the first and the last of its measurements began, UTC
+      none_us        the same without overlap
+      ratio          time_us over that of the environment before: below 1 is faster
+      none_ratio     the same ratio without overlap: what moved by itself
+      changed        what is different from the environment before
+      directory      of the last measurement, on its host
+
+    Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    """
+    from overlap_sweep.compare.history import HISTORY_COLUMNS, every_time, history_rows
+    from overlap_sweep.compare.history import history as history_of
+    from overlap_sweep.compare.history_text import print_history
+    from overlap_sweep.report.frame import to_frame
+    from overlap_sweep.store import read_store
+
+    reading = read_store(store)
+    found = history_of(reading.measurements)
+    table = to_frame(history_rows(found.series), HISTORY_COLUMNS)
+    matching = table[condition(table, expression).mask] if expression is not None else table
+    check_fail_if(fail_expressions, matching)
+    if matching.empty and format is TableFormat.table:
+        print_aside(f"No row matches, of {len(table)}.")
+    else:
+
+        def print_table(console: Console) -> None:
+            pairs = every_time(found.series)
+            print_history([pairs[i] for i in matching.index], found.left_out, console)
+
+        print_rows(matching, format, print_table=print_table)
+    fail_for([*reading.problems, *found.problems])
+    fail_if(fail_expressions, matching, "matching rows" if expression else "rows")

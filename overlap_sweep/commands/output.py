@@ -1,0 +1,210 @@
+"""What the commands that print rows have in common: `--format`, `--fail-if`, and how a cell is written."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from overlap_sweep.commands.expressions import condition
+from overlap_sweep.commands.failing import print_aside
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.csv_text import csv_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+FAILED_IF = 3
+
+
+class TableFormat(StrEnum):
+    table = "table"
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+def refuse_on_terminal(format: TableFormat) -> TableFormat:
+    """UserError where a binary format would go to a terminal."""
+    if format is TableFormat.parquet and sys.stdout.isatty():
+        raise UserError("parquet is binary and stdout a terminal; redirect it to a file, as in > rows.parquet.")
+    return format
+
+
+FormatOption = Annotated[
+    TableFormat,
+    typer.Option("--format", callback=refuse_on_terminal, help="How to print the rows; parquet into a file or pipe."),
+]
+
+
+def fail_if_option(example: str) -> Any:
+    """With an example of the command's own columns."""
+    help = f"Exit status 3 if it holds for any row, such as '{example}'. May be given several times."
+    return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
+
+
+def print_rows(
+    frame: pd.DataFrame,
+    format: TableFormat,
+    title: str = "",
+    print_table: Callable[[Console], None] | None = None,
+) -> None:
+    """Print the rows to stdout; as a table below the title, or as `print_table` does it.
+
+    csv, json and parquet have every row and nothing else. UserError for parquet on a terminal.
+    """
+    refuse_on_terminal(format)
+    if format is TableFormat.csv:
+        sys.stdout.write(csv_of(frame))
+    elif format is TableFormat.json:
+        sys.stdout.write(as_json(frame) + "\n")
+    elif format is TableFormat.parquet:
+        content = io.BytesIO()
+        frame.to_parquet(content, index=False)
+        sys.stdout.buffer.write(content.getvalue())
+        sys.stdout.buffer.flush()
+    else:
+        from overlap_sweep.report.console import console_for
+
+        console = console_for(sys.stdout)
+        (print_table or (lambda console: print_table_of(frame, console, title)))(console)
+
+
+def as_json(frame: pd.DataFrame) -> str:
+    """A list of objects; what is missing, or no number of JSON's, is null."""
+    import msgspec
+
+    from overlap_sweep.report.numbers import finite, visible_json
+
+    columns = [[finite(plain(value)) for value in frame[column]] for column in frame.columns]
+    rows = [dict(zip(map(str, frame.columns), cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+
+
+def print_table_of(frame: pd.DataFrame, console: Console, title: str = "") -> None:
+    """A column for each; lines instead where the terminal is too narrow for them."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from overlap_sweep.report.console import fits, print_lines
+
+    headers = [header(str(column)) for column in frame.columns]
+    cells = [[cell(str(column), value) for value in frame[column]] for column in frame.columns]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, column in zip(headers, frame.columns, strict=True):
+        is_number = is_numeric_dtype(frame[column].dtype) and not is_bool_dtype(frame[column].dtype)
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for row in zip(*cells, strict=True):
+        table.add_row(*map(Text, row))
+    if title:
+        console.print(f"\n{title}", style="bold")
+    if fits(table, console):
+        console.print(table)
+        return
+    for first, *others in zip(*cells, strict=True):
+        console.print()
+        print_lines([f"{headers[0]} {first}"], console, indent=0)
+        print_lines(
+            [", ".join(f"{h} {value}" for h, value in zip(headers[1:], others, strict=True))], console, hanging=0
+        )
+    console.print()
+
+
+def header(column: str) -> str:
+    """`time us` of time_us: units apart, other names as they are to be typed."""
+    name, _, unit = column.rpartition("_")
+    return f"{name} {unit}" if name and unit in ("us", "ms") else column
+
+
+def cell(column: str, value: Any) -> str:
+    """As people read it; the column's name tells the unit."""
+    value = plain(value)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if column.endswith("_us"):
+            return f"{value:,.1f}"
+        if column.startswith("num_"):
+            return f"{value:g}"
+        return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(column, element) for element in value) or "-"
+    return str(next(iter(str(value).splitlines()), ""))
+
+
+def plain(value: Any) -> Any:
+    """A Python value; None for what is missing."""
+    import pandas as pd
+
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return None
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def check_fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame) -> None:
+    """UserError where an expression is wrong: before anything is written or printed, instead of after it."""
+    for expression in expressions or []:
+        condition(frame, expression)
+
+
+def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = "rows") -> None:
+    """Exit status 3 when any expression holds for any row, each named on stderr; `what`: the rows are, in plural.
+
+    UserError where an expression is wrong, or could never hold because what it looks at is missing in every row.
+    """
+    failed = []
+    for expression in expressions or []:
+        wanted = condition(frame, expression)
+        if frame.empty:
+            raise UserError(f"--fail-if {wanted.text} has no {what} to look at, so it could never fail; measure some.")
+        for column in wanted.needed:
+            if frame[column].isna().all():
+                raise UserError(
+                    f"--fail-if {wanted.text} could never fail: {column} has no value in any of the {what}; "
+                    "choose another column."
+                )
+        matching = frame[wanted.mask]
+        if len(matching):
+            failed.append(
+                f"fail-if: {wanted.text} holds for {len(matching)} of {len(frame)} {what}, "
+                f"first {_describe_first(matching, frame, wanted.columns)}"
+            )
+    for sentence in failed:
+        print_aside(sentence)
+    if failed:
+        raise typer.Exit(FAILED_IF)
+
+
+NAMING = (
+    *("dataset", "model", "run", "file", "point", "variant", "rank", "iteration", "slot", "operator", "phase", "pass"),
+    *("setting", "name", "quantity", "kernel", "m", "n", "k", "implementation"),
+)
+"""The columns that tell rows apart, and are told of a row that failed, beside tp_size."""
+
+
+def _describe_first(matching: pd.DataFrame, frame: pd.DataFrame, columns: Sequence[str]) -> str:
+    row = matching.iloc[0]
+    values_of = {name: plain(row[name]) for name in _naming(frame)}
+    told = [f"{name} {v}" if isinstance(v, int) else str(v) for name, v in values_of.items() if v is not None]
+    at = f" at TP={row['tp_size']}" if "tp_size" in frame and plain(row["tp_size"]) is not None else ""
+    values = [f"{name} {cell(name, row[name])}" for name in columns]
+    return f"{' '.join(told)}{at} ({', '.join(values)})".strip()
+
+
+def _naming(frame: pd.DataFrame) -> list[str]:
+    """Those that are not the same in every row, and say nothing twice."""
+    there = [name for name in NAMING if name in frame and (len(frame) == 1 or frame[name].nunique() > 1)]
+    if "slot" in there:
+        there = [name for name in there if name not in ("operator", "phase", "pass", "point", "setting")]
+    return there

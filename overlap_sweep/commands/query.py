@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from overlap_sweep.commands.expressions import condition, nearest_columns
+from overlap_sweep.commands.failing import fail_for, print_warning
+from overlap_sweep.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_if,
+    fail_if_option,
+    print_rows,
+    print_table_of,
+)
+from overlap_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+ALL = "all"
+CASE = ("model", "backend", "device", "precision", "tokens")
+SHOWN = (
+    *("config_id", "time_us", "none_us", "default_us", "floor_us", "hidden_fraction", "speedup"),
+    *("launch_bound", "status"),
+)
+SHOWN_OF_LAYERS = (
+    *("point", "kind", "tp_size", "variant", "fwd_us", "bwd_us", "all_us", "ratio", "ratio_low", "ratio_high"),
+    *("hidden_fraction", "launch_bound", "status"),
+)
+
+SHOWN_OF_KERNELS = (
+    *("kernel", "m", "n", "k", "tp_size", "backend", "implementation", "time_us", "tflops", "link_gb_per_s"),
+    *("hidden_fraction", "speedup", "over_bound", "independent", "chosen", "launch_bound", "status"),
+)
+
+SHOWN_OF_TRAINING = (
+    *(
+        "ranks",
+        "strategy",
+        "batch_size",
+        "setting",
+        "step_us",
+        "noise_us",
+        "none_us",
+        "floor_us",
+        "hidden_fraction",
+        "speedup",
+    ),
+    *("samples_per_s", "peak_memory_gb", "loss", "chosen", "launch_bound", "status"),
+)
+SHOWN_OF_COPIES = (
+    *("direction", "matrix_size", "copy_mb", "gemm_us", "copy_us", "sequential_us", "overlapped_us", "saving_us"),
+    *("saving_share", "hidden_fraction", "slowdown", "launch_bound", "status"),
+)
+
+SHOWN_OF_TP_TRAINING = (
+    *("tp_size", "dp_size", "setting", "step_us", "noise_us", "forward_pct", "backward_pct", "optimizer_pct"),
+    *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_peak_gb", "comm_us", "exposed_comm_us", "loss"),
+    *("losses_agree", "chosen", "launch_bound", "status"),
+)
+
+
+class Rows(StrEnum):
+    """What a table is of."""
+
+    operators = "operators"
+    layers = "layers"
+    kernels = "kernels"
+    training = "training"
+    copies = "copies"
+    tp_training = "tp-training"
+
+
+_SHOWN = {
+    Rows.operators: SHOWN,
+    Rows.layers: SHOWN_OF_LAYERS,
+    Rows.kernels: SHOWN_OF_KERNELS,
+    Rows.training: SHOWN_OF_TRAINING,
+    Rows.copies: SHOWN_OF_COPIES,
+    Rows.tp_training: SHOWN_OF_TP_TRAINING,
+}
+_ALONE = {
+    **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
+    "tp_training": Rows.tp_training,
+}
+"""By workload what is shown unasked where there is nothing else."""
+
+
+def query(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A date's, a sweep's or one point's directory, or one with points.parquet."),
+    ],
+    expression: Annotated[
+        str | None, typer.Argument(metavar="EXPRESSION", help="Which rows; all of them without it.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="The rows of whole layers instead of operators.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="The rows of kernels; also without it where there is nothing else.")
+    ] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="The rows of training runs; also without it where there is nothing else.")
+    ] = False,
+    copies: Annotated[
+        bool,
+        typer.Option("--copies", help="The rows of GEMMs beside copies; also without it where there is nothing else."),
+    ] = False,
+    tp_training: Annotated[
+        bool,
+        typer.Option(
+            "--tp-training", help="The rows of tensor-parallel stacks; also without it where there is nothing else."
+        ),
+    ] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME", help=f"What to print, or `{ALL}`. A table shows a few, else all are printed."
+        ),
+    ] = None,
+    sort: Annotated[str | None, typer.Option(metavar="NAME,-NAME", help="Sort by these; - from high to low.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Print no more rows than these.")] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
+) -> None:
+    """Print the measured points that a condition holds for; --fail-if looks at these.
+
+    Results are read, never written. A point has one row per phase that it overlaps, whose times are those of the
+    phase's pass, fwd or bwd: dgrad and wgrad can only be timed together.
+
+    \b
+    A condition compares columns: == != < <= > >=, in [1, 2], and, or, not, + - * / // %, parentheses,
+    .isna() .notna() .isin([1, 2]), and of text .str.contains('x') .str.startswith('x') .str.endswith('x').
+    A missing value makes no condition true. Text needs quotes, and the column `pass` backticks.
+
+    \b
+    Examples:
+      python analyze.py query multirun/2026-11-20 'num_sm > 8 and tp_size == 8'
+      python analyze.py query multirun/2026-11-20 "status != 'ok'" --columns config_id,error
+      python analyze.py query multirun/2026-11-20 'speedup > 1' --sort slot,-speedup --limit 10
+      python analyze.py query multirun/2026-11-20 "slot == 'fc1_dgrad'" --format csv > fc1_dgrad.csv
+      python analyze.py query multirun/2026-11-20 --layers 'ratio < 1' --fail-if 'ratio_high >= 1'
+      python analyze.py query multirun/2026-11-20 --kernels 'm == 8192 and not independent' --sort kernel,time_us
+      python analyze.py query multirun/2026-11-20 --training 'forward_prefetch > 0' --sort=-samples_per_s
+      python analyze.py query multirun/2026-11-20 --copies "direction == 'device_to_host' and hidden_fraction < 0.5"
+      python analyze.py query multirun/2026-11-20 --tp-training 'tp_size == 4' --sort=-tokens_per_s_per_gpu
+
+    \b
+    Columns:
+      text           point directory config_id model backend device precision
+                     operator phase slot pass method status error not_profiled_because note
+      whole numbers  tokens tp_size num_sm num_splits cga_size repeats num_gemm_events num_comm_events
+      true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf launch_bound profiled
+      microseconds   time_us q1_us q3_us none_us floor_us default_us tp1_us
+      plain numbers  hidden_fraction speedup relative_error
+    \b
+    Columns from traces, microseconds and ratios, all of one iteration of the slowest rank (docs/traces.md); of points
+    that were profiled, else not_profiled_because says why:
+      forward_gemm_time_us forward_comm_time_us forward_overlap_time_us forward_overlap_ratio
+      forward_e2e_time_us forward_exposed_comm_us forward_wait_us forward_idle_us
+      backward_gemm_time_us backward_comm_time_us backward_overlap_time_us backward_overlap_ratio
+      backward_e2e_time_us backward_exposed_comm_us backward_wait_us backward_idle_us
+      operator_e2e_time_us total_overlap_ratio
+    \b
+    Columns with --layers, one row per variant:
+      text           point directory model backend device precision kind attention_backend
+                     variant reference status error
+      whole numbers  tokens tp_size num_replicas rounds
+      true, false    training differs launch_bound
+      microseconds   fwd_us bwd_us step_us all_us
+      plain numbers  ratio ratio_low ratio_high coverage hidden_fraction relative_error
+    \b
+    Columns with --kernels, one row per implementation, those left out too:
+      text           point directory model operator kernel precision device backend
+                     implementation method other_knobs status error
+      whole numbers  m n k tp_size num_sm num_splits cga_size repeats
+      true, false    aggregate set_sm_margin use_ce atomic_gemm fp8_buf independent launch_bound chosen
+      microseconds   time_us q1_us q3_us sequential_us gemm_only_us comm_only_us bound_us
+      plain numbers  tflops link_gb_per_s hidden_fraction speedup over_bound relative_error
+    \b
+    Columns with --training, one row per point:
+      text           point directory model device strategy precision setting backward_prefetch reshard_after_forward
+                     reduce_dtype status error compiled
+      whole numbers  ranks turned batch_size gradient_accumulation forward_prefetch replicas repeats samples_per_step
+                     parameters
+      true, false    limit_all_gathers enable_overlap compile launch_bound chosen
+      microseconds   step_us noise_us q1_us q3_us none_us floor_us host_us comm_us exposed_us us_per_sample
+      plain numbers  bucket_cap_mb speedup hidden_fraction samples_per_s tokens_per_s peak_memory_gb first_loss loss
+    \b
+    Columns with --copies, one row per point:
+      text           point directory device direction dtype status error
+      whole numbers  matrix_size gemms copies repeats
+      true, false    launch_bound
+      microseconds   gemm_us copy_us sequential_us overlapped_us saving_us saving_noise_us ideal_us
+      plain numbers  copy_mb saving_share hidden_fraction slowdown tflops_alone tflops_overlapped gb_per_s_alone
+                     gb_per_s_overlapped
+    \b
+    Columns with --tp-training, one row per point:
+      text           point directory model device dtype impl setting status error
+      whole numbers  num_layers seq_length batch_size gradient_accumulation_steps tp_size dp_size ranks repeats
+                     parameters tokens_per_step samples_per_step
+      true, false    losses_agree launch_bound chosen
+      microseconds   step_us noise_us q1_us q3_us host_ahead_us comm_us hidden_comm_us exposed_comm_us comm_wait_us
+      plain numbers  forward_pct backward_pct optimizer_pct other_pct tokens_per_s tokens_per_s_per_gpu samples_per_s
+                     tflops_per_gpu mfu_pct memory_allocated_gb memory_peak_gb hidden_comm_fraction loss loss_difference
+
+    Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    """
+    given = {
+        **{Rows.layers: layers, Rows.kernels: kernels, Rows.training: training, Rows.copies: copies},
+        Rows.tp_training: tp_training,
+    }
+    asked_rows = [one for one, is_given in given.items() if is_given]
+    if len(asked_rows) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{one}' for one in asked_rows)}: give only one.")
+    table, rows, problems = _table(directory, asked_rows[0] if asked_rows else None)
+    wanted = condition(table, expression) if expression is not None else None
+    matching = table[wanted.mask] if wanted else table
+    check_fail_if(fail_expressions, matching)
+    if sort is not None:
+        matching = _sorted(matching, sort)
+    shown = matching.head(limit) if limit else matching
+    asked = [] if columns is None or columns == ALL else _names(columns)
+    _check_columns(asked, table)
+    if format is TableFormat.table and columns is None:
+        asked = _telling(shown, rows, wanted.columns if wanted else [])
+    if matching.empty and format is TableFormat.table:
+        print(f"No row matches, of {len(table)}.", file=sys.stderr)
+    else:
+        chosen = shown[asked] if asked else shown
+
+        def print_table(console: Console) -> None:
+            print_table_of(_without_folders(chosen), console)
+            found = f"{len(matching)} row{'s' if len(matching) > 1 else ''}"
+            console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
+
+        print_rows(chosen, format, print_table=print_table)
+    fail_for(problems)
+    fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+
+
+def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list[str]]:
+    """All rows, what they are of, and a sentence for each file that cannot be read. Where nothing was asked for, of
+    operators, unless there are only kernels, only training runs, only tensor-parallel stacks, or only
+    copies."""
+    from overlap_sweep.report.files import (
+        COPY_TABLE_FILE,
+        KERNEL_TABLE_FILE,
+        LAYER_TABLE_FILE,
+        TABLE_FILE,
+        TP_TRAINING_TABLE_FILE,
+        TRAINING_TABLE_FILE,
+    )
+    from overlap_sweep.report.frame import to_frame
+    from overlap_sweep.results.points import read_points
+    from overlap_sweep.results.records import read_records
+    from overlap_sweep.results.traces import read_traces
+    from overlap_sweep.workloads.copy_engine.answer import COPY_COLUMNS, copy_rows
+    from overlap_sweep.workloads.fsdp import frame as training_frame
+    from overlap_sweep.workloads.fsdp.answer import analyse_training
+    from overlap_sweep.workloads.kernel import frame as kernel_frame
+    from overlap_sweep.workloads.kernel.answer import analyse_kernels
+    from overlap_sweep.workloads.layer import frame as layer_frame
+    from overlap_sweep.workloads.layer.answer import analyse_layer
+    from overlap_sweep.workloads.operator.frame import COLUMNS, table_rows
+    from overlap_sweep.workloads.tp_training import frame as tp_training_frame
+    from overlap_sweep.workloads.tp_training.answer import analyse_tp_training
+    from overlap_sweep.workloads.tp_training.step_communication import read_communication
+
+    written = {
+        Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
+        Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
+        Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
+        Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
+        Rows.copies: (directory / f"{COPY_TABLE_FILE}.parquet", COPY_COLUMNS),
+        Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
+    }
+    try:
+        reading = read_points(directory)
+    except UserError:
+        there = [one for one, (path, _) in written.items() if path.is_file()]
+        rows = rows or (there[0] if len(there) == 1 and there[0] in _ALONE.values() else Rows.operators)
+        if rows not in there:
+            raise
+        return _written(*written[rows]), rows, []
+    points = reading.points
+    workloads = {point.workload for point in points}
+    rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
+    if rows is Rows.kernels:
+        of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
+        return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
+    if rows is Rows.training:
+        analyses = analyse_training(points, read_records(directory).knobs)
+        of_training = training_frame.training_rows(points, analyses, directory)
+        return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
+    if rows is Rows.copies:
+        return to_frame(copy_rows(points, directory), COPY_COLUMNS), rows, list(reading.problems)
+    if rows is Rows.tp_training:
+        seen = read_communication(point for point in points if point.is_tp_training and point.status == "ok")
+        for warning in seen.warnings:
+            print_warning(warning)
+        of_stacks = tp_training_frame.tp_training_rows(points, analyse_tp_training(points, seen.of_point), directory)
+        problems = [*reading.problems, *reading.trace_problems, *seen.problems]
+        return to_frame(of_stacks, tp_training_frame.COLUMNS), rows, problems
+    if rows is Rows.layers:
+        layers = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
+        of_layers = layer_frame.layer_rows(points, layers, directory)
+        return to_frame(of_layers, layer_frame.COLUMNS), rows, list(reading.problems)
+    traces = read_traces(point for point in points if point.is_operator)
+    problems = [*reading.problems, *reading.trace_problems]
+    problems += (problem for of_point in traces.values() for problem in of_point.problems)
+    for warning in (warning for of_point in traces.values() for warning in of_point.warnings):
+        print_warning(warning)
+    return to_frame(table_rows(reading, traces), COLUMNS), rows, problems
+
+
+def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
+    """What an analysis wrote elsewhere, away from the run directories."""
+    import pandas as pd
+    from pyarrow import ArrowException
+
+    from overlap_sweep.results.checks import check_place
+
+    check_place(path, path.parent)
+    try:
+        frame = pd.read_parquet(path)
+        return frame.reindex(columns=list(types)).astype(types)
+    except (OSError, ValueError, TypeError, ArithmeticError, ArrowException) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{path} cannot be read ({reason}); analyse the results again.") from None
+
+
+def _names(listed: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in listed.split(",")))
+
+
+def _check_columns(names: Sequence[str], table: pd.DataFrame) -> None:
+    for name in names:
+        if name not in table.columns:
+            raise UserError(f"{name or 'An empty name'} is no column; the nearest are {nearest_columns(name, table)}.")
+
+
+def _sorted(frame: pd.DataFrame, sort: str) -> pd.DataFrame:
+    """What is missing comes last either way."""
+    keys = _names(sort)
+    names = [key.removeprefix("-") for key in keys]
+    _check_columns(names, frame)
+    return frame.sort_values(names, ascending=[not key.startswith("-") for key in keys], kind="stable")
+
+
+def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str]:
+    """Columns that people look for: the case where there are several, what has a value in any row, and what was asked
+    about; why the rows are not ok where none is."""
+    is_ok = rows["status"] == "ok"
+    why = ["error"] if len(rows) and not is_ok.any() else []
+    # A point that was not measured doesn't know its GPU, only that there was to be one.
+    known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
+    usual = _SHOWN[of]
+    in_question = [name for name in CASE if name in rows and name not in usual]
+    cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
+    named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]
+    if not rows["launch_bound"].fillna(False).any():
+        named = [name for name in named if name != "launch_bound"]
+    return list(dict.fromkeys([*named, *mentioned]))
+
+
+def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
+    """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
+    if "variant" not in rows:
+        return rows
+    from overlap_sweep.workloads.layer.compare import without_folders
+
+    names = rows["variant"].dropna().unique()
+    short = {name: without_folders(name) for name in names if name.startswith("file:")}
+    shared = {name for name, count in Counter(short.values()).items() if count > 1}
+    return rows.assign(
+        variant=rows["variant"].replace({name: file for name, file in short.items() if file not in shared})
+    )

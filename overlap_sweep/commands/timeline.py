@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from overlap_sweep.commands.failing import print_warning
+from overlap_sweep.errors import UserError
+
+ALL = "all"
+FEW = 3
+
+
+def timeline(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR|FILE...", help="One point's directory, or the traces of its ranks."),
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write it; compressed if it ends in .gz.")
+    ] = Path("timeline.json.gz"),
+    iteration: Annotated[str, typer.Option(metavar="N|all", help="One iteration only.")] = ALL,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no timeline.")] = False,
+) -> None:
+    """Put the traces of all ranks on one timeline, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+
+    A process for each rank: its iterations and passes, then GEMMs, other computation, communication, waits and copies,
+    on as many tracks as streams are busy at once, and when GEMM and communication ran at the same time. Ranks are
+    aligned by their clock where they share one, else at the start of the first iteration that all have.
+
+    \b
+    Examples:
+      python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+      python analyze.py timeline trace_rank0.json.gz trace_rank1.json.gz --output both.json.gz
+      python analyze.py timeline traces/ --iteration 3
+    """
+    from overlap_sweep.report.timeline.ranks import read_rank
+    from overlap_sweep.report.timeline.trace_file import build
+
+    number = _iteration(iteration)
+    _check_output(output, force)
+    ranks = []
+    for path in _traces(paths):
+        rank, warnings = read_rank(path)
+        ranks.append(rank)
+        for warning in warnings:
+            print_warning(warning)
+    made = build(ranks, number)
+    for note in made.notes:
+        print_warning(note)
+    _write(output, made.content)
+    ranks_text = f"{made.ranks} rank{'s' if made.ranks > 1 else ''}"
+    which = f"iteration{'s' if len(made.iterations) > 1 else ''} {_span_of(made.iterations)}"
+    typer.echo(f"Written to {output}: {ranks_text}, {which}, {made.spans:,} spans; open it in https://ui.perfetto.dev.")
+
+
+def _iteration(written: str) -> int | None:
+    if written == ALL:
+        return None
+    if not re.fullmatch(r"\d+", written):
+        raise typer.BadParameter(f"{written} is no number; give one, or all.", param_hint="--iteration")
+    return int(written)
+
+
+def _span_of(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _traces(paths: Sequence[Path]) -> list[Path]:
+    found: dict[Path, Path] = {}
+    for path in paths:
+        for one in _traces_of(path):
+            found.setdefault(one.resolve(), one)
+    return list(found.values())
+
+
+def _traces_of(path: Path) -> list[Path]:
+    """UserError where there is not one point's traces."""
+    from overlap_sweep.results.run_directory import find_points
+    from overlap_sweep.trace.search import find_traces, refused_links
+
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a point's directory, or traces.")
+    if path.is_file():
+        return [path]
+    points = find_points(path)
+    if len(points) > 1:
+        names = ", ".join(point.name for point in points[:FEW])
+        more = f" and {len(points) - FEW} more" if len(points) > FEW else ""
+        raise UserError(f"{path} has {len(points)} points; give one of them: {names}{more}.")
+    directory = points[0] if points else path
+    traces = find_traces(directory)
+    for refused in refused_links(directory):
+        print_warning(refused)
+    if not traces:
+        raise UserError(f"{directory} holds no traces; measure the point again with profile=all, or give the traces.")
+    # Beside an operator's own traces there may be some of it without overlap.
+    own = [trace for trace in traces if not _variant(trace)]
+    variants = list(dict.fromkeys(variant for trace in traces if (variant := _variant(trace))))
+    if not own and len(variants) > 1:
+        names = ", ".join(variants[:FEW]) + (", ..." if len(variants) > FEW else "")
+        example = directory / f"trace_{variants[0]}_rank*.json.gz"
+        raise UserError(f"{directory} has traces of several variants ({names}); give those of one: {example}.")
+    return own or traces
+
+
+def _variant(trace: Path) -> str:
+    """Of a layer's trace; empty for what is named otherwise."""
+    named = re.fullmatch(r"trace_(.+)_rank\d+\.json(?:\.gz)?", trace.name)
+    return named[1] if named else ""
+
+
+def _check_output(output: Path, force: bool) -> None:
+    from overlap_sweep.trace.search import is_timeline
+
+    if output.is_dir():
+        raise UserError(f"{output} is a directory; give a file with --output.")
+    if output.exists() and not force and not is_timeline(output):
+        raise UserError(f"{output} exists and is no timeline; give another with --output, or --force to overwrite it.")
+
+
+def _write(output: Path, content: bytes) -> None:
+    import gzip
+
+    from overlap_sweep.results.run_directory import write_atomically
+
+    # Without a time in it, the same traces make the same file.
+    packed = gzip.compress(content, compresslevel=6, mtime=0) if output.suffix == ".gz" else content
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, packed)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written ({error.strerror}); give another with --output.") from None

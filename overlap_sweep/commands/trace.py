@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
+from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overlap_sweep.trace.files import TraceFile
+    from overlap_sweep.trace.ranks import RunRanks
+
+
+class Grouping(StrEnum):
+    phase = "phase"
+    rank = "rank"
+    class_ = "class"
+    kernel = "kernel"
+    stream = "stream"
+
+
+WITHOUT_PARTS = (Grouping.phase, Grouping.rank)
+
+
+class Phase(StrEnum):
+    fwd = "fwd"
+    bwd = "bwd"
+    recompute = "recompute"
+    all = "all"
+
+
+def trace(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE|DIR", help="Kineto traces, .json or .json.gz, or where to look for them."),
+    ],
+    by: Annotated[
+        Grouping, typer.Option(help="A row for each phase, also of all ranks of a run, or for each of a phase's parts.")
+    ] = Grouping.phase,
+    phases: Annotated[
+        list[Phase] | None, typer.Option("--phase", help="Only this; may be given several times.")
+    ] = None,
+    medians: Annotated[bool, typer.Option("--median", help="Medians over the iterations instead of each.")] = False,
+    top: Annotated[int | None, typer.Option(min=1, help="Of the parts of a phase no more than these.")] = None,
+    format: FormatOption = TableFormat.table,
+    fail_expressions: Annotated[list[str] | None, fail_if_option("exposed_comm_us > 0.1 * span_us")] = None,
+) -> None:
+    """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
+
+    Times are microseconds. Each is a union of spans: what runs twice at a time counts once. Below a directory all
+    traces are read. A table has the medians of several iterations below them, and of several ranks the slowest and the
+    fastest at its end; a table of parts has medians only. First iterations that take longer than the later ones vary by
+    are `startup`, and in no median. With --by rank there are only the ranks, in any format: of each run with two or
+    more the slowest and the fastest by medians, between them skew_us, and whose trace is missing.
+
+    The phases are fwd, bwd, recompute, the part of bwd in which checkpoints run forward again, and all, the whole
+    iteration with its optimizer.
+
+    \b
+    Columns of phases:
+      file rank iteration phase span_us gemm_busy_us comm_busy_us wait_us overlap_us exposed_comm_us idle_us
+      overlap_ratio num_gemm_events num_comm_events num_wait_events num_compute_events startup
+    Columns of runs (--by rank):
+      run phase num_ranks world_size missing slowest_rank slowest_us fastest_rank fastest_us skew_us
+      exposed_comm_us wait_us overlap_ratio startup_iterations
+    Columns of parts (--by class, kernel or stream):
+      file rank iteration phase by kind library name num_events busy_us total_us alone_us
+      startup
+    With --median `iterations`, how many, takes the place of `iteration`, and `startup_iterations` that of `startup`.
+    --fail-if looks at these rows.
+
+    \b
+    Examples:
+      python analyze.py trace trace_rank0.json.gz --format json
+      python analyze.py trace multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+      python analyze.py trace trace_rank0.json.gz --by kernel --phase bwd --top 10
+      python analyze.py trace traces/ --by rank --fail-if 'skew_us > 0.05 * slowest_us or missing.notna()'
+      python analyze.py trace traces/ --median --phase all --fail-if 'exposed_comm_us > 0.1 * span_us'
+
+    Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
+    """
+    from overlap_sweep.commands import trace_rows
+    from overlap_sweep.trace.files import of_startup, read_trace_files
+    from overlap_sweep.trace.ranks import ranks_of
+
+    if top and by in WITHOUT_PARTS:
+        raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")
+    found, problems = _find(paths)
+    files = read_trace_files(found, with_parts=by not in WITHOUT_PARTS)
+    for file in files:
+        for warning in file.warnings:
+            print_warning(warning)
+    problems += [file.problem for file in files if file.problem]
+    for sentence in of_startup(files):
+        print_warning(sentence)
+    runs = ranks_of(files)
+    several = [run for run in runs if len(run.ranks) > 1]
+    alone = _alone(runs)
+    is_one_file = len(paths) == 1 and paths[0].is_file()
+    for sentence in [*_of_missing(several), *([] if is_one_file else _of_alone(alone))]:
+        print_warning(sentence)
+    good = [file for file in files if not file.problem]
+    asked = [phase.value for phase in phases or []]
+
+    if by is Grouping.rank:
+        fields: Sequence[str] = trace_rows.RANK_FIELDS
+        rows = [row for run in several for row in trace_rows.rank_rows(run, asked)]
+        if good and not several:
+            problems.append(
+                "--by rank: no run here has the traces of two ranks; give all of a run's, or use --by phase."
+            )
+    else:
+        fields = trace_rows.FIELDS if by is Grouping.phase else trace_rows.PART_FIELDS
+        fields = trace_rows.of_median(fields) if medians else fields
+        rows = [row for file in good for row in _rows(file, by, asked, medians, top)]
+    if fail_expressions:
+        check_fail_if(fail_expressions, _frame(rows, fields))
+    if good and not rows and (several or by is not Grouping.rank):
+        print_aside(f"No row: the traces hold nothing in {' or '.join(asked)}.")
+    if good and format is TableFormat.table:
+        _print_tables(good, several, rows, by, asked, medians, top)
+        if is_one_file and alone:
+            _print_note(alone[0])
+    elif good and format is TableFormat.json:
+        typer.echo(trace_rows.as_json(rows))
+    elif good and format is TableFormat.csv:
+        typer.echo(trace_rows.as_csv(rows, fields))
+    elif good:
+        print_rows(_frame(rows, fields), format)
+    fail_for(problems)
+    if fail_expressions:
+        fail_if(fail_expressions, _frame(rows, fields), "rows")
+
+
+def _of_missing(runs: Sequence[RunRanks]) -> list[str]:
+    from overlap_sweep.report.numbers import some_ranks
+
+    return [f"{run.name}: nothing of rank {some_ranks(run.missing)}." for run in runs if run.missing]
+
+
+def _alone(runs: Sequence[RunRanks]) -> list[RunRanks]:
+    """Those of which one rank of several is there."""
+    return [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
+
+
+def _of_alone(runs: Sequence[RunRanks]) -> list[str]:
+    """At most one sentence: sweeps that profile one rank have hundreds of such runs."""
+    if not runs:
+        return []
+    first = runs[0]
+    others = (first.world_size or 1) - 1
+    which = f"{first.name}: only rank {first.ranks[0]} of {first.world_size}, {others} missing"
+    count = len(runs) - 1
+    more = f"; the same of {count} other run{'s' if count > 1 else ''}" if count else ""
+    return [f"{which}{more}. Other ranks may be slower, or wait for this one."]
+
+
+def _print_note(run: RunRanks) -> None:
+    from overlap_sweep.report.console import console_for, print_lines
+
+    note = f"Only rank {run.ranks[0]} of {run.world_size}; other ranks may be slower, or wait for this one."
+    print_lines([note], console_for(sys.stdout), indent=0, hanging=0)
+
+
+def _frame(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> pd.DataFrame:
+    from overlap_sweep.commands.trace_rows import types_of
+    from overlap_sweep.report.frame import to_frame
+
+    return to_frame(rows, types_of(fields))
+
+
+def _rows(file: TraceFile, by: Grouping, phases: Sequence[str], medians: bool, top: int | None) -> list[dict[str, Any]]:
+    from overlap_sweep.commands import trace_rows
+
+    if by is Grouping.phase:
+        return (trace_rows.median_rows if medians else trace_rows.phase_rows)(file, phases)
+    return (trace_rows.median_part_rows if medians else trace_rows.part_rows)(file, by.value, phases, top)
+
+
+def _print_tables(
+    files: Sequence[TraceFile],
+    runs: Sequence[RunRanks],
+    rows: Sequence[dict[str, Any]],
+    by: Grouping,
+    phases: Sequence[str],
+    medians: bool,
+    top: int | None,
+) -> None:
+    from overlap_sweep.commands import trace_rows
+    from overlap_sweep.report.console import console_for
+
+    console = console_for(sys.stdout)
+    summaries = [row for file in files for row in trace_rows.median_rows(file, phases)]
+    if by is Grouping.phase:
+        trace_rows.print_table([] if medians else rows, summaries, console)
+    if by in WITHOUT_PARTS:
+        for run in runs:
+            trace_rows.print_ranks(run, phases, console)
+    else:
+        # Every iteration's would be too many to look at.
+        parts = [row for file in files for row in trace_rows.median_part_rows(file, by.value, phases, top)]
+        trace_rows.print_parts(parts, summaries, console)
+
+
+def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The traces, each once, and a sentence for each directory that has none."""
+    from overlap_sweep.trace.search import find_traces, refused_links
+
+    found: dict[Path, Path] = {}
+    problems = []
+    for path in paths:
+        below = find_traces(path) if path.is_dir() else [path]
+        refused = refused_links(path) if path.is_dir() else []
+        problems += refused
+        if not below and not refused:
+            problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
+        for one in below:
+            found.setdefault(one.resolve(), one)
+    return list(found.values()), problems

@@ -1,0 +1,1 @@
+"""Two or more sweeps, runs or traces against each other."""

@@ -1,0 +1,141 @@
+"""What is to be compared, as it is written on the command line: paths, with labels or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from overlap_sweep.errors import UserError
+
+
+class Kind(StrEnum):
+    """What is compared with its like."""
+
+    results = "results"
+    traces = "traces"
+    telemetry = "telemetry"
+
+
+class Operand(NamedTuple):
+    """One of those that are compared."""
+
+    label: str
+    path: Path
+    kind: Kind
+    traces: list[Path]
+    """Empty for all but traces."""
+
+
+def find_operands(written: Sequence[str]) -> list[Operand]:
+    """UserError where something is not there, is neither results, telemetry nor traces, or has the label of another."""
+    parsed = [label_and_path(one) for one in written]
+    paths = [path for _, path in parsed]
+    short = short_names([path for label, path in parsed if not label])
+    labels = [label or short.pop(0) for label, _ in parsed]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            raise UserError(
+                f"{paths[labels.index(label)]} and {paths[i]} are both called {label}; "
+                f"give them labels, as in a={paths[labels.index(label)]} b={paths[i]}."
+            )
+    return [Operand(label, path, *_content(path)) for label, path in zip(labels, paths, strict=True)]
+
+
+def label_and_path(written: str) -> tuple[str | None, Path]:
+    """Names of run directories hold `=` themselves."""
+    label, equals, path = written.partition("=")
+    if Path(written).exists() or not equals or "/" in label:
+        return None, Path(written)
+    if not label or not path:
+        raise UserError(f"{written} is no LABEL=PATH; write as in new=multirun/2026-11-21.")
+    return label, Path(path)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """What tells each path from the others, as short as it is clear: `r4` and `r6` of `/a/r4/tp4` and `/a/r6/tp4`."""
+    parts = [path.resolve().parts for path in paths]
+    names = [_without_suffix(path.resolve().name) for path in paths]
+    if len(set(parts)) < len(parts) or len(parts) < 2:
+        return names
+    if len(set(names)) == len(names):
+        return _shortened_words(names)
+    common = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), 0)
+    inner = [part[common:] for part in parts]
+    for level in range(min(map(len, inner))):
+        of_level = [part[level] for part in inner]
+        if len(set(of_level)) == len(of_level):
+            return _shortened_words(of_level)
+    return ["/".join(part) or name for part, name in zip(inner, names, strict=True)]
+
+
+def _without_suffix(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".json")
+
+
+def _shortened_words(names: Sequence[str]) -> list[str]:
+    """Without the words, joined by `_`, that all begin or end with; as they are if only a number would be left."""
+    words = [name.split("_") for name in names]
+    for end in (0, -1):
+        while all(len(of_name) > 1 for of_name in words) and len({of_name[end] for of_name in words}) == 1:
+            words = [of_name[1:] if end == 0 else of_name[:-1] for of_name in words]
+    shortened = ["_".join(of_name) for of_name in words]
+    return list(names) if any(name.isdigit() for name in shortened) else shortened
+
+
+def _content(path: Path) -> tuple[Kind, list[Path]]:
+    """A file is a trace; a directory is the telemetry of training runs if there is any, else results if there are any,
+    else traces: which. UserError where there is nothing."""
+    from overlap_sweep.results.run_directory import find_points
+    from overlap_sweep.trace.search import find_traces, refused_links
+    from overlap_sweep.workloads.fsdp.telemetry_runs import run_directories
+
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a directory with results, or traces.")
+    if path.is_file():
+        if path.name.endswith("_metrics.jsonl"):
+            raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
+        return Kind.traces, [path]
+    if run_directories(path):
+        return Kind.telemetry, []
+    if find_points(path):
+        return Kind.results, []
+    if refused := refused_links(path):
+        raise UserError(refused[0])
+    if traces := find_traces(path):
+        return Kind.traces, traces
+    raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")
+
+
+def is_trace(path: Path) -> bool:
+    """As far as a file's beginning tells; one whose name says so may be a damaged one."""
+    from overlap_sweep.trace.content import blocks
+
+    try:
+        start = next(blocks(path, lambda damage: None), b"")
+    except UserError:
+        start = b""
+    return b'"traceEvents"' in start or start.lstrip()[:1] == b"[" or "trace" in path.name
+
+
+def reference_and_candidate(
+    reference: str | None, candidate: str | None, operands: Sequence[Operand]
+) -> tuple[str, str | None]:
+    """Their labels, each wanted by its label or path. Without a reference it is the first that is not the candidate;
+    without a candidate all others are. UserError for what is none of them, or both."""
+    of_candidate = None if candidate is None else _label_of("--candidate", candidate, operands)
+    if reference is None:
+        return next(operand.label for operand in operands if operand.label != of_candidate), of_candidate
+    of_reference = _label_of("--reference", reference, operands)
+    if of_reference == of_candidate:
+        raise UserError(f"--candidate {candidate} is the reference, too; choose another.")
+    return of_reference, of_candidate
+
+
+def _label_of(option: str, wanted: str, operands: Sequence[Operand]) -> str:
+    for operand in operands:
+        if wanted in (operand.label, str(operand.path)) or Path(wanted).resolve() == operand.path.resolve():
+            return operand.label
+    labels = ", ".join(operand.label for operand in operands)
+    raise UserError(f"{option} {wanted} is none of what is compared; choose among {labels}.")

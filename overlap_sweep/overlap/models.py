@@ -1,0 +1,227 @@
+"""From a model's sizes to the shapes of its parallel linear operators."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.model_forms import sizes_of
+from overlap_sweep.overlap.space import OPERATORS
+
+SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "gated_mlp")
+SIZES_OF = {
+    **dict.fromkeys(("qkv", "proj"), ("num_kv_heads", "head_dim")),
+    **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
+}
+"""Of an operator, beside those of the whole model."""
+HUB = "https://huggingface.co"
+CONNECT_TIMEOUT_S = 0.6
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """One linear operator `y = x W^T + b` under tensor and sequence parallelism.
+
+    Column parallel: x [tokens / tp, in] is gathered to [tokens, in], W is [out / tp, in], y [tokens, out / tp].
+    Row parallel: x is [tokens, in / tp], W [out, in / tp], and y is reduced and scattered to [tokens / tp, out].
+    """
+
+    parallel: str
+    tokens: int
+    in_features: int
+    out_features: int
+    tp_size: int
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        if self.parallel == "column":
+            return self.out_features // self.tp_size, self.in_features
+        return self.out_features, self.in_features // self.tp_size
+
+    @property
+    def input_shape(self) -> tuple[int, int]:
+        rows = self.tokens // self.tp_size if self.parallel == "column" else self.tokens
+        return rows, self.weight_shape[1]
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        rows = self.tokens // self.tp_size if self.parallel == "row" else self.tokens
+        return rows, self.weight_shape[0]
+
+    def local(self) -> LinearShape:
+        """The same GEMMs as one rank's, as an operator that has nobody to communicate with."""
+        out_features, in_features = self.weight_shape
+        return replace(self, in_features=in_features, out_features=out_features, tp_size=1)
+
+    def unsharded(self) -> LinearShape:
+        return replace(self, tp_size=1)
+
+    def refusal(self) -> str | None:
+        """Why these sizes cannot be cut into `tp_size` equal parts, or None."""
+        cut = ("outputs", self.out_features) if self.parallel == "column" else ("inputs", self.in_features)
+        for what, count in (cut, ("tokens", self.tokens)):
+            if count % self.tp_size:
+                return f"{count} {what} do not divide by tp_size={self.tp_size}"
+        return None
+
+
+def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
+    """The shape of one operator of a resolved model. UserError where the model has none such."""
+    if lacking := lacks(model, [operator]):
+        raise UserError(f"{lacking} .")
+    hidden, heads = model["hidden_size"], model["num_attention_heads"]
+    if operator == "qkv":
+        sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]
+    elif operator == "proj":
+        sizes = heads * model["head_dim"], hidden
+    elif operator == "fc1":
+        sizes = hidden, model["ffn_hidden_size"] * (2 if model["gated_mlp"] else 1)
+    else:
+        sizes = model["ffn_hidden_size"], hidden
+    return LinearShape(OPERATORS[operator], tokens, *sizes, tp_size)
+
+
+def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
+    """Why the resolved model has not all of these operators, with the mend, or None."""
+    instead = model.get("instead") or {}
+    for operator in operators:
+        if operator in instead:
+            left = ",".join(name for name in OPERATORS if name not in instead)
+            sweep = f"sweep operator={left}, or " if left and len(operators) == 1 else ""
+            sizes = " ".join(f"model.{name}=..." for name in SIZES_OF[operator])
+            return f"{operator}: {instead[operator]}; {sweep}give {sizes}"
+    return None
+
+
+def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> str | None:
+    """Why the operator cannot run at this TP size, or None."""
+    if lacking := lacks(model, [operator]):
+        return lacking
+    if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
+        return f"{operator}: {model['num_attention_heads']} attention heads do not divide by tp_size={tp_size}"
+    if operator == "qkv" and model["num_kv_heads"] % tp_size:
+        return f"qkv: {model['num_kv_heads']} key-value heads do not divide by tp_size={tp_size}"
+    reason = linear_shape(model, operator, tokens, tp_size).refusal()
+    return f"{operator}: {reason}" if reason else None
+
+
+def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model with every size filled in; reads the Hugging Face config where `source=hf`. UserError if it can't.
+
+    Of operators that the config's model has not, the sizes are None, and `instead` says by operator what it has.
+    """
+    given = {name: model[name] for name in SIZES if model[name] is not None}
+    read, instead = read_hf(str(model["name"])) if model["source"] == "hf" else ({}, {})
+    sizes = read | given
+    if "qkv" not in instead:
+        sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
+        if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
+            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    # An operator whose sizes are given is what they say.
+    instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
+    unsized = {name for operator in instead for name in SIZES_OF[operator]}
+    missing = [name for name in SIZES if sizes.get(name) is None and name not in unsized]
+    if missing:
+        raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}=... .")
+    sizes |= dict.fromkeys(unsized)
+    plain = sizes["gated_mlp"] is False
+    layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
+    layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
+    return {**model, **layer, **({"instead": instead} if instead else {})}
+
+
+def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """`model_forms.sizes_of` the config in a local folder, a config.json, the local Hugging Face cache, or the hub, in
+    this order.
+
+    Without a network a hub name fails within a second: transformers would retry for 23.
+    """
+    return sizes_of(_read_hf_config(name), name)
+
+
+def read_hf_fields(name: str) -> dict[str, Any]:
+    """What the config of a language model says that its class does not, from where `read_hf` looks; without what
+    concerns neither weights nor computation, and without dropout."""
+    config = _read_hf_config(name)
+    fields = {**config.to_diff_dict(), "model_type": config.model_type}
+    always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
+    fields |= {name: value for name in always if (value := getattr(config, name, None)) is not None}
+    # Weights are drawn, however others are stored.
+    stored = ("dtype", "torch_dtype", "quantization_config", "pretraining_tp")
+    idle = (*stored, "architectures", "transformers_version", "use_cache", "_name_or_path", "auto_map")
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in idle and not name.endswith(("_token_id", "_dropout"))
+    }
+
+
+def _read_hf_config(name: str) -> Any:
+    source = _find_hf_config(name)
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        # Unless it is forbidden, transformers offers to run what a config calls its code.
+        return AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        lines = str(error).strip().splitlines()
+        # Behind the name of what has checked it.
+        reason = lines[-1].strip() if isinstance(error, StrictDataclassError) else lines[0]
+        raise UserError(f"model.name={name} is no config that transformers knows ({reason}); give its sizes.") from None
+
+
+def _find_hf_config(name: str) -> str:
+    path = Path(name).expanduser()
+    if path.exists():
+        if path.is_dir() and not (path / "config.json").exists():
+            raise UserError(f"model.name={name} is a folder without a config.json; give one that has it.")
+        return str(path)
+    if name.endswith(".json") or name.startswith((".", "/", "~")):
+        raise UserError(f"model.name={name} does not exist; give a folder, a config.json or a Hugging Face name.")
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        raise UserError(
+            f"model.name={name} is no path and no Hugging Face name; names look like owner/model."
+        ) from None
+    if isinstance(cached, str):
+        return cached
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") or not _hub_answers():
+        raise UserError(
+            f"model.name={name} is not in the local cache and the hub cannot be reached; "
+            "give a local folder, a config.json, or the sizes (model.hidden_size=... and so on)."
+        )
+    return name
+
+
+def _hub_answers() -> bool:
+    """Whether a TCP connection to the hub, or to the proxy on the way, opens at once."""
+    hub = os.environ.get("HF_ENDPOINT", HUB)
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    address = urlsplit(proxy or hub)
+    opened = threading.Event()
+
+    def connect() -> None:
+        try:
+            port = address.port or (443 if address.scheme == "https" else 80)
+            socket.create_connection((address.hostname or "", port), CONNECT_TIMEOUT_S).close()
+        except OSError:
+            return
+        opened.set()
+
+    # In a thread, since the look-up of a name obeys no timeout.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(CONNECT_TIMEOUT_S)
+    return opened.is_set()

@@ -1,0 +1,229 @@
+"""Files that Megatron-LM takes as tp_comm_overlap_cfg: slots with their methods and knobs, by YAML.
+
+Which overlaps are on at all is not in such a file but in Megatron-Core's switches. Those that `analyze.py` writes name
+the switches to set in their comments, and are read here together with them.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
+
+SWITCH_DEFAULTS = {
+    "tp_comm_overlap": True,
+    "tp_comm_overlap_ag": True,
+    "tp_comm_overlap_rs": True,
+    "tp_comm_overlap_rs_dgrad": False,
+    "tp_comm_bulk_dgrad": True,
+    "tp_comm_bulk_wgrad": True,
+    "tp_comm_overlap_disable_qkv": False,
+    "tp_comm_overlap_disable_fc1": False,
+}
+"""Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
+
+NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What PyYAML raises about texts that are none: `!!int ""` is an IndexError to it."""
+
+_SCATTER = frozenset({"ring_exchange", "pipeline"})
+_GATHER = frozenset({"ring_exchange"})
+_BULK = frozenset({"bulk"})
+_OFF: frozenset[str] = frozenset()
+
+_SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
+
+_HEAD_OF_OPERATOR = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).
+# The operator's slots that are not here were not overlapped: their overlap was switched off in its layer.
+"""
+_HEAD_OF_LAYER = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs), and what the layer was,
+# in the names of Megatron-Core's switches:
+"""
+_TAIL_OF_LAYER = """# A slot that is not here ran, where its switch is on, at the library's default
+# (Transformer Engine's, or with backend=symm_mem async TP), and with backend=torch, which has none, without overlap.
+"""
+
+_COUNTS = ("num_sm", "num_splits", "cga_size")
+_MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
+
+
+@dataclass(frozen=True)
+class OverlapConfig:
+    """How a layer overlaps."""
+
+    slots: dict[str, space.Setting] = field(default_factory=dict)
+    """initialize_ub's `ub_cfgs`; a slot that is not in it runs at the library's default, if there is one and the slot's
+    switch is on."""
+    switches: dict[str, bool] = field(default_factory=lambda: dict(SWITCH_DEFAULTS))
+    """Empty for a single operator: its other slots are not overlapped."""
+
+
+def read(path: Path) -> OverlapConfig:
+    """Read one file. UserError when it is no such file, with the mend."""
+    try:
+        text = path.read_text()
+        slots = yaml.safe_load(text)
+    except (OSError, *NO_YAML) as error:
+        raise UserError(
+            f"{path} cannot be read ({' '.join(str(error).split())}); give a tp_comm_overlap_cfg."
+        ) from None
+    slots = {} if slots is None else slots
+    if not isinstance(slots, dict) or not all(isinstance(setting, dict) for setting in slots.values()):
+        raise UserError(f"{path} is no tp_comm_overlap_cfg; it should map slots such as fc1_dgrad to their settings.")
+    if mistake := _mistake(slots):
+        raise UserError(f"{path}: {mistake}.")
+    named = {name: value == "true" for name, value in _SWITCH_COMMENT.findall(text) if name in SWITCH_DEFAULTS}
+    switches = {**SWITCH_DEFAULTS, **named}
+    if scatters_dgrad(slots) and "tp_comm_overlap_rs_dgrad" not in named:
+        switches["tp_comm_overlap_rs_dgrad"] = True
+    return OverlapConfig(slots, switches)
+
+
+def no_switches(comments: Iterable[str]) -> list[str]:
+    """The same lines, quoted where `read` would take them for switches: they hold names that anybody may have given."""
+    lines = (line for entry in comments for line in entry.splitlines() or [""])
+    return [f"'{line.strip()}'" if _SWITCH_COMMENT.match(f"# {line}") else line for line in lines]
+
+
+def text(config: OverlapConfig) -> str:
+    """The file that `read` reads."""
+    switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
+    head = _HEAD_OF_LAYER + switches + _TAIL_OF_LAYER if switches else _HEAD_OF_OPERATOR
+    return head + yaml.safe_dump(config.slots, sort_keys=False)
+
+
+def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What is no slot, knob or value at all, or None."""
+    for slot, setting in slots.items():
+        if slot not in space.SLOTS:
+            return f"{slot} is no slot; they are {', '.join(slot for slot, methods in space.SLOTS.items() if methods)}"
+        if not space.SLOTS[slot]:
+            return f"{slot} rides on its dgrad and cannot be configured; leave it out"
+        unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
+        if unknown:
+            return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
+        if "method" in setting and setting["method"] not in space.METHODS:
+            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {_shown(setting['method'])}"
+        for knob, value in setting.items():
+            if knob != "method" and not isinstance(value, int):
+                return f"{slot}: {knob}={_shown(value)} is no number, true or false"
+            if knob in _COUNTS and value < 1:
+                return f"{slot}: {knob}={value} is less than 1"
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A few lines of YAML may be lists and maps of any size."""
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    return short.repr(value) if isinstance(value, list | dict | set) else str(value)[:200]
+
+
+def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why Transformer Engine would not take these slots, or None."""
+    if reason := methods_refusal(slots):
+        return reason
+    for slot, setting in slots.items():
+        if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
+            return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers take"
+    return None
+
+
+def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why nobody could overlap these slots by these methods, or None."""
+    for slot, setting in slots.items():
+        method = setting.get("method")
+        if method is not None and method not in space.SLOTS[slot]:
+            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {method}"
+    return next(filter(None, (space.wgrad_refusal(operator, slots) for operator in space.OPERATORS)), None)
+
+
+def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
+    """By slot the methods that its overlap may have under these switches; empty where it is off.
+
+    A slot whose overlap is on can take one of the methods only: none of it is not to be had.
+
+    What a switch does was read in Megatron-Core 0.16.1 (core/extensions/transformer_engine.py) and Transformer Engine
+    2.20 (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
+    tp_comm_bulk_wgrad are interchanged; the code does what the names say.
+    """
+    gather = switches["tp_comm_overlap"] and switches["tp_comm_overlap_ag"]
+    scatter = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs"]
+    scatter_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]
+    bulk_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_dgrad"]
+    bulk_wgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_wgrad"]
+    allowed = {}
+    for operator in ("qkv", "fc1"):
+        # It turns off what is pipelined with the operator's own GEMMs; the bulk overlaps stay.
+        disabled = switches[f"tp_comm_overlap_disable_{operator}"]
+        own_scatter = scatter_dgrad and not disabled
+        allowed[f"{operator}_fprop"] = _GATHER if gather and not disabled else _OFF
+        allowed[f"{operator}_dgrad"] = _SCATTER if own_scatter else _BULK if bulk_dgrad else _OFF
+        allowed[f"{operator}_wgrad"] = _BULK if bulk_wgrad and not own_scatter else _OFF
+    for operator in ("proj", "fc2"):
+        allowed[f"{operator}_fprop"] = _SCATTER if scatter else _OFF
+        allowed[f"{operator}_dgrad"] = _GATHER if gather else _OFF
+    return allowed
+
+
+def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether any dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    return any(space.scatters_dgrad(operator, slots) for operator in space.OPERATORS)
+
+
+def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(space.OPERATORS)) -> str | None:
+    """Why a layer that has these operators cannot run these slots under these switches, or None."""
+    switches = config.switches
+    if not switches["tp_comm_overlap"]:
+        return None
+    for operator in (operator for operator in ("qkv", "fc1") if operator in operators):
+        scatters = space.scatters_dgrad(operator, config.slots)
+        off = f"tp_comm_overlap_disable_{operator}"
+        wanted = switches["tp_comm_overlap_rs_dgrad"] and not switches[off]
+        if wanted and not scatters:
+            return (
+                f"tp_comm_overlap_rs_dgrad holds for qkv and fc1 alike, and {operator}_dgrad is not set to "
+                "ring_exchange or pipeline"
+            )
+        if scatters and not wanted and switches["tp_comm_bulk_dgrad"]:
+            switch = f"{off} is on" if switches[off] else "tp_comm_overlap_rs_dgrad is off"
+            return (
+                f"{switch}, so that {operator}_dgrad overlaps in bulk, and its buffers are set up for "
+                f"{config.slots[f'{operator}_dgrad']['method']}"
+            )
+    return None
+
+
+def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
+    """Whether any overlap of a layer that has these operators is switched on."""
+    switches = config.switches
+    column = not {"qkv", "fc1"}.isdisjoint(operators)
+    row = not {"proj", "fc2"}.isdisjoint(operators)
+    on = switches["tp_comm_overlap_ag"] or (row and switches["tp_comm_overlap_rs"])
+    of_column = ("tp_comm_overlap_rs_dgrad", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")
+    return switches["tp_comm_overlap"] and (on or (column and any(switches[name] for name in of_column)))
+
+
+def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass_name: str) -> dict[str, space.Setting]:
+    """What ub_cfgs give to the slots of one pass of an operator, with every knob that changes anything: the library
+    takes what they do not say from the slot's default, and a slot that they do not name has its default whole."""
+    given = {}
+    for phase in space.PHASES:
+        slot = space.slot(operator, phase)
+        if space.PASS_OF_PHASE[phase] == pass_name and space.methods_of(operator, phase):
+            whole = {**space.USERBUFFERS_DEFAULT_SETTINGS[slot], **slots.get(slot, {})}
+            if whole["method"] == "none":
+                continue
+            knobs = space.knobs_of(operator, phase, whole["method"])
+            setting = {"method": whole["method"], **{knob: whole[knob] for knob in knobs if knob in whole}}
+            given[slot] = space.without_idle_knobs(setting)
+    if space.wgrad_refusal(operator, given):
+        del given[space.slot(operator, "wgrad")]
+    return given

@@ -1,1 +1,0 @@
-"""Comparisons of sweeps and of traces: as text, charts and files."""

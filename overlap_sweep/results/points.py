@@ -1,0 +1,227 @@
+"""Read run directories: every point that launching left, whatever became of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
+from overlap_sweep.results.checks import (
+    MOST_YAML_BYTES,
+    check_config,
+    check_place,
+    check_result,
+    read_yaml,
+    refused_traces,
+)
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
+from overlap_sweep.trace.places import links_out
+from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF
+
+HYDRA_CONFIG = ".hydra/config.yaml"
+LONGEST_NAME = 160
+"""File systems take 255 bytes."""
+
+PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
+
+
+class Case(NamedTuple):
+    """What must be equal for two times to be compared at all."""
+
+    model: str
+    backend: str
+    device: str
+    precision: str | None
+    tokens: int | None
+
+    @property
+    def name(self) -> str:
+        """Fit for a folder."""
+        model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+        name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+        if len(plain) <= LONGEST_NAME:
+            return plain
+        return f"{plain[: LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run directory as it was found."""
+
+    directory: Path
+    status: PointStatus
+    """`missing`: the point was started, or is running still, but there is no result.json."""
+    config: Mapping[str, Any]
+    """The point's configuration as result.json records it, or of a missing point as Hydra composed it."""
+    result: Result | None
+    trace_problems: tuple[str, ...] = ()
+    """One sentence for each trace that the result lists and that must not be read."""
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def workload(self) -> str:
+        """What it runs: `operator`, `layer`, `kernel`, `fsdp`, `copy_engine` or `tp_training`."""
+        return str(self.config["workload"]["name"])
+
+    @property
+    def is_operator(self) -> bool:
+        """One parallel linear operator under one configuration."""
+        return self.workload == "operator"
+
+    @property
+    def is_layer(self) -> bool:
+        """A whole layer under several configurations."""
+        return self.workload == "layer"
+
+    @property
+    def is_kernel(self) -> bool:
+        """One GEMM with one collective by several implementations."""
+        return self.workload == "kernel"
+
+    @property
+    def is_training(self) -> bool:
+        """Training steps under FSDP2 or DDP."""
+        return self.workload == "fsdp"
+
+    @property
+    def is_copy(self) -> bool:
+        """GEMMs beside copies."""
+        return self.workload == "copy_engine"
+
+    @property
+    def is_tp_training(self) -> bool:
+        """Training steps of a language model by a tensor-parallel stack."""
+        return self.workload == "tp_training"
+
+    @property
+    def why_not_ok(self) -> str:
+        """In one line; of a point that is not ok."""
+        if not self.result:
+            return "no result.json: given up, or still running"
+        return next(iter((self.result.error or "").strip().splitlines()), "no reason given")
+
+    @property
+    def case(self) -> Case:
+        config, environment = self.config, self.result.environment if self.result else {}
+        return Case(
+            model=config["model"]["name"],
+            backend=config["backend"],
+            device=environment.get("gpu") or config["runtime"]["device"],
+            precision=config["precision"],
+            tokens=config["workload"]["tokens"],
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All points below a directory, and one sentence for each that could not be read."""
+
+    root: Path
+    points: list[Point]
+    problems: list[str]
+
+    @property
+    def trace_problems(self) -> list[str]:
+        """Of all points."""
+        return [problem for point in self.points for problem in point.trace_problems]
+
+
+def read_points(root: Path) -> Reading:
+    """Read the run directories at or below `root`: a date's, a sweep's, or a single one.
+
+    UserError when there is nothing to analyse. A result.json that cannot be read is no reason to lose the others:
+    it becomes one of the problems.
+    """
+    if not root.exists():
+        raise UserError(f"{root} does not exist; give a directory that launch.py wrote, such as multirun/<date>.")
+    if root.is_file():
+        raise UserError(f"{root} is a file; give its directory, or see `python analyze.py trace --help` for traces.")
+    points, problems = [], []
+    for directory in find_points(root):
+        try:
+            points.append(_read_point(directory, root))
+        except UserError as error:
+            problems.append(str(error))
+        except RecursionError:
+            problems.append(f"{directory} holds a file that is nested too deeply to be read; remove it.")
+    for link in links_out(root):
+        if (link / RESULT_FILE).exists() or (link / HYDRA_CONFIG).exists():
+            problems.append(f"{link} is a link that leads out of {root}, so it is not read; copy the directory there.")
+    if not points and not problems:
+        raise UserError(f"{root} holds no results; measure some with launch.py, or give the directory that has them.")
+    return Reading(root, points, problems)
+
+
+def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
+    """The `ok` points of operators by what must be equal for a comparison. Layers hold their own; for kernels see
+    kernels.py, for training runs training.py and tp_training.py, for copies copies.py."""
+    cases = defaultdict(list)
+    for point in points:
+        if point.status == "ok" and point.is_operator:
+            cases[point.case].append(point)
+    return {case: cases[case] for case in sorted(cases, key=str)}
+
+
+def _read_point(directory: Path, root: Path) -> Point:
+    if not directory.relative_to(root).as_posix().isprintable():
+        raise UserError(f"{str(directory)!a} has a name that cannot be shown, so it is not read; rename it.")
+    path = directory / RESULT_FILE
+    # A link that leads nowhere exists no less.
+    if path.exists() or path.is_symlink():
+        check_place(path, root)
+        result = read_result(path)
+        check_result(result, path)
+        refused = refused_traces(result, directory, root)
+        result.traces = [name for name in result.traces if name not in refused]
+        return Point(directory, result.status, result.point, result, tuple(refused.values()))
+    path = directory / HYDRA_CONFIG
+    check_place(path, root, MOST_YAML_BYTES)
+    config = read_yaml(path)
+    check_config(config, path)
+    asked = {
+        **{"kernel": _asked_kernel, "fsdp": _asked_training, "copy_engine": _asked_copies},
+        "tp_training": _asked_tp_training,
+    }
+    if complete := asked.get(config["workload"]["name"]):
+        config = complete(config)
+    return Point(directory, "missing", config, None)
+
+
+def _asked_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
+    known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
+    return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
+
+
+def _asked_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With what training alone decides; a precision that was left to the device is unknown."""
+    asked = config["training"]["mixed_precision"]
+    precision = "fp32" if asked == "none" else asked
+    return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}
+
+
+def _asked_copies(config: Mapping[str, Any]) -> dict[str, Any]:
+    copy = config["copy_engine"]
+    known = {"backend": "copy_engine", "precision": PRECISION_OF_DTYPE.get(copy["dtype"]), "tp_size": 1}
+    workload = {**config["workload"], "tokens": copy["matrix_size"]}
+    return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
+
+
+def _asked_tp_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With what null stands for; a precision that was left to the device is unknown."""
+    impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
+    known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
+    return {**config, **known}

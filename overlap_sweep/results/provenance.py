@@ -1,0 +1,132 @@
+"""Where numbers come from: machine, versions, date, and the commands that make them again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import TUNER_FILE, read_tuner_record
+
+SWEEP_CONFIG = "multirun.yaml"
+POINT_OVERRIDES = ".hydra/overrides.yaml"
+
+
+class _Overrides(msgspec.Struct):
+    task: list[str]
+    hydra: list[str]
+
+
+class _Hydra(msgspec.Struct):
+    overrides: _Overrides
+
+
+class _Sweep(msgspec.Struct):
+    """What Hydra records of a sweep, as far as it is of use here."""
+
+    hydra: _Hydra
+
+
+def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """The different environments of the points, the most frequent first."""
+    found: list[tuple[dict[str, Any], int]] = []
+    for point in points:
+        environment = point.result.environment if point.result else {}
+        at = next((i for i, (known, _) in enumerate(found) if known == environment), None)
+        if at is None:
+            found.append((environment, 1))
+        else:
+            found[at] = (environment, found[at][1] + 1)
+    return [environment for environment, _ in sorted(found, key=lambda pair: -pair[1])]
+
+
+def describe_machine(environment: dict[str, Any]) -> str:
+    """Host, device, and the versions that matter, in one line."""
+    gpu, count = environment.get("gpu"), environment.get("gpu_count")
+    device = f"{count} x {gpu}" if gpu else environment.get("cpu")
+    versions = {"driver": environment.get("driver"), "nccl": environment.get("nccl"), "cuda": environment.get("cuda")}
+    versions |= environment.get("packages", {})
+    shown = [f"{name} {version}" for name, version in versions.items() if version]
+    return "; ".join(filter(None, (environment.get("host"), device, ", ".join(shown)))) or "an unrecorded machine"
+
+
+def multicast(points: Sequence[Point]) -> str | None:
+    """How userbuffers ran, as the workers' environment tells: with NVLink multicast `on`, `off`, or `on and off` in
+    different points. None where no GPU was used, or nothing ran."""
+    found = set()
+    for point in points:
+        if point.result and point.config["runtime"]["device"] != "cpu":
+            skipped = point.result.environment.get("variables", {}).get("UB_SKIPMC")
+            off = not point.config["runtime"]["multicast"] if skipped is None else skipped not in ("", "0")
+            found.add("off" if off else "on")
+    return " and ".join(sorted(found, reverse=True)) or None
+
+
+def measured_when(points: Sequence[Point]) -> str:
+    """The first and the last start, UTC."""
+    started = sorted(point.result.started for point in points if point.result and point.result.started)
+    if not started:
+        return "at an unrecorded time"
+    first, last = (f"{time[:10]} {time[11:16]}" for time in (started[0], started[-1]))
+    return f"{first} to {last} UTC" if first != last else f"{first} UTC"
+
+
+def launch_commands(points: Sequence[Point]) -> list[str]:
+    """What was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run alone."""
+    of_sweep: dict[Path, str | None] = {}
+    for point in points:
+        # A sweep has hundreds of points.
+        directory = point.directory.parent
+        if directory not in of_sweep:
+            of_sweep[directory] = _tuner_command(directory) or _sweep_command(directory)
+    found = []
+    for point in points:
+        of_its_sweep = of_sweep[point.directory.parent]
+        found.append(_point_command(point.directory) if of_its_sweep is None else of_its_sweep)
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _tuner_command(directory: Path) -> str | None:
+    path = directory / TUNER_FILE
+    try:
+        check_place(path, directory)
+        return read_tuner_record(path).command
+    except (UserError, RecursionError):
+        # That it cannot be read is said elsewhere.
+        return None
+
+
+def _sweep_command(directory: Path) -> str | None:
+    """None where there was no sweep; empty where its record was cut short."""
+    path = directory / SWEEP_CONFIG
+    if not path.exists():
+        return None
+    try:
+        recorded = msgspec.convert(_recorded(path, directory), _Sweep).hydra.overrides
+        choices = [override for override in recorded.hydra if override.startswith("hydra/")]
+        return _command(["-m", *recorded.task, *choices])
+    except (UserError, msgspec.ValidationError):
+        # It costs the comment that it would have been, nothing else.
+        return ""
+
+
+def _point_command(directory: Path) -> str | None:
+    try:
+        return _command(msgspec.convert(_recorded(directory / POINT_OVERRIDES, directory), list[str]))
+    except (UserError, msgspec.ValidationError):
+        return None
+
+
+def _recorded(path: Path, directory: Path) -> Any:
+    check_place(path, directory, MOST_YAML_BYTES)
+    return read_yaml(path)
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return shlex.join(["python", "launch.py", *arguments])

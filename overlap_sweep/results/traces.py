@@ -1,0 +1,125 @@
+"""What the profiler saw of each point: all of it in one iteration of one rank, so that it fits together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import is_trace_of
+from overlap_sweep.trace.files import TraceFile, read_trace_files
+from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace.startup import in_words
+
+PASSES = {"forward": "fwd", "backward": "bwd"}
+
+PHASE_COLUMNS = {
+    "gemm_time_us": "gemm_busy_us",
+    "comm_time_us": "comm_busy_us",
+    "overlap_time_us": "overlap_us",
+    "overlap_ratio": "overlap_ratio",
+    "e2e_time_us": "span_us",
+    "exposed_comm_us": "exposed_comm_us",
+    "wait_us": "wait_us",
+    "idle_us": "idle_us",
+}
+"""After `forward_` and `backward_`: the column, and the trace row's field."""
+
+WHOLE_COLUMNS = ("operator_e2e_time_us", "total_overlap_ratio", "num_gemm_events", "num_comm_events")
+"""Sums over the two passes, and the ratio of sums."""
+
+METRICS = (*(f"{name}_{column}" for name in PASSES for column in PHASE_COLUMNS), *WHOLE_COLUMNS)
+"""Every column that comes from a trace."""
+
+_Phases = Mapping[str, TraceRow]
+"""One iteration of one rank, by phase."""
+
+
+@dataclass
+class TraceReading:
+    """The trace metrics of one point, by column; columns without a value are left out."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    """Names of traces that result.json lists and that are not there."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence for each trace that is there and cannot be read."""
+    warnings: list[str] = field(default_factory=list)
+    """One sentence for each that was read only in part."""
+
+
+def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
+    """The columns of METRICS, all of the same iteration and rank: of the iterations that have every pass that any has,
+    the one of (lower) median operator time, and in it the slowest rank."""
+    iterations: dict[int, dict[str, dict[str, TraceRow]]] = {}
+    for row in rows:
+        iterations.setdefault(row.iteration, {}).setdefault(row.file, {})[row.phase] = row
+    slowest = [max(ranks.values(), key=_operator_us) for ranks in iterations.values()]
+    most = max((len(_passes(phases)) for phases in slowest), default=0)
+    whole = sorted((phases for phases in slowest if len(_passes(phases)) == most), key=_operator_us)
+    return _metrics(whole[(len(whole) - 1) // 2]) if whole else {}
+
+
+def _metrics(phases: _Phases) -> dict[str, float]:
+    """Columns without a value are left out."""
+    of_passes = {
+        f"{name}_{column}": getattr(phases[phase], quantity)
+        for name, phase in PASSES.items()
+        if phase in phases
+        for column, quantity in PHASE_COLUMNS.items()
+    }
+    passes = _passes(phases)
+    shorter_us = min(sum(row.gemm_busy_us for row in passes), sum(row.comm_busy_us for row in passes))
+    whole = (
+        _operator_us(phases),
+        sum(row.overlap_us for row in passes) / shorter_us if shorter_us else None,
+        sum(row.num_gemm_events for row in passes),
+        sum(row.num_comm_events for row in passes),
+    )
+    columns = {**of_passes, **dict(zip(WHOLE_COLUMNS, whole, strict=True))}
+    return {column: value for column, value in columns.items() if value is not None}
+
+
+def _operator_us(phases: _Phases) -> float:
+    return sum(row.span_us for row in _passes(phases))
+
+
+def _passes(phases: _Phases) -> list[TraceRow]:
+    """Where nothing tells the passes apart, such as in a CUDA graph, the whole."""
+    return [phases[phase] for phase in PASSES.values() if phase in phases] or [phases["all"]]
+
+
+def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:
+    """By run directory; points that list no traces get an empty reading."""
+    names = {point.directory: own_traces(point) for point in points}
+    paths = [directory / name for directory, of_point in names.items() for name in of_point]
+    files = {file.path: file for file in read_trace_files([path for path in paths if path.exists()], with_parts=False)}
+    return {
+        directory: _reading({name: files.get(directory / name) for name in of_point})
+        for directory, of_point in names.items()
+    }
+
+
+def own_traces(point: Point) -> list[str]:
+    """The names of the point's traces, without those of the operator without overlap that some have beside them."""
+    return [name for name in (point.result.traces if point.result else []) if not is_trace_of("none", name)]
+
+
+def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
+    """`files` by the name that result.json lists; None for those that are not there."""
+    found = [file for file in files.values() if file]
+    startup = startup_of(found)
+    rows = [row for file in found for row in file.rows]
+    said = [in_words(str(found[0].path.parent), rows, startup)] if startup else []
+    return TraceReading(
+        metrics=summarise(row for row in rows if row.iteration not in startup),
+        missing=[name for name, file in files.items() if file is None],
+        problems=[file.problem for file in found if file.problem],
+        warnings=[*(warning for file in found for warning in file.warnings), *said],
+    )
+
+
+def startup_of(files: Iterable[TraceFile]) -> list[int]:
+    """Of traces that were recorded together, the iterations that are start-up on any rank: the others wait for it."""
+    return sorted({iteration for file in files for iteration in file.startup})

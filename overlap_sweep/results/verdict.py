@@ -1,0 +1,160 @@
+"""Which of several settings wins, for every workload: one rule, in one place.
+
+A setting is taken instead of the reference (no overlap, the sequential kernel, the defaults) only if it is faster than
+the reference itself by more than chance explains, however many were tried; of those that are, the simplest that cannot
+be told from the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import fmean
+from typing import Generic, TypeVar
+
+from overlap_sweep.results.estimate import Estimate, gap_noise_us
+
+T = TypeVar("T")
+
+TYPICAL_SCATTER = {"cuda": 0.003, "cpu": 0.02}
+"""Standard deviation of one setting's time between points, as a share of it, by kind of device: of times that are told
+through what was measured beside them. The largest, of small kernels, that benchmarks/repeated_settings.sh found twice;
+large ones have 0.001 or less."""
+TYPICAL_SCATTER_OF_LAYERS = {"cuda": 0.001, "cpu": 0.02}
+"""The same of whole layers, whose variants take turns in one process group."""
+TYPICAL_SCATTER_OF_STEPS = {"cuda": 0.01, "cpu": 0.05}
+"""The same of whole training steps, as measured."""
+TYPICAL_SCATTER_OF_HOST = 0.07
+"""The same of steps that take as long as the host takes to enqueue them."""
+_TYPICAL_WEIGHT = 4
+"""How many degrees of freedom of repetitions count as much as what is typical."""
+_MEDIAN_OF_MEAN = 1.2
+"""The standard error of the median of a few points over that of their mean: 1.09 of four, 1.25 of many."""
+_STEADY_WEIGHT = 12.0
+"""Degrees of freedom of its own that weigh as much as the noise of all settings together."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far apart points of equal settings are, beyond the noise within each."""
+
+    share: float
+    """Standard deviation between points, as a share of the time."""
+    freedom: float = inf
+    """How well it is known; infinite of what is typical."""
+
+    def added_to(self, estimate: Estimate, points: int) -> Estimate:
+        """The estimate of a setting that was measured in so many points, of which it is the median."""
+        of_median = _MEDIAN_OF_MEAN if points > 2 else 1.0
+        return estimate.with_error(estimate.time_us * self.share * of_median / sqrt(points), self.freedom)
+
+
+def scatter(
+    repeated: Iterable[Sequence[Estimate]], typical: float, baselines: Iterable[Sequence[Estimate]] = ()
+) -> Scatter:
+    """From the points of every setting that was measured more than once, and from what is typical.
+
+    The variance of their times less that within them, weighted with the typical variance by degrees of freedom.
+    `baselines` is what every point measures beside its setting: where those differ from point to point by more than is
+    typical, settings do so, too. Where they differ by less, that says little: they have less that could differ.
+    """
+    found = [_between(points) for points in repeated]
+    freedom = sum(free for _, free in found)
+    of_baselines = (_with_typical(*_between(points), typical) for points in baselines)
+    unrepeated = max([Scatter(typical), *of_baselines], key=lambda one: one.share)
+    if not freedom:
+        return unrepeated
+    return _with_typical(sum(squares for squares, _ in found), freedom, unrepeated.share)
+
+
+def _with_typical(squares: float, freedom: int, typical: float) -> Scatter:
+    variance = (squares + _TYPICAL_WEIGHT * typical**2) / (freedom + _TYPICAL_WEIGHT)
+    return Scatter(sqrt(variance), freedom + _TYPICAL_WEIGHT)
+
+
+def _between(points: Sequence[Estimate]) -> tuple[float, int]:
+    """Sum of squares of relative times between points, beyond what the noise within explains, and its freedom."""
+    if len(points) < 2:
+        return 0.0, 0
+    mean_us, freedom = fmean(point.time_us for point in points), len(points) - 1
+    within = fmean((point.error_us / mean_us) ** 2 for point in points)
+    squares = sum((point.time_us / mean_us - 1) ** 2 for point in points)
+    return max(0.0, squares - freedom * within), freedom
+
+
+def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], device_kind: str) -> dict[bool, Scatter]:
+    """Of training steps, by whether the host limits them: the points of every setting, and whether it does there."""
+    settings = list(repeated)
+    typical = {False: TYPICAL_SCATTER_OF_STEPS[device_kind], True: TYPICAL_SCATTER_OF_HOST}
+    return {
+        limited: scatter([points for points, known in settings if known == limited], share)
+        for limited, share in typical.items()
+    }
+
+
+def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:
+    """The same with noises that lean on each other.
+
+    A noise that rests on some twenty samples is itself uncertain by a quarter; of many settings that were measured
+    alike one is always far too small, and that one would seem to win. Each squared relative error is averaged with that
+    of all together, weighted by degrees of freedom (Smyth, Statistical Applications in Genetics 3 (1), 2004).
+    """
+    known = [one for one in estimates if one.error_us > 0]
+    if len(known) < 2:
+        return list(estimates)
+    shares = [(one.error_us / one.time_us) ** 2 for one in known]
+    weights = [min(one.freedom, _STEADY_WEIGHT) for one in known]
+    common = sum(share * weight for share, weight in zip(shares, weights, strict=True)) / sum(weights)
+    return [_steadied(one, common) if one.error_us > 0 else one for one in estimates]
+
+
+def _steadied(one: Estimate, common: float) -> Estimate:
+    own = min(one.freedom, 1e6)
+    freedom = own + _STEADY_WEIGHT
+    share = (own * (one.error_us / one.time_us) ** 2 + _STEADY_WEIGHT * common) / freedom
+    return Estimate(one.time_us, 0.0, one.repeats).with_error(one.time_us * sqrt(share), freedom)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """What was chosen among settings, and what it was chosen among."""
+
+    chosen: T
+    fastest: T
+    """Of those that beat the reference; of all others where none does."""
+    won: bool
+    """Whether anything beats the reference."""
+    faster_by_us: float = 0.0
+    """The fastest than what was chosen; negative where it is slower."""
+    noise_us: float = 0.0
+    """What that must exceed to be told from nothing."""
+
+    @property
+    def gap(self) -> str:
+        """`12.3 us faster, noise 4.5`: the fastest against what was chosen."""
+        word = "faster" if self.faster_by_us >= 0 else "slower"
+        return f"{abs(self.faster_by_us):.1f} us {word}, noise {self.noise_us:.1f}"
+
+    @property
+    def all_slower(self) -> bool:
+        """Whether everything is slower than the reference beyond the noise."""
+        return not self.won and self.faster_by_us < -self.noise_us
+
+
+def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choice[T]:
+    """The reference, which comes first, or what beats it. The others are sorted from simple to complex."""
+    reference, *others = zip(settings, steadied([estimate_of(setting) for setting in settings]), strict=True)
+    if not others:
+        return Choice(reference[0], reference[0], won=False)
+    faster = [
+        (setting, estimate)
+        for setting, estimate in others
+        if estimate.time_us < reference[1].time_us and estimate.differs_from(reference[1], len(others))
+    ]
+    fastest, least = min(faster or others, key=lambda pair: pair[1].time_us)
+    rivals = max(len(faster) - 1, 1) if faster else len(others)
+    ties = [pair for pair in faster if pair[1] is least or not pair[1].differs_from(least, rivals)]
+    chosen, taken = ties[0] if ties else reference
+    gap_us, noise_us = taken.time_us - least.time_us, gap_noise_us(taken, least, rivals)
+    return Choice(chosen, fastest, bool(faster), gap_us, noise_us)

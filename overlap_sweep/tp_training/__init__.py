@@ -1,1 +1,0 @@
-"""Training a language model by one of several tensor-parallel stacks: equal weights, equal data, equal settings."""

@@ -1,1 +1,0 @@
-"""Data-parallel training: the model and its data, who holds what, on which streams collectives run, and its steps."""

@@ -1,0 +1,51 @@
+"""GEMMs on one stream, copies on another: what the copy engines can hide, before any training loop is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+
+if TYPE_CHECKING:
+    from overlap_sweep.measure.ranks import Ranks
+
+_KEPT = ("runtime", "profile", "repetition", "workload")
+
+
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The point without whatever copies have no use for."""
+    if point["backend"] != "auto":
+        raise UserError(f"backend={point['backend']}: workload=copy_engine has none; leave it out.")
+    copy = dict(point["copy_engine"])
+    # It is workload.repeats.
+    del copy["iterations"]
+    return {
+        **{name: point[name] for name in _KEPT},
+        "copy_engine": copy,
+        "model": {"name": CUSTOM},
+        "backend": "copy_engine",
+        "precision": PRECISION_OF_DTYPE[copy["dtype"]],
+        "tp_size": 1,
+    }
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    if point["copy_engine"]["direction"] != "device_to_device" and point["runtime"]["device"] == "cpu":
+        return f"copy_engine.direction={point['copy_engine']['direction']} needs a GPU"
+    return None
+
+
+def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    """None: there is nothing to configure."""
+    return {}
+
+
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Time GEMMs and copies alone, in sequence and at once."""
+    from overlap_sweep.workloads.copy_engine.run import run_copies
+
+    return run_copies(point, directory, ranks)

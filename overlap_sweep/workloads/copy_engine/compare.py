@@ -1,0 +1,65 @@
+"""The copies of a dataset: their variants, pooled over all points of the same direction and size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from overlap_sweep.compare.measured import Key, Measured
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import CopyTimes
+from overlap_sweep.results.training_checks import COPY_VARIANTS
+from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
+from overlap_sweep.workloads.copy_engine.answer import copy_row
+from overlap_sweep.workloads.layer.compare import WHOLE
+
+
+def measured_copies(points: Iterable[Point]) -> list[Measured]:
+    """Without the launch-bound, whose times say nothing. Of GEMMs and copies at once `none_us` is one after the other,
+    and `floor_us` the longer of both alone."""
+    by_size: dict[Key, list[Point]] = defaultdict(list)
+    for point in points:
+        if point.is_copy and point.status == "ok":
+            by_size[_key(point)].append(point)
+    return [measured for key, of_size in by_size.items() for measured in _measured(key, of_size)]
+
+
+def _key(point: Point) -> Key:
+    """Of no variant yet."""
+    return Key(
+        model=None,
+        tokens=None,
+        precision=point.config["copy_engine"]["dtype"],
+        backend=point.config["backend"],
+        device=point.case.device,
+        tp_size=1,
+        operator=f"{point.config['copy_engine']['direction']}, {copy_row(point).size}",
+        pass_name=WHOLE,
+        setting="",
+    )
+
+
+def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
+    points = list(points)
+    between = Scatter(TYPICAL_SCATTER[points[0].config["runtime"]["device"]])
+    found = [(point.name, point.result.copies) for point in points if point.result and point.result.copies]
+    times = {variant: _pooled([copies for _, copies in found], variant, between) for variant in COPY_VARIANTS}
+    gemm, copy, sequential = times["gemm"], times["copy"], times["sequential"]
+    for variant, time in times.items():
+        if time is None:
+            continue
+        overlapped = variant == "overlapped"
+        yield Measured(
+            key=key._replace(setting=variant),
+            time=time,
+            none_us=sequential.time_us if overlapped and sequential else None,
+            floor_us=max(gemm.time_us, copy.time_us) if overlapped and gemm and copy else None,
+            points=tuple(name for name, _ in found),
+        )
+
+
+def _pooled(copies: Iterable[CopyTimes], variant: str, between: Scatter) -> Estimate | None:
+    """None where the host could never enqueue it as fast as the device ran."""
+    series = [one.times[variant].samples_us for one in copies if not one.launch_bound.get(variant)]
+    return between.added_to(estimate(*series), len(series)) if series else None

@@ -1,0 +1,183 @@
+"""GEMMs on the current stream and copies on one of high priority, each alone, one after the other, and at once.
+
+Who copies, seen on H200s: in every direction it is a memory copy in a trace (`Memcpy DtoD`, `PtoP`, `HtoD`, `DtoH`), no
+kernel, and needs no SM. With all of them taken by another kernel, an addition waited the 35 ms for that to end; copies
+went on at once, at nearly their own speed. Those to another GPU or to the host cost the GEMMs beside them nothing. One
+within the same memory does: at 2.1 TB/s it reads and writes most of what that memory can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure.profile import capture_each
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.timing import summarise, time_variants
+from overlap_sweep.measure.variant import Variant
+from overlap_sweep.results.run_directory import CopyTimes
+from overlap_sweep.workloads.fsdp.streams import PRIORITY
+
+MIB = 2**20
+LEAST_COPIED_BYTES = 256 * MIB
+"""Before a copy finds the same memory again: several times what an L2 cache holds."""
+PROFILED = 2
+"""Iterations in a trace."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is computed and what is copied, each on whatever stream is current."""
+
+    gemms: Callable[[], None]
+    copies: Callable[[], None]
+    beside: Callable[[Callable[[], None]], AbstractContextManager[None]]
+    """`with beside(copies): ...` runs the copies at the same time as the block, and is over when they are, too."""
+    product: Tensor
+    """Of the GEMMs: [matrix_size, matrix_size]."""
+    pairs: list[tuple[Tensor, Tensor]]
+    """Where copies come from and go to."""
+
+    def overlapped(self) -> None:
+        with self.beside(self.copies):
+            self.gemms()
+
+    def sequential(self) -> None:
+        self.gemms()
+        self.copies()
+
+    def copy_alone(self) -> None:
+        with self.beside(self.copies):
+            pass
+
+
+def run_copies(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """The measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
+    asked, workload = point["copy_engine"], point["workload"]
+    with ExitStack() as stack, torch.no_grad():
+        work = _work(point, ranks, stack)
+        _check(work, ranks)
+        steps = {
+            "gemm": work.gemms,
+            "copy": work.copy_alone,
+            "sequential": work.sequential,
+            "overlapped": work.overlapped,
+        }
+        variants = {name: Variant(partial(_ignoring_turn, run)) for name, run in steps.items()}
+        samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+        # As a point's own trace and the one without overlap are called everywhere.
+        profiled = {"": variants["overlapped"], "none": variants["sequential"]}
+        traces = capture_each(profiled, ranks, PROFILED, directory) if point["profile"] != "none" else []
+    times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
+    launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
+    return {
+        "copies": CopyTimes(
+            times=times,
+            launch_bound=launch_bound,
+            bytes_copied=_bytes(asked) * asked["copies"],
+            flops=2 * asked["matrix_size"] ** 3 * asked["gemms"],
+        ),
+        "objective_us": times["overlapped"].median_us,
+        "launch_bound": any(launch_bound.values()),
+        "traces": traces,
+    }
+
+
+def _ignoring_turn(run: Callable[[], None], _turn: int) -> None:
+    run()
+
+
+def _bytes(asked: Mapping[str, Any]) -> int:
+    """Of one copy."""
+    return round(asked["copy_mb"] * MIB)
+
+
+def _work(point: Mapping[str, Any], ranks: Ranks, stack: ExitStack) -> Work:
+    asked = point["copy_engine"]
+    generator = stream(ranks.device, point["workload"]["seed"], "copy_engine")
+    dtype, size = getattr(torch, asked["dtype"]), asked["matrix_size"]
+    left, right = (
+        torch.randn(size, size, dtype=dtype, device=ranks.device, generator=generator) * size**-0.25 for _ in range(2)
+    )
+    product = torch.empty_like(left)
+    source, target = _places(asked["direction"], ranks.device)
+    # As many different ones as the caches could remember, but no more than there are copies.
+    count = min(asked["copies"], math.ceil(LEAST_COPIED_BYTES / _bytes(asked)))
+    drawn = torch.randint(-128, 128, (count, _bytes(asked)), dtype=torch.int8, device=ranks.device, generator=generator)
+    pairs = [(source(values), target(torch.zeros_like(values))) for values in drawn]
+
+    def gemms() -> None:
+        for _ in range(asked["gemms"]):
+            torch.mm(left, right, out=product)
+
+    def copies() -> None:
+        for index in range(asked["copies"]):
+            origin, goal = pairs[index % count]
+            goal.copy_(origin, non_blocking=True)
+
+    return Work(gemms, copies, _beside(ranks.device, stack), product, pairs)
+
+
+def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """What puts a tensor where copies come from, and where they go to."""
+    here, host = Tensor.clone, lambda tensor: tensor.cpu().pin_memory()
+    if direction == "peer":
+        peer = torch.device("cuda", (device.index or 0) + 1)
+        # torch would copy through the host's memory.
+        if not torch.cuda.can_device_access_peer(device, peer):
+            raise Refused(f"{device} cannot reach the memory of {peer}")
+        return here, lambda tensor: tensor.to(peer)
+    return {"device_to_device": (here, here), "host_to_device": (host, here), "device_to_host": (here, host)}[direction]
+
+
+def _beside(device: torch.device, stack: ExitStack) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
+    if device.type == "cuda":
+        return partial(_on_stream, torch.cuda.Stream(device, priority=PRIORITY["high"]))
+    # Gradients are every thread's own affair; what autograd counts, trace readers take for the thread that computes.
+    without_gradients = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
+    return partial(_on_thread, stack.enter_context(without_gradients))
+
+
+@contextmanager
+def _on_stream(other: torch.cuda.Stream, copies: Callable[[], None]) -> Iterator[None]:
+    """The stream starts where the current one is, which goes on when it has ended: what times one times both."""
+    current = torch.cuda.current_stream()
+    other.wait_stream(current)
+    with torch.cuda.stream(other):
+        copies()
+    yield
+    current.wait_stream(other)
+
+
+@contextmanager
+def _on_thread(pool: ThreadPoolExecutor, copies: Callable[[], None]) -> Iterator[None]:
+    """copy_ frees the GIL."""
+    copied = pool.submit(copies)
+    yield
+    copied.result()
+
+
+def _check(work: Work, ranks: Ranks) -> None:
+    """WrongNumbers where GEMMs and copies at once don't leave what they leave alone."""
+    work.gemms()
+    expected = work.product.clone()
+    work.product.zero_()
+    work.overlapped()
+    ranks.synchronize()
+    right = [
+        torch.equal(work.product, expected),
+        *(torch.equal(origin.cpu(), goal.cpu()) for origin, goal in work.pairs),
+    ]
+    if not all(right):
+        raise WrongNumbers("wrong numbers: what was computed or copied at once is not what it is alone", {})

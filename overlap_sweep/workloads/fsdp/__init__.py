@@ -1,0 +1,160 @@
+"""Training steps of a ranking model under FSDP2 or DDP: what of their communication is hidden."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import models
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
+
+if TYPE_CHECKING:
+    from overlap_sweep.measure.ranks import Ranks
+
+PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
+
+_KEPT = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")
+_OF_ALL = ("runtime", "profile", "repetition")
+_ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|MSCCLPP)_[A-Z0-9_]+")
+_REFUSED = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "give runtime.max_connections instead",
+    "NCCL_NVLS_ENABLE": "give runtime.multicast instead",
+    "NCCL_CONF_FILE": "give its variables instead, so that results tell them",
+    "NCCL_ALGO=NVLS": "multicast is off; leave it out",
+    "GPU_DEVICE_ORDINAL": "set HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES in your shell",
+}
+"""Variables, or values of them, and what to do instead."""
+
+
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """With batch, steps and precision: the point without whatever training has no use for."""
+    device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
+    if point["backend"] != "auto":
+        raise UserError(f"backend={point['backend']}: who shards is said by distributed.strategy; leave backend out.")
+    training = {**TRAINING_ON[device], **{name: v for name, v in point["training"].items() if v is not None}}
+    # It says where results go, not what is measured.
+    training.pop("output_dir", None)
+    if profiling["enabled"] is None:
+        profiling["enabled"] = point["profile"] != "none"
+    distributed["env"] = _environment(distributed["env"])
+    ranking, fsdp = point["ranking"], dict(point["fsdp"])
+    fsdp["forward_prefetch"] = _layers_ahead(fsdp["forward_prefetch"])
+    _check_reshard(fsdp["reshard_after_forward"])
+    micro_batches = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
+    return {
+        **{name: point[name] for name in (*_OF_ALL, *_KEPT)},
+        **{"training": training, "distributed": distributed, "profiling": profiling, "fsdp": fsdp},
+        "workload": {**point["workload"], "tokens": micro_batches * tokens_per_sample(ranking)},
+        "backend": distributed["strategy"],
+        "precision": PRECISION_OF[training["mixed_precision"]],
+        "tp_size": 1,
+    }
+
+
+def tokens_per_sample(ranking: Mapping[str, Any]) -> int:
+    """Of the backbone's input."""
+    return int(ranking["sequence_length"] + ranking["num_sparse_features"] + 1)
+
+
+def _environment(asked: Mapping[str, Any]) -> dict[str, str]:
+    """Without what is not set. UserError for what is no variable of NCCL, RCCL or their transports."""
+    for name in asked:
+        if name not in _REFUSED and not _ENVIRONMENT.fullmatch(name):
+            raise UserError(f"distributed.env.{name} is no variable of NCCL, RCCL or HIP; set it in your shell.")
+        if isinstance(asked[name], list | dict):
+            raise UserError(f"distributed.env.{name}={asked[name]} is no single value; quote it: '\"a,b\"'.")
+        for refused in (name, f"{name}={str(asked[name])[:4].upper()}"):
+            if refused in _REFUSED and asked[name] is not None:
+                raise UserError(f"distributed.env.{name}={asked[name]}: {_REFUSED[refused]}.")
+    return {name: str(int(v) if isinstance(v, bool) else v) for name, v in asked.items() if v is not None}
+
+
+def _layers_ahead(asked: Any) -> int:
+    if isinstance(asked, bool | int) and 0 <= asked <= 1024:
+        return int(asked)
+    raise UserError(f"fsdp.forward_prefetch={asked} is neither true, false nor a number of layers; give one of them.")
+
+
+def _check_reshard(asked: Any) -> None:
+    if not isinstance(asked, bool) and not (isinstance(asked, int) and asked > 1):
+        raise UserError(
+            f"fsdp.reshard_after_forward={asked} is neither true, false nor a number of ranks; give one of them."
+        )
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    distributed, fsdp, ranks = point["distributed"], point["fsdp"], point["distributed"]["dp_size"]
+    if lacking := models.lacks(point["model"]):
+        return lacking
+    if point["model"]["num_attention_heads"] % point["model"]["num_kv_heads"]:
+        return "the attention heads do not divide by the key-value heads"
+    if point["compile"]["mode"] and point["compile"]["options"]:
+        return "torch.compile takes compile.mode or compile.options, not both"
+    if not point["compile"]["enabled"] and point["compile"] != asdict(Compile()):
+        return "the other options of compile change nothing without compile.enabled=true"
+    if point["profiling"]["tensorboard"] and not point["profiling"]["enabled"]:
+        return "profiling.tensorboard writes nothing without profiling.enabled=true"
+    if distributed["strategy"] == "ddp":
+        return _ddp_refusal(point)
+    if not fsdp["use_orig_params"]:
+        return "FSDP2 has no flat parameters: fsdp.use_orig_params=false was FSDP1's"
+    if ranks % fsdp["replicas"]:
+        return f"distributed.dp_size={ranks} does not divide by fsdp.replicas={fsdp['replicas']}"
+    shards, group = ranks // fsdp["replicas"], fsdp["reshard_after_forward"]
+    if not isinstance(group, bool) and fsdp["replicas"] > 1:
+        return (
+            "fsdp.reshard_after_forward takes no number of ranks beside fsdp.replicas, each of which would make its own"
+        )
+    if not isinstance(group, bool) and (shards % group or group >= shards):
+        return f"fsdp.reshard_after_forward={group} is no smaller part of {shards} ranks"
+    if distributed["overlap_reduce_scatter"]:
+        return "distributed.overlap_reduce_scatter is for DDP; FSDP2 reduces and scatters anyway"
+    if idle := _changed(distributed, ("bucket_cap_mb", "gradient_as_bucket_view"), Distributed()):
+        return f"distributed.{idle} changes nothing under FSDP2"
+    if fsdp["replicas"] == 1 and _changed(point["streams"], ("all_reduce",), Streams()):
+        return "streams.all_reduce changes nothing without fsdp.replicas: there is no all-reduce"
+    return _streams_refusal(point)
+
+
+def _changed(given: Mapping[str, Any], names: Sequence[str], usual: Any) -> str | None:
+    """The first of them that is not as usual."""
+    return next((name for name in names if given[name] != getattr(usual, name)), None)
+
+
+def _ddp_refusal(point: Mapping[str, Any]) -> str | None:
+    distributed, fsdp = point["distributed"], point["fsdp"]
+    if idle := _changed(fsdp, [name for name in fsdp if name != "sync_module_states"], Fsdp()):
+        return f"fsdp.{idle} changes nothing under DDP"
+    idle_streams = ("auxiliary",) if distributed["overlap_reduce_scatter"] else ("auxiliary", "reduce_scatter")
+    if distributed["enable_overlap"] and (idle := _changed(point["streams"], idle_streams, Streams())):
+        return f"streams.{idle} changes nothing here: DDP only all-reduces"
+    if distributed["overlap_reduce_scatter"] and not distributed["enable_overlap"]:
+        return "distributed.overlap_reduce_scatter needs distributed.enable_overlap"
+    return _streams_refusal(point)
+
+
+def _streams_refusal(point: Mapping[str, Any]) -> str | None:
+    changed = _changed(point["streams"], list(point["streams"]), Streams())
+    if changed and not point["distributed"]["enable_overlap"]:
+        return f"streams.{changed} is a stream of distributed.enable_overlap, which is off"
+    return None
+
+
+def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    """None: no library reads these settings from a file."""
+    return {}
+
+
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Train with telemetry, profile, and compare with no overlap and no communication."""
+    from overlap_sweep.workloads.fsdp.run import forget, run_training
+
+    try:
+        return run_training(point, directory, ranks)
+    finally:
+        forget(ranks)

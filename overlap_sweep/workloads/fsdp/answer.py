@@ -1,0 +1,327 @@
+"""Training runs: which setting trains fastest, and what each knob changes, among the points that may be compared."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.knob_record import KnobRecord
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.search_answers import answering
+from overlap_sweep.workloads.fsdp.knobs import (
+    Knobs,
+    brief,
+    changed,
+    differing,
+    frozen,
+    in_words,
+    knobs_of,
+    order,
+    overrides,
+    setting_in_words,
+    train_alike,
+)
+from overlap_sweep.workloads.fsdp.step_hidden import Hidden
+from overlap_sweep.workloads.fsdp.times import Comparison, comparison, limited_by_host, measured
+
+
+class TrainingCase(NamedTuple):
+    """What must be equal for training steps to be compared at all. They may differ in batch, accumulation and
+    precision: they are compared by the time that a sample takes."""
+
+    model: str
+    sizes: str
+    """In words."""
+    ranks: int
+    device: str
+    key: str
+    """Different for other sizes, whatever they are called."""
+
+    @property
+    def brief(self) -> str:
+        """Without the sizes and the device. `model` is not what is trained: the backbone's layers have its widths."""
+        return f"ranking model (widths of {self.model}), {self.ranks} rank{'s' if self.ranks > 1 else ''}"
+
+    def __str__(self) -> str:
+        return f"{self.brief} on {self.device}: {self.sizes}"
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One setting, over all points that measured it. Times are of a step unless they say otherwise."""
+
+    knobs: Knobs
+    setting: str
+    """In words, without what all settings of the case share."""
+    points: tuple[str, ...]
+    samples_per_step: int
+    tokens_per_step: int
+    strategy: str
+    precision: str
+    step: Estimate
+    """Its noise is also what points of equal settings are apart, where that was measured."""
+    none: Estimate
+    """Every collective alone on the device."""
+    floor: Estimate
+    """No communication."""
+    hidden: Hidden | None
+    """By the rounds of its points; None where communication costs nothing."""
+    relative: bool
+    """Times are relative to the floor that others have, too; else as measured."""
+    host_us: float | None
+    """None on a CPU, where it is what computes."""
+    host_limits: bool
+    """The device waits for the host: the schedule of its communication says little."""
+    host_limits_beside: bool
+    """The same of `none` or `floor`, which the hidden fraction is measured against."""
+    peak_memory_gb: float | None
+    loss: float | None
+    """After the last step of the recorded run; None where it is no number."""
+    compiled: str
+
+    @property
+    def time_us(self) -> float:
+        return self.step.time_us
+
+    @property
+    def none_us(self) -> float:
+        return self.none.time_us
+
+    @property
+    def floor_us(self) -> float:
+        return self.floor.time_us
+
+    @property
+    def of_sample(self) -> Estimate:
+        """A sample's share of the step."""
+        return self.step.relative_to(self.samples_per_step)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples_per_step / self.time_us * 1e6
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_step / self.time_us * 1e6
+
+    @property
+    def speedup(self) -> float:
+        """Over the same step with every collective alone on the device."""
+        return self.none_us / self.time_us
+
+    @property
+    def hidden_fraction(self) -> float:
+        """NaN where its noise leaves nothing of it."""
+        return self.hidden.fraction if self.hidden and self.hidden.known else math.nan
+
+    @property
+    def hidden_in_words(self) -> str:
+        """With its noise."""
+        return self.hidden.in_words if self.hidden else "-"
+
+    @property
+    def comm_us(self) -> float:
+        """What communication adds to the step where nothing hides it."""
+        return self.none_us - self.floor_us
+
+    @property
+    def communicates(self) -> bool:
+        """Whether that is more than noise: without it there is nothing to hide."""
+        return self.hidden is not None and self.hidden.known
+
+    @property
+    def exposed_us(self) -> float:
+        """What it adds as configured."""
+        return self.time_us - self.floor_us
+
+    @property
+    def turned(self) -> int:
+        """How many knobs are not at their defaults."""
+        return len(changed(self.knobs))
+
+    @property
+    def simplicity(self) -> tuple[Any, ...]:
+        """Sorts the simpler first."""
+        return self.turned, [order(self.knobs, name) for name in sorted(self.knobs)]
+
+
+@dataclass(frozen=True)
+class TrainingAnalysis:
+    """One case."""
+
+    case: TrainingCase
+    points: list[Point]
+    rows: list[TrainingRow]
+    """From fast to slow, by the time that a sample takes."""
+    reference: TrainingRow
+    """The simplest: what gains are told against."""
+    best: TrainingRow
+    """What a search settled, where one did; else by `choose`."""
+    settled: bool
+    reason: str
+    differing: list[str]
+    """The knobs that are not the same in all rows."""
+    shared: str
+    """The knobs that were turned in all of them, in words; empty for none."""
+    parameters: int
+
+    @property
+    def gain(self) -> float:
+        """Samples per second of the best over those of the reference, minus 1."""
+        return self.best.samples_per_s / self.reference.samples_per_s - 1
+
+    @property
+    def alike(self) -> TrainingRow:
+        """The best of those that compute the same as the reference."""
+        same = [row for row in self.rows if train_alike(row.knobs, self.reference.knobs)]
+        return choose(same)[0]
+
+    @property
+    def overrides(self) -> str:
+        """What to type for the best instead of the others; empty where that is nothing."""
+        return overrides(self.best.knobs, self.differing)
+
+    @property
+    def how_timed(self) -> str:
+        """A sentence."""
+        relative = sum(row.relative for row in self.rows)
+        if not relative:
+            return "Times are as measured in each point."
+        beside = "Times are relative to the common floor, by the floor that was measured beside each"
+        others = len(self.rows) - relative
+        why = "the host limits them, or no other point has their floor"
+        return f"{beside}; those of {others} settings are as measured: {why}." if others else f"{beside}."
+
+    @property
+    def one_work(self) -> bool:
+        """Whether all rows' steps have as many samples."""
+        return len({row.samples_per_step for row in self.rows}) == 1
+
+
+def analyse_training(
+    points: Iterable[Point], searches: Mapping[Path, KnobRecord] | None = None
+) -> list[TrainingAnalysis]:
+    """The `ok` points of training runs by case; `searches` by their directories."""
+    cases: dict[TrainingCase, list[Point]] = defaultdict(list)
+    for point in points:
+        if point.is_training and point.status == "ok":
+            cases[training_case(point)].append(point)
+    return [_analyse(case, cases[case], searches or {}) for case in sorted(cases)]
+
+
+def training_case(point: Point) -> TrainingCase:
+    config = point.config
+    ranking, model = config["ranking"], config["model"]
+    sizes = (
+        f"{ranking['num_layers']} layers, {ranking['sequence_length']} events, "
+        f"{ranking['num_sparse_features']} + {ranking['num_dense_features']} features"
+    )
+    key = key_of({"model": model, "ranking": ranking})
+    return TrainingCase(model["name"], sizes, config["distributed"]["dp_size"], point.case.device, key)
+
+
+def is_host_limited(result: Result) -> bool:
+    """Whether the host took nearly as long to enqueue the step as the device to run it."""
+    return "point" in limited_by_host(result)
+
+
+def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
+    """The simplest, unless something is faster, and why. What diverges is chosen only where everything does."""
+    usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
+    if len(rows) == 1:
+        return rows[0], "the only one that was measured"
+    choice = verdict.choose(usable, lambda row: row.of_sample)
+    chosen, fastest = choice.chosen, choice.fastest
+    if chosen is fastest or len(usable) == 1:
+        reason = f"fastest of {len(usable)}"
+    elif choice.faster_by_us <= 0:
+        reason = f"simplest, and fastest of {len(usable)}"
+    else:
+        by, noise = (value_us / chosen.of_sample.time_us for value_us in (choice.faster_by_us, choice.noise_us))
+        gap = f"{by:.1%} faster, noise {noise:.1%}"
+        reason = f"simplest of those within the noise of the fastest, {fastest.setting} ({gap})"
+    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
+
+
+def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, KnobRecord]) -> TrainingAnalysis:
+    same: dict[frozenset[tuple[str, Any]], list[Point]] = defaultdict(list)
+    for point in points:
+        same[frozen(knobs_of(point.config))].append(point)
+    settings = [knobs_of(of_setting[0].config) for of_setting in same.values()]
+    names = differing(settings)
+    compared = comparison(points)
+    rows = {
+        key: _row(knobs, setting_in_words(knobs, names if len(settings) > 1 else knobs), of_setting, compared)
+        for knobs, (key, of_setting) in zip(settings, same.items(), strict=True)
+    }
+    best, reason, settled = _best(rows, points, searches)
+    shared = [name for name in changed(settings[0]) if name not in names] if len(settings) > 1 else []
+    return TrainingAnalysis(
+        case=case,
+        points=points,
+        rows=sorted(rows.values(), key=lambda row: row.of_sample.time_us),
+        reference=min(rows.values(), key=lambda row: row.simplicity),
+        best=best,
+        settled=settled,
+        reason=reason,
+        differing=names,
+        shared=", ".join(f"{brief(name)}={in_words(settings[0][name])}" for name in shared),
+        parameters=measured(points[0].result).parameters,
+    )
+
+
+def _best(
+    rows: Mapping[frozenset[tuple[str, Any]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
+) -> tuple[TrainingRow, str, bool]:
+    """With why, and whether a search settled it: it measured its answer again after it had chosen it, in alternation
+    with the baseline, and what seems faster here only seemed so when it was tried."""
+    answers = {frozen(knobs_of(point.config)): search for point, search in answering(points, searches)}
+    settled = [key for key, search in answers.items() if search.settles]
+    by_table, reason = choose(list(rows.values()))
+    if not settled:
+        others = [rows[key].setting for key in answers if rows[key] is not by_table]
+        return by_table, "; ".join([reason, *(f"a search's answer, {other}, is not proven" for other in others)]), False
+    best, _ = choose([rows[key] for key in settled])
+    search = answers[frozen(best.knobs)]
+    proven = "the search found nothing faster"
+    if search.best and search.gain:
+        proven = f"proven by the search: {search.gain.share:.1%} less time, noise {search.gain.noise:.1%}"
+    other = f"; by the table alone it would be {by_table.setting}, not proven" if by_table is not best else ""
+    return best, proven + other, True
+
+
+def _row(knobs: Knobs, setting: str, points: Sequence[Point], compared: Comparison) -> TrainingRow:
+    runs = [measured(point.result) for point in points]
+    limited = {name for point in points if point.result for name in limited_by_host(point.result)}
+    times = compared.times(points)
+    hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]
+    memory_gb = [run.peak_memory_gb for run in runs if run.peak_memory_gb is not None]
+    return TrainingRow(
+        knobs=knobs,
+        setting=setting,
+        points=tuple(point.name for point in points),
+        samples_per_step=runs[0].samples_per_step,
+        tokens_per_step=points[0].config["workload"]["tokens"],
+        strategy=points[0].config["distributed"]["strategy"],
+        precision=points[0].config["precision"],
+        step=times.step,
+        none=times.none,
+        floor=times.floor,
+        hidden=times.hidden,
+        relative=times.relative,
+        host_us=statistics.median(hosts_us) if hosts_us else None,
+        host_limits="point" in limited,
+        host_limits_beside=bool(limited - {"point"}),
+        peak_memory_gb=max(memory_gb, default=None),
+        loss=runs[-1].losses[-1],
+        compiled=runs[0].compiled,
+    )

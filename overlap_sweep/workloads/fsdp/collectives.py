@@ -1,0 +1,199 @@
+"""Every collective of a training step, in one of three modes: as configured, alone on the device, or not at all.
+
+So one model serves the point and what it is compared with: the modes differ in nothing else. FSDP2 asks for its
+collectives in `fully_sharded`, DDP in `replicated`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads.fsdp.spans import Mark, Queue, Recorder, Span
+from overlap_sweep.workloads.fsdp.streams import WAITING, Streams
+from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
+
+POINT, NONE, FLOOR = "point", "none", "floor"
+"""The modes: as configured; each collective while nothing computes; no communication."""
+
+GATHERED_LAYERS = 2
+"""With fsdp.limit_all_gathers: how many may be gathered and not yet computed."""
+
+GLOO_THREADS = 2
+"""Of each of torch's gloo groups: so many collectives run at once."""
+
+Issue = Callable[[bool], dist.Work | None]
+"""Calls a collective, asynchronously or not."""
+
+
+class Collectives:
+    """Issues collectives in the current mode, and records them."""
+
+    def __init__(self, ranks: Ranks, streams: Streams, recorder: Recorder, own_streams: bool) -> None:
+        """`own_streams`: in mode `point` every collective runs on the stream of its kind, instead of where the library
+        has it."""
+        self.mode = POINT
+        self.blocked_s = 0.0
+        """How long the host has waited for the device in `wait_for_layers`."""
+        self._ranks, self._streams, self._recorder, self._own_streams = ranks, streams, recorder, own_streams
+        self._on_gpu = ranks.device.type == "cuda"
+        self._queue = self._new_queue()
+        self._computed: deque[Mark] = deque()
+        self._unfinished: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
+        self._thread = ThreadPoolExecutor(1)
+
+    def own_stream(self, name: str) -> torch.cuda.Stream | None:
+        """Of a kind of collectives, where they have one of their own."""
+        return self._streams[name] if self._own_streams and self._on_gpu else None
+
+    def now(self, stream: str, issue: Issue) -> None:
+        """Have it done when what is current goes on."""
+        if self._on_gpu:
+            self._on_stream(stream, issue)
+        else:
+            self._recorded(stream, issue, self._queue)
+
+    def later(self, stream: str, issue: Issue) -> dist.Work | None:
+        """Have it done when what is returned was waited for. None: it is done already."""
+        if self.mode == NONE:
+            self.now(stream, issue)
+            return None
+        if self._on_gpu:
+            return _StreamWork(self._beside(stream, issue))
+        return self._asynchronously(stream, issue)
+
+    def _on_stream(self, stream: str, issue: Issue) -> None:
+        current = torch.cuda.current_stream()
+        alone, compute = self.mode == NONE, self._streams[COMPUTE]
+        if self._own_streams and not alone:
+            current.wait_event(self._beside(stream, issue))
+            return
+        if alone:
+            current.wait_stream(compute)
+        self._recorded(stream, issue)
+        if alone:
+            compute.wait_stream(current)
+
+    def _beside(self, stream: str, issue: Issue) -> torch.cuda.Event:
+        """On the stream of its kind, after what is current; the event of its end."""
+        own = self._streams[stream]
+        own.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(own):
+            self._recorded(stream, issue)
+            return own.record_event()
+
+    def _recorded(self, stream: str, issue: Issue, queue: Queue | None = None) -> None:
+        """On what is current."""
+        span = self._recorder.begin(stream, queue)
+        issue(False)
+        self._recorder.launched(span)
+        self._recorder.end(span)
+
+    def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
+        """On gloo's threads."""
+        span, work = self._handed_over(stream, issue)
+        self._recorder.end_with(span, work.get_future())
+        return work
+
+    def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
+        """The stream that waits for it."""
+        span, work = self._handed_over(stream, issue)
+        # Not by Future.then: its callback takes the next of torch's pool of 32 streams and has it wait for the
+        # collective, and that one may be the stream that computes.
+        with torch.cuda.stream(self._streams[WAITING]):
+            work.get_future().wait()
+            self._recorder.end(span)
+        return self._streams[WAITING]
+
+    def _handed_over(self, stream: str, issue: Issue) -> tuple[Span, dist.Work]:
+        span = self._recorder.begin(stream, self._queue)
+        work = issue(True)
+        assert work is not None
+        self._recorder.launched(span)
+        return span, work
+
+    def reduced(self, stream: str, issue: Issue, value: Tensor) -> Future[Tensor]:
+        """A future that is done, for whoever waits for it on a stream, when the collective is: it holds `value`, which
+        the collective changes in place."""
+        if self.mode == NONE:
+            self.alone(stream, issue)
+        if self.mode != POINT:
+            return self._done(value)
+        if not self._on_gpu:
+            return self._asynchronously(stream, issue).get_future().then(lambda _: value)
+        if self._own_streams:
+            self._beside(stream, issue)
+            done_on = self._streams[stream]
+        else:
+            done_on = self._on_nccls_stream(stream, issue)
+        with torch.cuda.stream(done_on):
+            return self._done(value)
+
+    def alone(self, stream: str, issue: Issue) -> None:
+        """In the middle of what counts as computation: of a layer's backward, where DDP asks for it in mode `none`, or
+        of the optimizer's step."""
+        with self._recorder.not_computing():
+            self.now(stream, issue)
+
+    def beside_step(self, stream: str, issue: Issue, tensors: tuple[Tensor, ...]) -> None:
+        """What nobody waits for before the step ends, in a group of its own. The tensors are kept until then."""
+        wait: Callable[[], object]
+        if self._on_gpu:
+            wait = _StreamWork(self._beside(stream, issue)).wait
+        else:
+            # gloo's reduce-scatter has nobody to tell when it ends, but the one who waits for it.
+            wait = self._thread.submit(self._recorded, stream, issue).result
+        self._unfinished.append((wait, tensors))
+
+    def end_step(self) -> None:
+        """Wait, on the stream that computes, for what nobody has waited for."""
+        for wait, _ in self._unfinished:
+            wait()
+        self._unfinished.clear()
+
+    def _done(self, value: Tensor) -> Future[Tensor]:
+        """With what is current now."""
+        future: Future[Tensor] = Future(devices=[self._ranks.device] if self._on_gpu else None)
+        future.set_result(value)
+        return future
+
+    def start_step(self) -> None:
+        # The spans of the last step keep its queue.
+        self._queue = self._new_queue()
+        self._computed.clear()
+
+    def _new_queue(self) -> Queue:
+        return Queue(servers=1 if self._on_gpu else GLOO_THREADS)
+
+    def layer_computed(self) -> None:
+        """The layer's computation is enqueued, forward or backward."""
+        self._computed.append(self._recorder.mark())
+
+    def wait_for_layers(self) -> None:
+        """On the host, before another layer is gathered: until only `GATHERED_LAYERS` are not computed, this one
+        included."""
+        began_s = time.perf_counter()
+        while len(self._computed) >= GATHERED_LAYERS:
+            self._computed.popleft().wait()
+        self.blocked_s += time.perf_counter() - began_s
+
+
+class _StreamWork(dist.Work):
+    """A collective that the current stream waits for by an event."""
+
+    def __init__(self, done: torch.cuda.Event) -> None:
+        super().__init__()
+        self._done = done
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        torch.cuda.current_stream().wait_event(self._done)
+        return True

@@ -1,0 +1,303 @@
+"""Training runs against each other: every quantity of their telemetry with its noise, and where runs dip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from overlap_sweep.compare.matching import MARGIN
+from overlap_sweep.compare.ratios import geometric_mean, ratio
+from overlap_sweep.errors import UserError
+from overlap_sweep.workloads.fsdp.marks_and_kernels import Exposed, disagreement, exposed
+from overlap_sweep.workloads.fsdp.run_pairs import run_pairs, settings_of
+from overlap_sweep.workloads.fsdp.telemetry_dips import Dip, find_dips, slow_devices
+from overlap_sweep.workloads.fsdp.telemetry_runs import Run, read_telemetry
+from overlap_sweep.workloads.fsdp.telemetry_steps import (
+    QUANTITIES,
+    Aggregate,
+    Selection,
+    Series,
+    aggregates,
+    select,
+    series,
+)
+
+FEW_NAMES = 5
+
+Verdict = Literal["better", "worse", "same", "lower", "higher"]
+"""`lower` and `higher` where neither is better."""
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+_WORK = ("ranking.", "training.batch_size", "training.gradient_accumulation", "precision")
+"""Settings, or what their names begin with, that change how much there is to do; the model's sizes and the number of
+ranks do, too."""
+_ANOTHER_MODEL = ("model.", "ranking.")
+_NAMES_ONLY = ("model.name", "model.source")
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run with what its steps come to."""
+
+    run: Run
+    selection: Selection
+    steps: Series
+    """Of the steps that count."""
+    aggregates: dict[str, Aggregate]
+    dips: list[Dip]
+    kernels: Exposed | None = None
+    """What its traces tell; None without traces of a GPU."""
+
+    @property
+    def believed(self) -> bool:
+        """Whether no trace speaks against telemetry's marks."""
+        return self.kernels is None or not self.kernels.disagree
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+
+@dataclass(frozen=True)
+class TelemetryDataset:
+    """All runs of one operand."""
+
+    label: str
+    path: Path
+    runs: list[MeasuredRun]
+    problems: list[str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class QuantityRatio:
+    """One quantity of a run beside the reference's; either is None where only one of them knows it."""
+
+    quantity: str
+    ours: Aggregate | None
+    theirs: Aggregate | None
+    judged: bool = True
+    """Otherwise it is neither better nor worse: both did not do the same work."""
+    believed: bool = True
+    """Otherwise it has no verdict: it follows from marks that disagree with the kernels."""
+
+    @property
+    def ratio(self) -> float:
+        """NaN where it is undefined."""
+        return ratio(self.ours.median if self.ours else None, self.theirs.median if self.theirs else None)
+
+    @property
+    def ratio_noise(self) -> float:
+        """Half-width: both relative noises, added as independent errors are. NaN where the ratio or a noise is."""
+        ours, theirs = self.ours, self.theirs
+        if ours is None or theirs is None or ours.noise is None or theirs.noise is None or not ours.median:
+            return math.nan
+        return abs(self.ratio) * math.hypot(ours.noise / ours.median, theirs.noise / (theirs.median or math.nan))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """`same` inside the noise of both, or within MARGIN of the reference. None where the noise is unknown, and of
+        what is not believed."""
+        ours, theirs = self.ours, self.theirs
+        if ours is None or theirs is None or ours.noise is None or theirs.noise is None or not self.believed:
+            return None
+        if abs(ours.median - theirs.median) <= MARGIN * abs(theirs.median) or not ours.differs_from(theirs):
+            return "same"
+        change: Literal["lower", "higher"] = "lower" if ours.median < theirs.median else "higher"
+        better = QUANTITIES[self.quantity].better
+        if not better or not self.judged:
+            return change
+        return "better" if change == better else "worse"
+
+
+@dataclass(frozen=True)
+class RunMatch:
+    """A run beside the one of the reference that is the same point."""
+
+    dataset: str
+    reference: str
+    ours: MeasuredRun
+    theirs: MeasuredRun
+    quantities: dict[str, QuantityRatio]
+    """In the order of QUANTITIES, those that either knows; `step_ms` both know."""
+    settings: dict[str, tuple[Any, Any]]
+    """Knobs that differ: (reference's, ours), where both are known."""
+    different_work: dict[str, tuple[Any, Any]]
+    """Those of them that change how much there is to do, and the `ranks`; empty where both do the same."""
+
+    @property
+    def believed(self) -> bool:
+        return self.ours.believed and self.theirs.believed
+
+
+@dataclass(frozen=True)
+class TelemetryComparison:
+    """All that is known about runs beside each other."""
+
+    datasets: list[TelemetryDataset]
+    reference: str
+    candidates: list[str]
+    """The labels of those that are compared with it."""
+    matches: list[RunMatch]
+    unmatched: list[str]
+    """A sentence for each side that has runs which the other has not."""
+    problems: list[str]
+    warnings: list[str]
+
+    def of(self, label: str) -> list[RunMatch]:
+        return [match for match in self.matches if match.dataset == label]
+
+
+def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
+    """UserError when no run can be read, or none has two steps that count."""
+    reading = read_telemetry(path)
+    problems, warnings, runs = list(reading.problems), list(reading.warnings), []
+    for run in reading.runs:
+        selection = select(run)
+        if len(selection.measured) < 2:
+            problems.append(
+                f"{run.directory} has {len(selection.measured) or 'no'} step of all ranks beside warm-up and the "
+                "profiler's, too few; train for more."
+            )
+            continue
+        try:
+            kernels = exposed(run.point) if run.point else None
+        except UserError as error:
+            kernels = None
+            warnings.append(str(error))
+        runs.append(measure(run, selection, kernels))
+        if selection.incomplete:
+            warnings.append(f"{run.name}: {_numbers(selection.incomplete)} left out: not all ranks recorded it.")
+        warnings += slow_devices(run, selection.measured)
+        if kernels and kernels.disagree:
+            warnings.append(disagreement(run.name, kernels))
+    if not runs:
+        raise UserError(problems[0])
+    return TelemetryDataset(label, path, runs, problems, warnings)
+
+
+def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> MeasuredRun:
+    training = run.point.result.training if run.point and run.point.result else None
+    of_steps = series(run, selection.measured, training.samples_per_step if training else None)
+    dips = find_dips(run, selection.measured)
+    known = aggregates(run, of_steps, selection, len(dips), kernels)
+    return MeasuredRun(run, selection, of_steps, known, dips, kernels)
+
+
+def compare_telemetry(
+    datasets: Sequence[TelemetryDataset], reference: str, candidate: str | None = None
+) -> TelemetryComparison:
+    """`reference` and `candidate` are labels; without a candidate all others are compared. UserError where no run of
+    any is in the reference."""
+    base = next(dataset for dataset in datasets if dataset.label == reference)
+    compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
+    matches: list[RunMatch] = []
+    unmatched: list[str] = []
+    for dataset in compared:
+        found, missing = _matched(dataset, base)
+        matches += found
+        unmatched += missing
+    if not matches:
+        raise UserError(
+            f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or of the same settings but for "
+            "those that differ throughout, or one run of each."
+        )
+    return TelemetryComparison(
+        datasets=list(datasets),
+        reference=reference,
+        candidates=[dataset.label for dataset in compared],
+        matches=matches,
+        unmatched=unmatched,
+        problems=[problem for dataset in datasets for problem in dataset.problems],
+        warnings=[f"{dataset.label}: {warning}" for dataset in datasets for warning in dataset.warnings],
+    )
+
+
+def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ in every pair, and in the same way: (reference's, ours)."""
+    first = matches[0].settings if matches else {}
+    return {
+        name: values for name, values in first.items() if all(match.settings.get(name) == values for match in matches)
+    }
+
+
+def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
+    """By quantity the geometric mean over the runs, where every run has a ratio above 0."""
+    by_quantity: dict[str, list[float]] = {}
+    for match in matches:
+        for name, quantity in match.quantities.items():
+            by_quantity.setdefault(name, []).append(quantity.ratio)
+    return {
+        name: geometric_mean(ratios)
+        for name, ratios in by_quantity.items()
+        if len(ratios) == len(matches) and all(one > 0 for one in ratios)
+    }
+
+
+def _matched(dataset: TelemetryDataset, base: TelemetryDataset) -> tuple[list[RunMatch], list[str]]:
+    """The pairs, and a sentence for each dataset that has runs which the other has not."""
+    ours, theirs = ({measured.name: measured for measured in one.runs} for one in (dataset, base))
+    pairs = run_pairs([measured.run for measured in dataset.runs], [measured.run for measured in base.runs])
+    unmatched = [
+        f"{len(only)} only in {one}, not in {other}: {_some(only)}."
+        for one, other, only in (
+            (base.label, dataset.label, [name for name in theirs if name not in {their.name for _, their in pairs}]),
+            (dataset.label, base.label, [name for name in ours if name not in {our.name for our, _ in pairs}]),
+        )
+        if only
+    ]
+    found = [_match(dataset.label, base.label, ours[our.name], theirs[their.name]) for our, their in pairs]
+    return found, unmatched
+
+
+def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
+    own, others = settings_of(ours.run), settings_of(theirs.run)
+    settings = {
+        name: (others.get(name), own.get(name))
+        for name in dict.fromkeys([*others, *own])
+        if own and others and own.get(name) != others.get(name)
+    }
+    work = {name: values for name, values in settings.items() if _is_work(name)}
+    ranks = (_num_ranks(theirs.run), _num_ranks(ours.run))
+    if ranks[0] != ranks[1]:
+        work["ranks"] = ranks
+    believed = ours.believed and theirs.believed
+    quantities = {
+        name: QuantityRatio(
+            name,
+            ours.aggregates.get(name),
+            theirs.aggregates.get(name),
+            judged=not work or (name == "samples_per_s" and not any(map(_is_model, work))),
+            believed=believed or not quantity.by_marks,
+        )
+        for name, quantity in QUANTITIES.items()
+        if name in ours.aggregates or name in theirs.aggregates
+    }
+    return RunMatch(label, reference, ours, theirs, quantities, settings, work)
+
+
+def _is_work(setting: str) -> bool:
+    return setting.startswith(_WORK) or _is_model(setting)
+
+
+def _is_model(setting: str) -> bool:
+    return setting.startswith(_ANOTHER_MODEL) and setting not in _NAMES_ONLY
+
+
+def _num_ranks(run: Run) -> int:
+    """Also of which not all have telemetry here, as far as that is known."""
+    if run.point and run.point.is_training:
+        return int(run.point.config["distributed"]["dp_size"])
+    return run.ranks[-1] + 1
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", ... and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
+    return f"{', '.join(names[:FEW_NAMES])}{more}"
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {_some([str(number) for number in steps])}"

@@ -1,0 +1,152 @@
+"""FSDP2: every unit of the model sharded, its collectives and their schedule as the point says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, POINT, Collectives
+from overlap_sweep.workloads.fsdp.ranking_model import RankingModel
+from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, REDUCE_SCATTER
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:
+    """Shard the model in place. Collective."""
+    fsdp = point["fsdp"]
+    replicas = fsdp["replicas"]
+    mesh = _mesh(ranks.device.type, ranks.world_size, replicas)
+    # Gradients come in the type that parameters are gathered in.
+    reduce_dtype = DTYPES[fsdp["reduce_dtype"]] if fsdp["reduce_dtype"] else None
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[point["precision"]], reduce_dtype=reduce_dtype)
+    reshard = fsdp["reshard_after_forward"]
+    for unit in model.units:
+        fully_shard(unit, mesh=mesh["shard"], mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh["shard"], mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+    gather, scatter = _Gather(collectives, fsdp["limit_all_gathers"]), _Scatter(collectives)
+    for unit in model.units:
+        unit.set_custom_all_gather(gather)  # type: ignore[operator]
+        unit.set_custom_reduce_scatter(scatter)  # type: ignore[operator]
+        if replicas > 1:
+            # Not FSDP2's own hybrid sharding: of its all-reduce nobody hears.
+            unit.set_all_reduce_hook(  # type: ignore[operator]
+                partial(_add_replicas, mesh["replicate"].get_group(), replicas, collectives),
+                stream=collectives.own_stream(ALL_REDUCE),
+            )
+    _schedule(model.units, fsdp, collectives)
+
+
+@cache
+def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
+    """One for all points of a group: each makes process groups that stay."""
+    if replicas == 1:
+        # That of the world has a group already.
+        return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
+    return init_device_mesh(device, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collectives) -> None:
+    """Who gathers whose parameters when. torch's own is implicit: forward the host runs ahead, backward each unit
+    gathers the one before it."""
+    ahead = fsdp["forward_prefetch"]
+    for index, unit in enumerate(units):
+        if ahead:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + ahead])
+        if fsdp["backward_prefetch"] != "BACKWARD_PRE":
+            # Only a list that is not empty takes the place of torch's own, and the unit itself is gathered already.
+            unit.set_modules_to_backward_prefetch([unit])
+        if fsdp["backward_prefetch"] == "BACKWARD_POST" and index:
+            unit.backward_ended = partial(units[index - 1].unshard, async_op=True)
+        if fsdp["limit_all_gathers"]:
+            unit.forward_ended = collectives.layer_computed
+            unit.backward_ended = _both(collectives.layer_computed, unit.backward_ended)
+
+
+def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collectives, gradients: Tensor) -> None:
+    """All-reduce what the reduce-scatter left to this rank."""
+
+    def issue(asynchronously: bool) -> dist.Work | None:
+        return dist.all_reduce(gradients, group=group, async_op=asynchronously)
+
+    if collectives.mode != FLOOR:
+        collectives.now(ALL_REDUCE, issue)
+    gradients.div_(replicas)
+    if gradients.is_cuda:
+        # FSDP2 lets go of them once they are cast, and the stream of the reduce-scatter that made them would reuse the
+        # memory while this one still reduces.
+        gradients.record_stream(torch.cuda.current_stream())
+
+
+def _both(first: Any, second: Any) -> Any:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+class _Gather(AllGather):
+    """All-gathers of parameters."""
+
+    def __init__(self, collectives: Collectives, limited: bool) -> None:
+        self._collectives, self._limited = collectives, limited
+        self._stale: dict[tuple[Any, ...], Tensor] = {}
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:  # type: ignore[override]
+        if self._collectives.mode != FLOOR:
+            return torch.empty(*size, dtype=dtype, device=device)
+        # What nobody gathers is computed with all the same: numbers, and at the speed of numbers like weights.
+        key = (*size, dtype)
+        if key not in self._stale:
+            self._stale[key] = torch.empty(*size, dtype=dtype, device=device).normal_(std=0.02)
+        return self._stale[key]
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        if self._collectives.mode == FLOOR:
+            return None
+        if self._limited and self._collectives.mode == POINT:
+            self._collectives.wait_for_layers()
+
+        def issue(asynchronously: bool) -> dist.Work | None:
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, asynchronously)
+
+        # On a CPU there is no stream that could wait: FSDP2 waits for the work.
+        if async_op or output_tensor.device.type == "cpu":
+            return self._collectives.later(AUXILIARY, issue)
+        self._collectives.now(AUXILIARY, issue)
+        return None
+
+
+class _Scatter(ReduceScatter):
+    """Reduce-scatters of gradients. FSDP2 uses the sum at once, on its own stream: on a CPU nothing can overlap it."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:  # type: ignore[override]
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        if self._collectives.mode == FLOOR:
+            output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+            return None
+
+        def issue(asynchronously: bool) -> dist.Work | None:
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, asynchronously)
+
+        self._collectives.now(REDUCE_SCATTER, issue)
+        return None

@@ -1,0 +1,155 @@
+"""What each knob changes: every two settings of training steps that differ in nothing else."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sweep.results.estimate import estimate
+from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
+from overlap_sweep.workloads.fsdp.knobs import brief, in_words, order
+
+MANY_PAIRS = 5
+"""From so many on it is seen how far pairs are apart."""
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """Two settings that differ in one knob alone."""
+
+    knob: str
+    before: TrainingRow
+    """With the usual value, or where neither has it the smaller one."""
+    after: TrainingRow
+
+    @property
+    def change(self) -> float:
+        """Of the time that a sample takes: -0.1 is a tenth less."""
+        return self.after.of_sample.time_us / self.before.of_sample.time_us - 1
+
+    @property
+    def noise(self) -> float:
+        """Of the change."""
+        ours, theirs = self.after.of_sample, self.before.of_sample
+        relative = math.hypot(ours.noise_us / ours.time_us, theirs.noise_us / theirs.time_us)
+        return relative * ours.time_us / theirs.time_us
+
+    @property
+    def differs(self) -> bool:
+        return self.before.of_sample.differs_from(self.after.of_sample)
+
+    @property
+    def usable(self) -> bool:
+        """Whether neither side is limited by the host, or diverges: the knob's part in that cannot be told."""
+        return not any(row.host_limits or row.loss is None for row in (self.before, self.after))
+
+    @property
+    def values(self) -> tuple[Any, Any]:
+        return self.before.knobs.get(self.knob), self.after.knobs.get(self.knob)
+
+
+@dataclass(frozen=True)
+class KnobContribution:
+    """One change of one knob, wherever it was measured."""
+
+    knob: str
+    before: Any
+    after: Any
+    effects: list[KnobEffect]
+    beside_best: KnobEffect | None
+    """With all other knobs as in the best setting. The best was chosen for being fast: its own luck is in it."""
+    taken: bool
+    """Whether the best setting has it as it is after the change."""
+
+    @property
+    def change(self) -> float:
+        """The median of the effects."""
+        return statistics.median(effect.change for effect in self.effects)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        changes = [effect.change for effect in self.effects]
+        return min(changes), max(changes)
+
+    @property
+    def noise(self) -> float:
+        """Of the median: where there are MANY_PAIRS by how far they are apart, else that of a typical effect."""
+        if len(self.effects) >= MANY_PAIRS:
+            return estimate([effect.change for effect in self.effects]).noise_us
+        return statistics.median(effect.noise for effect in self.effects)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the change is more than noise."""
+        return abs(self.change) > self.noise
+
+    @property
+    def differs(self) -> int:
+        """In how many of them the change is more than noise."""
+        return sum(effect.differs for effect in self.effects)
+
+    @property
+    def what(self) -> str:
+        return f"{in_words(self.before)} \N{RIGHTWARDS ARROW} {in_words(self.after)}"
+
+    @property
+    def name(self) -> str:
+        return brief(self.knob)
+
+
+@dataclass(frozen=True)
+class KnobEffects:
+    """All that the settings of a case say about single knobs."""
+
+    contributions: list[KnobContribution]
+    """What moved most, over all pairs, comes first."""
+    left_out: int
+    """Pairs of which one side is limited by the host, or diverges."""
+    only_left_out: list[str]
+    """The knobs that there are no other pairs of."""
+    never_alone: list[str]
+    """The knobs that differ between settings, but never alone: their part cannot be told."""
+
+
+def knob_effects(analysis: TrainingAnalysis) -> list[KnobEffect]:
+    """Every pair of rows that differ in one knob alone."""
+    return [effect for name in analysis.differing for effect in _of_knob(name, analysis.rows, analysis.differing)]
+
+
+def contributed(analysis: TrainingAnalysis) -> KnobEffects:
+    """Of each knob every change from one value to another."""
+    effects = knob_effects(analysis)
+    found: dict[tuple[str, str, str], list[KnobEffect]] = defaultdict(list)
+    for effect in (effect for effect in effects if effect.usable):
+        before, after = effect.values
+        found[effect.knob, in_words(before), in_words(after)].append(effect)
+    contributions = [_contribution(of_change, analysis.best) for of_change in found.values()]
+    alone, told = {effect.knob for effect in effects}, {knob for knob, _, _ in found}
+    return KnobEffects(
+        contributions=sorted(contributions, key=lambda contribution: -abs(contribution.change)),
+        left_out=sum(not effect.usable for effect in effects),
+        only_left_out=[brief(name) for name in analysis.differing if name in alone - told],
+        never_alone=[brief(name) for name in analysis.differing if name not in alone],
+    )
+
+
+def _of_knob(name: str, rows: Sequence[TrainingRow], among: Sequence[str]) -> Iterator[KnobEffect]:
+    alike: dict[tuple[str, ...], list[TrainingRow]] = defaultdict(list)
+    for row in rows:
+        alike[tuple(repr(row.knobs.get(other)) for other in among if other != name)].append(row)
+    for group in alike.values():
+        ordered = sorted(group, key=lambda row: order(row.knobs, name))
+        for i, before in enumerate(ordered):
+            for after in ordered[i + 1 :]:
+                yield KnobEffect(name, before, after)
+
+
+def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribution:
+    knob, (before, after) = effects[0].knob, effects[0].values
+    beside_best = next((effect for effect in effects if best in (effect.before, effect.after)), None)
+    taken = in_words(best.knobs.get(knob)) == in_words(after)
+    return KnobContribution(knob, before, after, effects, beside_best, taken)

@@ -1,0 +1,188 @@
+"""What was chosen about a training step, knob by knob, under the names that a user types."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams, Training
+
+Knobs = dict[str, Any]
+"""By name, such as `fsdp.forward_prefetch` and `distributed.env.NCCL_ALGO`; scalars."""
+
+_SECTIONS = {"fsdp": Fsdp, "training": Training, "distributed": Distributed, "streams": Streams, "compile": Compile}
+_RUNTIME: Knobs = {"max_connections": None, "threads_per_rank": 1, "multicast": False}
+_ENVIRONMENT, _OPTIONS = "distributed.env", "compile.options"
+_NO_KNOBS = {
+    *("training.max_steps", "training.log_interval", "training.output_dir"),
+    *("distributed.dp_size", _ENVIRONMENT, _OPTIONS),
+}
+"""How long a run is and where it goes; how many ranks it has, which is not compared; and what is taken apart."""
+
+DEVICE = "runtime.device"
+"""No knob; it stands among them since some defaults depend on it."""
+TRAINS_DIFFERENTLY = frozenset(
+    {
+        *("training.batch_size", "training.gradient_accumulation", "training.mixed_precision", "fsdp.reduce_dtype"),
+        *("training.learning_rate", "training.warmup_steps", "training.weight_decay", "training.grad_clip_norm"),
+    }
+)
+"""They change what is computed, not only when."""
+
+SCHEDULING = frozenset(
+    {
+        *("fsdp.forward_prefetch", "fsdp.backward_prefetch", "fsdp.limit_all_gathers", "fsdp.sync_module_states"),
+        *("distributed.enable_overlap", "distributed.overlap_reduce_scatter"),
+        "distributed.overlap_clone_for_reduce_scatter",
+        *("training.learning_rate", "training.warmup_steps", "training.weight_decay"),
+        *(f"streams.{name}" for name in asdict(Streams())),
+        *("runtime.max_connections", "runtime.multicast"),
+    }
+)
+"""They leave the step without communication as it is, as do the variables of the libraries that communicate: through it
+the points that differ in nothing else are compared."""
+
+_OF_COLLECTIVES = tuple(f"{_ENVIRONMENT}.{library}_" for library in ("NCCL", "RCCL", "TORCH_NCCL"))
+"""Any other variable may change what computes, too."""
+
+_BARE = re.compile(r"[A-Za-z0-9_.-]+")
+_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
+"""Words that Hydra's grammar reads as something else."""
+_BEFORE_QUOTE = re.compile(r'(\\+)(?="|$)')
+"""Backslashes that would escape a quote."""
+
+
+def _usual() -> Knobs:
+    sections = {f"{name}.{knob}": value for name, of in _SECTIONS.items() for knob, value in asdict(of()).items()}
+    runtime = {f"runtime.{name}": value for name, value in _RUNTIME.items()}
+    return {name: value for name, value in {**sections, **runtime}.items() if name not in _NO_KNOBS}
+
+
+USUAL = _usual()
+"""What each is by default. Variables of the environment are not set."""
+
+
+def knobs_of(config: Mapping[str, Any]) -> Knobs:
+    """Of a training point, every knob; those that change nothing beside the others at their usual value, so that equal
+    settings are equal."""
+    flat = {f"{name}.{knob}": value for name in _SECTIONS for knob, value in config[name].items()}
+    flat |= {f"runtime.{name}": config["runtime"].get(name, default) for name, default in _RUNTIME.items()}
+    knobs = {name: flat.get(name, default) for name, default in USUAL.items()}
+    knobs |= {f"{_ENVIRONMENT}.{name}": value for name, value in config["distributed"].get("env", {}).items()}
+    options = config["compile"].get("options") or {}
+    knobs |= {f"{_OPTIONS}.{name}": _scalar(value) for name, value in options.items()}
+    idle = _idle(knobs)
+    knobs = {name: USUAL.get(name) if name in idle else value for name, value in knobs.items()}
+    return {**knobs, DEVICE: config["runtime"]["device"]}
+
+
+def _scalar(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def _idle(knobs: Knobs) -> set[str]:
+    idle = set()
+    if not knobs["compile.enabled"]:
+        idle |= {name for name in knobs if name.startswith("compile.")}
+    if knobs["distributed.strategy"] == "fsdp2":
+        of_ddp = ("bucket_cap_mb", "gradient_as_bucket_view", "overlap_reduce_scatter")
+        idle |= {f"distributed.{name}" for name in of_ddp}
+    if not knobs["distributed.overlap_reduce_scatter"]:
+        idle.add("distributed.overlap_clone_for_reduce_scatter")
+    return idle
+
+
+def usual(knobs: Knobs, name: str) -> Any:
+    """A knob's default where these knobs are."""
+    group, _, knob = name.partition(".")
+    on_device = TRAINING_ON.get(knobs[DEVICE], {}) if group == "training" else {}
+    return on_device.get(knob, USUAL.get(name))
+
+
+def changed(knobs: Knobs) -> list[str]:
+    """The knobs that somebody has turned: how far a setting is from the simplest."""
+    return [name for name, value in knobs.items() if name != DEVICE and value != usual(knobs, name)]
+
+
+def differing(settings: Iterable[Knobs]) -> list[str]:
+    """The knobs that are not the same in all of them."""
+    all_knobs = list(settings)
+    names = dict.fromkeys(name for knobs in all_knobs for name in knobs)
+    return [name for name in names if len({_key(knobs.get(name)) for knobs in all_knobs}) > 1]
+
+
+def _key(value: Any) -> tuple[str, Any]:
+    """true is a value of its own, beside 1."""
+    return type(value).__name__, value
+
+
+def frozen(knobs: Knobs) -> frozenset[tuple[str, Any]]:
+    """Equal for equal settings, whatever is not set in them."""
+    return frozenset((name, _key(value)) for name, value in knobs.items() if value is not None)
+
+
+def same_floor(knobs: Knobs) -> frozenset[tuple[str, Any]]:
+    """Equal for those whose steps without communication do the same."""
+    return frozen(
+        {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_OF_COLLECTIVES)}
+    )
+
+
+def train_alike(knobs: Knobs, others: Knobs) -> bool:
+    """Whether they compute the same, but for rounding."""
+    return all(knobs.get(name) == others.get(name) for name in TRAINS_DIFFERENTLY)
+
+
+def brief(name: str) -> str:
+    """As in tables."""
+    for prefix in (f"{_ENVIRONMENT}.", "fsdp.", "training.", "distributed.", "runtime."):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return "compile" if name == "compile.enabled" else name
+
+
+def in_words(value: Any) -> str:
+    """As Hydra takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "null" if value is None else str(value)
+
+
+def setting_in_words(knobs: Knobs, shown: Collection[str]) -> str:
+    """`forward_prefetch=1, batch_size=32`: of the knobs that are `shown` those that were turned."""
+    turned = set(changed(knobs))
+    return ", ".join(f"{brief(name)}={in_words(knobs[name])}" for name in shown if name in turned) or "defaults"
+
+
+def overrides(knobs: Knobs, shown: Collection[str]) -> str:
+    """The same as it is typed into a shell."""
+    turned = set(changed(knobs))
+    return " ".join(shlex.quote(_override(name, knobs[name])) for name in shown if name in turned)
+
+
+def _override(name: str, value: Any) -> str:
+    # Of these the configuration lists few or none, and Hydra adds others only if told to.
+    added = "++" if name.startswith((f"{_ENVIRONMENT}.", f"{_OPTIONS}.")) else ""
+    return f"{added}{name}={_quoted(value) if isinstance(value, str) else in_words(value)}"
+
+
+def _quoted(text: str) -> str:
+    """As Hydra's grammar takes a string: bare if it is a plain word or number, else in quotes."""
+    if _BARE.fullmatch(text) and text.lower() not in _NO_STRINGS:
+        return text
+    escaped = _BEFORE_QUOTE.sub(r"\1\1", text).replace('"', r"\"")
+    return f'"{escaped}"'
+
+
+def order(knobs: Knobs, name: str) -> tuple[bool, float, str]:
+    """Sorts a knob's values: the usual one first, then numbers from low to high, then words."""
+    value = knobs.get(name)
+    number = float(value) if isinstance(value, int | float) else math.inf
+    return value != usual(knobs, name), number, in_words(value)

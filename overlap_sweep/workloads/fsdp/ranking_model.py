@@ -1,0 +1,140 @@
+"""A ranking model: features and a user's history, embedded, through a transformer, into the logit of a click."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from overlap_sweep.workloads.fsdp.spans import Recorder, Unit
+
+EPSILON = 1e-5
+INIT_STD = 0.02
+
+
+class Batch(NamedTuple):
+    """Of one rank: `batch` samples."""
+
+    sparse: Tensor
+    """[batch, num_sparse_features], rows of the tables."""
+    history: Tensor
+    """[batch, sequence_length], rows of the items' table."""
+    dense: Tensor
+    """[batch, num_dense_features]."""
+    clicked: Tensor
+    """[batch], 0 or 1."""
+
+
+class Features(nn.Module):
+    """Everything that is known of a sample as tokens: [batch, 1 + num_sparse + sequence_length, hidden]."""
+
+    def __init__(self, ranking: Mapping[str, Any], hidden: int) -> None:
+        super().__init__()
+        sparse, rows = ranking["num_sparse_features"], ranking["vocab_size"]
+        self.tables = nn.Embedding(sparse * rows, hidden)
+        self.items = nn.Embedding(rows, hidden)
+        self.dense = nn.Linear(ranking["num_dense_features"], hidden)
+        self.positions = nn.Parameter(torch.empty(1 + sparse + ranking["sequence_length"], hidden))
+        self._rows = rows
+        self._ids: tuple[Tensor, Tensor] | None = None
+
+    def give(self, batch: Batch) -> Tensor:
+        """Keep the batch's rows for the forward that follows; returns what the forward takes, the dense features.
+
+        A unit has one input, which needs a gradient: the mark of its backward's end hangs on that.
+        """
+        tables = torch.arange(batch.sparse.shape[1], device=batch.sparse.device) * self._rows
+        self._ids = batch.sparse + tables, batch.history
+        return batch.dense.detach().requires_grad_()
+
+    def forward(self, dense: Tensor) -> Tensor:
+        assert self._ids is not None
+        sparse, history = self._ids
+        tokens = [self.dense(dense).unsqueeze(1), self.tables(sparse), self.items(history)]
+        return torch.cat(tokens, dim=1) + self.positions
+
+
+class TransformerLayer(nn.Module):
+    """Attention of all tokens to all, then an MLP, each after a norm and beside a residual."""
+
+    def __init__(self, model: Mapping[str, Any]) -> None:
+        super().__init__()
+        hidden, ffn, bias = model["hidden_size"], model["ffn_hidden_size"], model["bias"]
+        self.heads, self.kv_heads = model["num_attention_heads"], model["num_kv_heads"]
+        self.head_dim, self.gated = model["head_dim"], model["gated_mlp"]
+        self.attention_norm, self.mlp_norm = _norm(model), _norm(model)
+        self.qkv = nn.Linear(hidden, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
+        self.proj = nn.Linear(self.heads * self.head_dim, hidden, bias=bias)
+        self.fc1 = nn.Linear(hidden, ffn * (2 if self.gated else 1), bias=bias)
+        self.fc2 = nn.Linear(ffn, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.proj(self._attend(self.qkv(self.attention_norm(x))))
+        return x + self.fc2(self._activate(self.fc1(self.mlp_norm(x))))
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        batch, tokens, _ = qkv.shape
+        counts = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = qkv.view(batch, tokens, sum(counts), self.head_dim).transpose(1, 2).split(counts, dim=1)
+        attended = functional.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads != self.kv_heads)
+        return attended.transpose(1, 2).reshape(batch, tokens, -1)
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return functional.gelu(x)
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+class Head(nn.Module):
+    """The logit of a click from the token of the dense features: [batch, 1]."""
+
+    def __init__(self, model: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.norm = _norm(model)
+        self.score = nn.Linear(model["hidden_size"], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logit: Tensor = self.score(self.norm(x[:, 0]))
+        return logit
+
+
+class RankingModel(nn.Module):
+    """Its units, in order: features, layers, head."""
+
+    def __init__(self, model: Mapping[str, Any], ranking: Mapping[str, Any], recorder: Recorder) -> None:
+        super().__init__()
+        self.features = Unit(Features(ranking, model["hidden_size"]), recorder)
+        self.layers = nn.ModuleList(Unit(TransformerLayer(model), recorder) for _ in range(ranking["num_layers"]))
+        self.head = Unit(Head(model), recorder)
+
+    @property
+    def units(self) -> list[Unit]:
+        return [self.features, *self.layers, self.head]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss of the batch."""
+        x = self.features(self.features.body.give(batch))  # type: ignore[operator]
+        for layer in self.layers:
+            x = layer(x)
+        return functional.binary_cross_entropy_with_logits(self.head(x).squeeze(-1).float(), batch.clicked)
+
+
+def initialise(model: nn.Module, generator: torch.Generator) -> None:
+    """Weights from a normal distribution, norms at one, biases at zero."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(std=INIT_STD, generator=generator)
+
+
+def _norm(model: Mapping[str, Any]) -> nn.Module:
+    norm = nn.RMSNorm if model["normalization"] == "RMSNorm" else nn.LayerNorm
+    return norm(model["hidden_size"], eps=EPSILON)

@@ -1,0 +1,184 @@
+"""A training run: recorded, profiled, and compared with itself without overlap and without communication."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlap_sweep.measure.device_samples import DeviceSampler
+from overlap_sweep.measure.profile import capture_each
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.scheduled_profile import profile_steps
+from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.timing import summarise, time_variants
+from overlap_sweep.measure.variant import Variant
+from overlap_sweep.results.run_directory import Timing, TrainingRun, metrics_file
+from overlap_sweep.workloads.fsdp import fully_sharded
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
+from overlap_sweep.workloads.fsdp.compiling import compile_layers
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
+from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, initialise
+from overlap_sweep.workloads.fsdp.recording import Recording
+from overlap_sweep.workloads.fsdp.replicated import replicate
+from overlap_sweep.workloads.fsdp.spans import Recorder
+from overlap_sweep.workloads.fsdp.steady_clock import SteadyClock
+from overlap_sweep.workloads.fsdp.steps import Step, TrainingSteps
+from overlap_sweep.workloads.fsdp.streams import Streams
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in training, and what its steps are issued through."""
+
+    steps: TrainingSteps
+    collectives: Collectives
+    recorder: Recorder
+    parameters: int
+    compiled: str
+
+    def step(self, mode: str) -> Step:
+        self.collectives.mode = mode
+        return self.steps.run()
+
+
+def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """The measured fields of the point's Result. Collective."""
+    trained = _set_up(point, ranks)
+    with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
+        recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])
+        trained.recorder.on = True
+        for _ in range(point["training"]["max_steps"]):
+            recording.add(trained.step(POINT))
+        recording.write()
+        peak_gb = _peak_gb(ranks)
+        traces, warnings = _profile(point, trained, recording, directory, ranks)
+        trained.recorder.on = False
+    trained.steps.freeze()
+    in_mode = {mode: Variant(partial(_step, trained, mode)) for mode in (POINT, NONE, FLOOR)}
+    if traces:
+        traces += capture_each({NONE: in_mode[NONE]}, ranks, point["profiling"]["active"], directory)
+    times, host_us = _compare(point, in_mode, ranks)
+    training = TrainingRun(
+        step=times,
+        host_us=host_us,
+        samples_per_step=_samples_per_step(point),
+        parameters=trained.parameters,
+        losses=recording.losses,
+        peak_memory_gb=peak_gb,
+        compiled=trained.compiled,
+        telemetry=[metrics_file(rank) for rank in range(ranks.world_size)],
+    )
+    return {
+        "training": training,
+        "objective_us": times[POINT].median_us,
+        "launch_bound": host_us.get(POINT, 0.0) > HOST_LIMITS * times[POINT].median_us,
+        "traces": traces,
+        "warnings": warnings,
+    }
+
+
+def _set_up(point: Mapping[str, Any], ranks: Ranks) -> Trained:
+    recorder, streams = Recorder(ranks.device), Streams(point["streams"], ranks.device)
+    collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
+    model = _initial_model(point, ranks, recorder)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    layers = [unit.body for unit in model.units[1:-1]]
+    compiled = compile_layers(layers, point["compile"], partial(_try, point), ranks)
+    with streams.computing():
+        # DDP's gradients are summed up on the stream that it was made on.
+        distributed = _distributed(model, point, ranks, collectives)
+    steps = TrainingSteps(distributed, point, ranks, collectives, streams, recorder)
+    if ranks.device.type == "cuda":
+        # Not of the whole model that every rank has had until it was sharded.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return Trained(steps, collectives, recorder, parameters, compiled)
+
+
+def _peak_gb(ranks: Ranks) -> float | None:
+    if ranks.device.type != "cuda":
+        return None
+    return ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0]
+
+
+def _step(trained: Trained, mode: str, _turn: int) -> Step:
+    return trained.step(mode)
+
+
+def _compare(
+    point: Mapping[str, Any], in_mode: Mapping[str, Variant], ranks: Ranks
+) -> tuple[dict[str, Timing], dict[str, float]]:
+    """Whole steps in turns; by mode their times, and on a GPU the host's."""
+    clock = SteadyClock(ranks, point["workload"]["steps"])
+    samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
+    times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
+    if ranks.device.type != "cuda":
+        return times, {}
+    host_us = {mode: clock.host_us(variant) for mode, variant in in_mode.items()}
+    return times, {mode: us for mode, us in host_us.items() if us is not None}
+
+
+def forget(ranks: Ranks) -> None:
+    """Free what a run has left: models and FSDP2's hooks refer to each other, and the next point needs the memory."""
+    gc.collect()
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _profile(
+    point: Mapping[str, Any], trained: Trained, recording: Recording, directory: Path, ranks: Ranks
+) -> tuple[list[str], list[str]]:
+    """Further steps under the profiler; the names of the traces, and what a reader must know."""
+    if not point["profiling"]["enabled"]:
+        return [], []
+    taken: list[Step] = []
+    profiled = profile_steps(lambda: taken.append(trained.step(POINT)), ranks, point["profiling"], directory)
+    for index in profiled.active:
+        recording.add(taken[index], profiled=True)
+    recording.write()
+    return list(profiled.traces), list(profiled.warnings)
+
+
+def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -> RankingModel:
+    with torch.device(ranks.device):
+        model = RankingModel(point["model"], point["ranking"], recorder)
+    synced = point["fsdp"]["sync_module_states"]
+    # What rank 0 will send need not be drawn by the others, but it must be seen if it was not sent.
+    draws = ranks.rank if synced else 0
+    initialise(model, stream(ranks.device, point["workload"]["seed"], "parameters", draws))
+    if synced and point["backend"] == "fsdp2" and ranks.world_size > 1:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), 0)
+    return model
+
+
+def _distributed(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> nn.Module:
+    if point["backend"] == "ddp":
+        return replicate(model, point, ranks, collectives)
+    fully_sharded.shard(model, point, ranks, collectives)
+    return model
+
+
+def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
+    """Forward and backward of one layer as they will be called."""
+    device = next(layer.parameters()).device
+    dtype = fully_sharded.DTYPES[point["precision"]]
+    tokens = point["workload"]["tokens"] // _samples_per_step(point)
+    shape = point["training"]["batch_size"], tokens, point["model"]["hidden_size"]
+    x = torch.randn(shape, device=device, requires_grad=True)
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        layer(x).float().sum().backward()
+    layer.zero_grad()
+
+
+def _samples_per_step(point: Mapping[str, Any]) -> int:
+    training = point["training"]
+    return int(training["batch_size"] * training["gradient_accumulation"] * point["distributed"]["dp_size"])

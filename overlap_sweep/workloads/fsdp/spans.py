@@ -1,0 +1,222 @@
+"""What ran when, on which stream: marks on the device that are read when the device has passed them.
+
+On a GPU a mark is an event on the stream that is current; on a CPU it is the host's clock. Nothing waits for a mark
+until `resolve`. An idle stream passes the mark before a collective some tenths of a millisecond before the host has
+launched it, so a span also knows about when the host launched it, and an `Anchor` what the device's clock said then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
+
+Spans = dict[str, list[tuple[int, int]]]
+"""By stream, in nanoseconds from the step's start."""
+
+LAUNCHED_AT = 0.7
+"""When an idle stream begins a collective, as a share of the host's time from the mark before it to its call's return.
+By the profiler's kernels it is 0.63 to 0.77, in calls of 135 to 240 us. When the call returns, the kernel has been
+running for 35 to 80 us, and for longer where another thread took the interpreter."""
+
+
+class Mark:
+    """A moment on the current stream, or on a CPU now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self.host_ns = time.perf_counter_ns()
+
+    def after_ns(self, origin: Mark) -> int:
+        """Time since the origin; the device must have passed both."""
+        if self._event is None or origin._event is None:
+            return self.host_ns - origin.host_ns
+        return round(origin._event.elapsed_time(self._event) * 1e6)
+
+    def wait(self) -> None:
+        """On the host."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Anchor(Mark):
+    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
+    microseconds a second."""
+
+    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
+        """A moment of the host's clock, on the device's since the origin."""
+        return self.after_ns(origin) + host_ns - self.host_ns
+
+    def lead_ns(self, mark: Mark) -> int:
+        """How much later the device passed a later mark than the host made it."""
+        return mark.after_ns(self) - (mark.host_ns - self.host_ns)
+
+
+@dataclass
+class Queue:
+    """What runs collectives in the order in which it is handed them: NCCL's stream, or gloo's threads."""
+
+    servers: int
+    """How many it runs at once."""
+    spans: list[Span] = field(default_factory=list)
+    """Those of the step."""
+
+
+@dataclass(eq=False)
+class Span:
+    """Of work on a stream. `end` comes later than `start`, for what runs by itself from another thread."""
+
+    stream: str
+    start: Mark
+    end: Mark | None = None
+    queue: Queue | None = None
+    ended: Future[None] | None = None
+    """When `end` is there, if not at once."""
+    launched_ns: int | None = None
+    """About when the host launched the collective, by its clock; None for what has many launches."""
+
+    def resolve(self, origin: Mark, anchor: Anchor) -> tuple[int, int]:
+        """(start, end) in nanoseconds. What was queued began when it was handed over and a server was free."""
+        if self.ended is not None:
+            self.ended.wait()
+        assert self.end is not None
+        start, end = self.start.after_ns(origin), self.end.after_ns(origin)
+        if self.queue is not None:
+            earlier = self.queue.spans[: self.queue.spans.index(self)]
+            ends = sorted((span.end.after_ns(origin) for span in earlier if span.end), reverse=True)
+            start = max([start, *ends[self.queue.servers - 1 : self.queue.servers]])
+        if self.launched_ns is not None:
+            start = max(start, anchor.host_after_ns(self.launched_ns, origin))
+        return min(start, end), end
+
+
+@dataclass
+class Recorder:
+    """The spans of the step that runs, while `on`."""
+
+    device: torch.device
+    on: bool = False
+    spans: list[Span] = field(default_factory=list)
+    _computing: Span | None = None
+
+    def mark(self) -> Mark:
+        return Mark(self.device)
+
+    def begin(self, stream: str, queue: Queue | None = None) -> Span:
+        span = Span(stream, self.mark(), queue=queue)
+        if self.on:
+            self.spans.append(span)
+        if queue is not None:
+            queue.spans.append(span)
+        return span
+
+    def launched(self, span: Span) -> None:
+        """The call that launches the collective has returned. On a CPU gloo's thread takes it then or later, which is
+        told by nobody."""
+        if self.device.type == "cuda":
+            span.launched_ns = launch_between(span.start.host_ns, time.perf_counter_ns())
+
+    def end(self, span: Span) -> None:
+        span.end = self.mark()
+
+    def begin_computing(self) -> None:
+        self._computing = self.begin(COMPUTE)
+
+    def end_computing(self) -> None:
+        assert self._computing is not None
+        self.end(self._computing)
+        self._computing = None
+
+    @contextmanager
+    def not_computing(self) -> Iterator[None]:
+        """Leave out of a unit's computation what its stream does instead."""
+        computing = self._computing is not None
+        if computing:
+            self.end_computing()
+        yield
+        if computing:
+            self.begin_computing()
+
+    def end_with(self, span: Span, work: Future[Any]) -> None:
+        """When the work is done: gloo's thread calls back then."""
+        span.ended = work.then(lambda _: self.end(span))
+
+    def take(self) -> list[Span]:
+        """Those of the step that is over."""
+        taken, self.spans = self.spans, []
+        return taken
+
+
+def launch_between(begun_ns: int, returned_ns: int) -> int:
+    """About when a collective was launched, if it was marked and its call returned then."""
+    return begun_ns + round(LAUNCHED_AT * (returned_ns - begun_ns))
+
+
+def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
+    """The device must have passed all of them."""
+    found: Spans = {}
+    for span in spans:
+        found.setdefault(span.stream, []).append(span.resolve(origin, anchor))
+    return found
+
+
+class _Entry(torch.autograd.Function):
+    """An identity that calls on its way forward and on its way back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, forward, backward) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.backward_call = backward
+        forward()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+        ctx.backward_call()
+        return gradient, None, None
+
+
+class Unit(torch.nn.Module):
+    """A part of the model that is sharded and gathered as a whole, with marks where its own computation begins and
+    ends, forward and backward: after its parameters are there, and before its gradients are reduced.
+
+    FSDP2's hooks are on this module and so lie outside of the marks, which are in its forward.
+    """
+
+    def __init__(self, body: torch.nn.Module, recorder: Recorder) -> None:
+        super().__init__()
+        self.body = body
+        self._recorder = recorder
+        self.forward_ended = _nothing
+        self.backward_ended = _nothing
+        """Called on the host where that is enqueued."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.body(_Entry.apply(x, self._recorder.begin_computing, self._end_backward))
+        self._recorder.end_computing()
+        self.forward_ended()
+        assert output.grad_fn is not None
+        # It runs after the hooks of the tensor, of which FSDP2's waits for the parameters.
+        output.grad_fn.register_prehook(self._begin_backward)
+        return output
+
+    def _begin_backward(self, _gradients: tuple[Tensor, ...]) -> None:
+        self._recorder.begin_computing()
+
+    def _end_backward(self) -> None:
+        self._recorder.end_computing()
+        self.backward_ended()
+
+
+def _nothing() -> None:
+    pass

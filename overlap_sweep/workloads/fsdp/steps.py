@@ -1,0 +1,173 @@
+"""One training step after the other: micro batches, gradients, optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives
+from overlap_sweep.workloads.fsdp.fully_sharded import DTYPES
+from overlap_sweep.workloads.fsdp.spans import Mark, Recorder, Span
+from overlap_sweep.workloads.fsdp.streams import Streams
+from overlap_sweep.workloads.fsdp.synthetic_data import SyntheticData
+from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of a step when it is enqueued; its tensors and marks tell when the device has passed them."""
+
+    number: int
+    started: float
+    """Seconds since 1970."""
+    begin: Mark
+    end: Mark
+    spans: list[Span]
+    loss: Tensor
+    """Mean over this rank's samples."""
+    grad_norm: Tensor
+    learning_rate: float
+    loss_scale: float | None
+    host_s: float
+    """To enqueue it, without waiting for the device where that is known."""
+
+
+class TrainingSteps:
+    """The model in training. `run` is one step, in whatever mode the collectives are."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        point: Mapping[str, Any],
+        ranks: Ranks,
+        collectives: Collectives,
+        streams: Streams,
+        recorder: Recorder,
+    ) -> None:
+        training = point["training"]
+        self._model, self._training, self._ranks = model, training, ranks
+        self._collectives, self._streams, self._recorder = collectives, streams, recorder
+        self._data = SyntheticData(point, ranks)
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"], foreach=True
+        )
+        warmup_steps = training["warmup_steps"]
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: min(1.0, (step + 1) / (warmup_steps + 1))
+        )
+        self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=training["mixed_precision"] == "fp16")
+        # FSDP2 computes in what it gathers.
+        by_autocast = isinstance(model, DistributedDataParallel) and point["precision"] != "fp32"
+        self._autocast_dtype = DTYPES[point["precision"]] if by_autocast else None
+        self._fixed_scale: float | None = None
+        self._taken = 0
+        self._taken_micro_batches = 0
+
+    def run(self) -> Step:
+        """Enqueue one step. Collective."""
+        started, began_s, blocked_s = time.time(), time.perf_counter(), self._collectives.blocked_s
+        learning_rate = float(self._schedule.get_last_lr()[0])
+        loss_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
+        self._collectives.start_step()
+        with self._streams.computing():
+            begin = self._recorder.mark()
+            losses = [self._micro_batch(last) for last in self._micro_batches()]
+            self._collectives.end_step()
+            self._recorder.begin_computing()
+            grad_norm = self._update()
+            self._recorder.end_computing()
+            end = self._recorder.mark()
+            with torch.no_grad():
+                # Its number among autograd's would make it the last of the forward.
+                loss = torch.stack(losses).mean()
+        self._taken += 1
+        waited_s = self._collectives.blocked_s - blocked_s
+        return Step(
+            number=self._taken - 1,
+            started=started,
+            begin=begin,
+            end=end,
+            spans=self._recorder.take(),
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            loss_scale=loss_scale,
+            host_s=time.perf_counter() - began_s - waited_s,
+        )
+
+    def freeze(self) -> None:
+        """From now on steps take as long as before, and change neither a weight nor the scale of the loss: without
+        communication ranks would not agree on it."""
+        self._fixed_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._schedule.base_lrs = [0.0] * len(self._schedule.base_lrs)
+
+    def _micro_batches(self) -> Iterator[bool]:
+        """Whether each is the step's last."""
+        count = self._training["gradient_accumulation"]
+        yield from (index == count - 1 for index in range(count))
+
+    def _micro_batch(self, last: bool) -> Tensor:
+        count = self._training["gradient_accumulation"]
+        batch = self._data[self._taken_micro_batches]
+        self._taken_micro_batches += 1
+        with self._reducing(last), self._autocast():
+            loss = self._model(batch)
+            self._scaler.scale(loss / count).backward()
+        return loss.detach()
+
+    def _reducing(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients are reduced after the last micro batch, and summed up before."""
+        if isinstance(self._model, DistributedDataParallel):
+            return nullcontext() if last else self._model.no_sync()
+        self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self._ranks.device.type, dtype=self._autocast_dtype)
+
+    def _update(self) -> Tensor:
+        """Clip, step, and clear; the norm of the gradients before, over all ranks."""
+        self._scaler.unscale_(self._optimizer)
+        parameters = list(self._model.parameters())
+        limit = self._training["grad_clip_norm"]
+        norm = self._norm([p.grad for p in parameters if p.grad is not None])
+        if limit:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        began_s = time.perf_counter()
+        self._scaler.step(self._optimizer)
+        if self._scaler.is_enabled():
+            # It asks the device whether the gradients are finite.
+            self._collectives.blocked_s += time.perf_counter() - began_s
+        self._scaler.update(self._fixed_scale)
+        self._optimizer.zero_grad()
+        self._schedule.step()
+        return norm
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of all gradients. For those that FSDP2 shards, ranks wait for each other."""
+        sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+        if not sharded:
+            return nn.utils.get_total_norm(gradients)
+        squares = nn.utils.get_total_norm([gradient.to_local() for gradient in sharded]) ** 2
+        group = sharded[0].device_mesh.get_group()
+
+        def issue(asynchronously: bool) -> dist.Work | None:
+            return dist.all_reduce(squares, group=group, async_op=asynchronously)
+
+        if self._collectives.mode != FLOOR:
+            self._collectives.alone(ALL_REDUCE, issue)
+        return squares.sqrt()

@@ -1,0 +1,140 @@
+"""The times of training steps, comparable between points that were measured minutes apart, with their noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import Result, Timing, TrainingRun
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
+from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
+from overlap_sweep.workloads.fsdp.step_hidden import Hidden, hidden
+
+VARIANTS = ("point", "none", "floor")
+_Floor = frozenset[tuple[str, Any]]
+
+
+def measured(result: Result | None) -> TrainingRun:
+    """Of a point that is ok."""
+    assert result
+    assert result.training
+    return result.training
+
+
+def limited_by_host(result: Result) -> list[str]:
+    """The variants of the step that the host took nearly as long to enqueue as the device to run."""
+    run = measured(result)
+    limited = {name for name in VARIANTS if run.host_us.get(name, 0.0) >= HOST_LIMITS * run.step[name].median_us}
+    return [name for name in VARIANTS if name in limited or (name == "point" and result.launch_bound)]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Of one setting, over all its points."""
+
+    step: Estimate
+    none: Estimate
+    floor: Estimate
+    hidden: Hidden | None
+    relative: bool
+    """To the floors that were measured beside it; else as measured."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the points of a case are compared.
+
+    A point can be told relative to its own floor, the step without communication that was measured in turns with it:
+    what makes the whole machine slower cancels, and the floor's own noise comes in. Which of the two is larger is seen
+    at settings that were measured in several points: relative times are used where they bring those closer together,
+    and where there are none such, since drift of some percent is common. A point that the host limits in any variant
+    takes no part: its floor is the host's time, and dividing by it would make the slowest host the fastest setting.
+    """
+
+    floors: Mapping[_Floor, list[Timing]]
+    """By what the step without communication does, of the points that may be compared by it."""
+    relative: bool
+    between: Mapping[bool, verdict.Scatter]
+    """Of the points of equal settings, by whether the host limits them."""
+
+    def times(self, points: Sequence[Point]) -> StepTimes:
+        """Of the points of one setting."""
+        steps = [measured(point.result).step for point in points]
+        pool = self.floors.get(same_floor(knobs_of(points[0].config)), [])
+        # Relative to nothing but itself, a time gains the floor's noise for nothing.
+        limited = any(map(_limited, points))
+        relative = self.relative and len(pool) > 1 and not limited
+        if relative:
+            floor = pooled_none(pool)
+            step, none = (
+                normalised([(of_one[name], of_one["floor"]) for of_one in steps], floor) for name in ("point", "none")
+            )
+        else:
+            step, none, floor = (pooled_none([of_one[name] for of_one in steps]) for name in VARIANTS)
+        step = self.between[limited].added_to(step, len(points))
+        rounds = {name: _together([of_one[name] for of_one in steps]) for name in VARIANTS}
+        return StepTimes(step, none, floor, hidden(rounds), relative)
+
+
+def comparison(points: Iterable[Point]) -> Comparison:
+    """Of the points of one case."""
+    floors, settings = defaultdict(list), defaultdict(list)
+    for point in points:
+        knobs = knobs_of(point.config)
+        settings[frozen(knobs)].append(point)
+        if not _limited(point):
+            floors[same_floor(knobs)].append(measured(point.result).step["floor"])
+    repeated = [of_one for of_one in settings.values() if len(of_one) > 1]
+    free = [of_one for of_one in repeated if not any(map(_limited, of_one))]
+    as_measured, to_floor = _scatter(map(_steps_us, free)), _scatter(map(_over_floor, free))
+    relative = as_measured is None or to_floor is None or to_floor < as_measured
+    times = (
+        ([_step(point, relative and of_one in free) for point in of_one], of_one not in free) for of_one in repeated
+    )
+    device_kind = next(iter(settings.values()))[0].config["runtime"]["device"]
+    return Comparison(floors, relative, verdict.scatters_of_steps(times, device_kind))
+
+
+def _step(point: Point, over_floor: bool) -> Estimate:
+    step = measured(point.result).step
+    if over_floor:
+        floor = step["floor"]
+        return normalised([(step["point"], floor)], Estimate(floor.median_us, 0.0, 1)).relative_to(floor.median_us)
+    return estimate(step["point"].samples_us)
+
+
+def _limited(point: Point) -> bool:
+    assert point.result
+    return bool(limited_by_host(point.result))
+
+
+def _steps_us(points: Iterable[Point]) -> list[float]:
+    return [measured(point.result).step["point"].median_us for point in points]
+
+
+def _over_floor(points: Iterable[Point]) -> list[float]:
+    steps = [measured(point.result).step for point in points]
+    return [step["point"].median_us / step["floor"].median_us for step in steps]
+
+
+def _scatter(times: Iterable[Sequence[float]]) -> float | None:
+    """The relative standard deviation within each sequence, over all of them; None where none has two times."""
+    squares, free = 0.0, 0
+    for alike in times:
+        mean = statistics.mean(alike)
+        squares += sum((time / mean - 1) ** 2 for time in alike)
+        free += len(alike) - 1
+    return math.sqrt(squares / free) if free else None
+
+
+def _together(timings: Sequence[Timing]) -> Timing:
+    samples_us = [sample_us for timing in timings for sample_us in timing.samples_us]
+    q1_us, median_us, q3_us = statistics.quantiles(samples_us, n=4, method="inclusive")
+    return Timing(median_us, q1_us, q3_us, samples_us)

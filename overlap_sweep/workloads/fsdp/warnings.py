@@ -1,0 +1,177 @@
+"""What to know before believing what is said about training steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+
+from overlap_sweep.results.conditions import gpu_conditions
+from overlap_sweep.results.drift import NOTABLE, later_change
+from overlap_sweep.results.points import Point
+from overlap_sweep.workloads.copy_engine.answer import CopyRow
+from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
+from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, train_alike
+from overlap_sweep.workloads.fsdp.marks_and_kernels import disagreements
+from overlap_sweep.workloads.fsdp.times import limited_by_host, measured
+
+LOSS_TOLERANCE = {"fp32": 1e-3}
+DEFAULT_LOSS_TOLERANCE = 0.05
+"""By how much of itself, and of the run's first one, a loss may be off: reductions in another order round differently,
+and steps add it up. What is learnt by heart has a loss that is next to nothing, and rounding is all of it."""
+_MOST_NAMED = 4
+
+
+def warnings(analysis: TrainingAnalysis) -> list[str]:
+    """A sentence each, none where all is well."""
+    return [
+        *_trains_differently(analysis),
+        *_no_losses(analysis),
+        *_wrong_losses(analysis),
+        *_nothing_to_hide(analysis),
+        *_host_limits(analysis),
+        *_not_compiled(analysis),
+        *_drift(analysis),
+        *_slowed(analysis.points),
+        *disagreements(analysis.points),
+        *dict.fromkeys(warning for point in analysis.points if point.result for warning in point.result.warnings),
+    ]
+
+
+def copy_warnings(rows: list[CopyRow]) -> list[str]:
+    """The same of GEMMs beside copies."""
+    points = [row.point for row in rows]
+    bound = [row.point.name for row in rows if row.launch_bound]
+    lines = [f"Launch-bound, their times say nothing about the device: {_some(bound)}."] if bound else []
+    told = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
+    return [*lines, *_slowed(points), *told]
+
+
+def _trains_differently(analysis: TrainingAnalysis) -> Iterator[str]:
+    best, reference = analysis.best, analysis.reference
+    if not train_alike(best.knobs, reference.knobs):
+        alike = analysis.alike
+        other = (
+            f"of those that compute the same, {alike.setting} is the best, "
+            f"{alike.samples_per_s / reference.samples_per_s:.2f}x the samples/s"
+            if alike is not reference
+            else "of those that compute the same, none is faster"
+        )
+        yield f"The best, {best.setting}, does not compute the same as {reference.setting}: {other}."
+
+
+def _no_losses(analysis: TrainingAnalysis) -> Iterator[str]:
+    for point in analysis.points:
+        losses = measured(point.result).losses
+        if None in losses:
+            yield f"{point.name} has a loss that is no number from step {losses.index(None) + 1} on: it does not train."
+
+
+def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
+    """Equal seeds have equal data: what is only scheduled differently must train alike."""
+    groups: list[list[Point]] = []
+    for point in analysis.points:
+        for group in groups:
+            if _same_training(point, group[0]):
+                group.append(point)
+                break
+        else:
+            groups.append([point])
+    for group in groups:
+        losses = [(point.name, _numbers(measured(point.result).losses)) for point in group]
+        steps = min(len(of_point) for _, of_point in losses)
+        middle = [statistics.median(of_point[step] for _, of_point in losses) for step in range(steps)]
+        precision = str(group[0].config["precision"])
+        tolerance = LOSS_TOLERANCE.get(precision, DEFAULT_LOSS_TOLERANCE)
+        for name, of_point in losses:
+            pairs = enumerate(zip(of_point, middle, strict=False))
+            off = [(abs(a - b) / max(abs(b), abs(middle[0])), step) for step, (a, b) in pairs if b or middle[0]]
+            error, step = max(off, default=(0.0, 0))
+            if error > tolerance:
+                yield (
+                    f"{name} has a loss of {of_point[step]:.4g} after step {step + 1}, and those that compute the same "
+                    f"{middle[step]:.4g}: don't trust it before you know why."
+                )
+
+
+def _numbers(losses: Iterable[float | None]) -> list[float]:
+    """Those before the first that is none."""
+    return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
+
+
+def _same_training(point: Point, other: Point) -> bool:
+    seeds = [one.config["workload"].get("seed") for one in (point, other)]
+    return seeds[0] == seeds[1] and train_alike(knobs_of(point.config), knobs_of(other.config))
+
+
+def _nothing_to_hide(analysis: TrainingAnalysis) -> Iterator[str]:
+    silent = [row.setting for row in analysis.rows if not row.communicates]
+    if silent:
+        yield (
+            f"What communication costs without overlap cannot be told from noise {_where(silent, analysis)}: hidden "
+            "fractions say nothing there."
+        )
+
+
+def _host_limits(analysis: TrainingAnalysis) -> Iterator[str]:
+    limited = [row.setting for row in analysis.rows if row.host_limits]
+    if limited:
+        where = _where(limited, analysis)
+        yield (
+            f"Launch-bound: the host takes as long to enqueue a step as the device to run it {where}; what is hidden "
+            "there is hidden behind the host. Larger batches, or compile.enabled=true, help."
+        )
+    beside = [row.setting for row in analysis.rows if row.host_limits_beside and not row.host_limits]
+    if beside:
+        yield (
+            "The host limits the step without overlap, or without communication, which the hidden fraction is measured "
+            f"against, {_where(beside, analysis)}: it says how much is hidden behind the host."
+        )
+
+
+def _not_compiled(analysis: TrainingAnalysis) -> Iterator[str]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for row in analysis.rows:
+        if row.knobs["compile.enabled"] and row.compiled.startswith("no"):
+            reason = next(iter(row.compiled.removeprefix("no").removeprefix(":").strip().splitlines()), "")
+            found[reason or "no reason given"].append(row.setting)
+    for reason, settings in found.items():
+        yield f"The layers could not be compiled in {_some(settings)}: {reason.removesuffix('.')}."
+
+
+def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
+    """Of the steps without communication, which many points measure alike."""
+    times_us = defaultdict(list)
+    for point in sorted(analysis.points, key=lambda point: (point.result and point.result.started) or ""):
+        assert point.result
+        # Where the host limits, it is the host's time.
+        if "floor" not in limited_by_host(point.result):
+            times_us[same_floor(knobs_of(point.config))].append(measured(point.result).step["floor"].median_us)
+    changes = [later_change(of_floor) for of_floor in times_us.values() if len(of_floor) > 1]
+    worst = max(changes, key=abs, default=0.0)
+    if abs(worst) >= NOTABLE:
+        as_measured = [row.setting for row in analysis.rows if not row.relative]
+        but = f", but for {_some(as_measured)}" if as_measured else ""
+        how = f"settings are compared by the one that was measured beside them{but}"
+        if len(as_measured) == len(analysis.rows):
+            how = "settings are compared by their times as measured"
+        yield f"Baselines drifted: the step without communication by up to {worst:+.0%}; {how}."
+
+
+def _slowed(points: list[Point]) -> Iterator[str]:
+    conditions = gpu_conditions(points)
+    for reason, names in conditions.slowed.items() if conditions else ():
+        yield f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}."
+
+
+def _where(settings: list[str], analysis: TrainingAnalysis) -> str:
+    if len(settings) < len(analysis.rows) or len(settings) == 1:
+        several = f"{len(settings)} of {len(analysis.rows)} settings: " if len(settings) > _MOST_NAMED else ""
+        return f"in {several}{_some(settings)}"
+    return "in all settings"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{'; '.join(names[:_MOST_NAMED])}{more}"

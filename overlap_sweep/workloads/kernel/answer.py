@@ -1,0 +1,346 @@
+"""Kernels: which implementation of one GEMM with one collective is the fastest at which m, whoever's it is."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
+from overlap_sweep.results.points import LONGEST_NAME, Point
+from overlap_sweep.results.run_directory import ImplementationTimes, Timing
+
+SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
+"""Backends by what it takes to use them; those from elsewhere come last."""
+DONT_OVERLAP = "don't overlap"
+
+
+class KernelCase(NamedTuple):
+    """What must be equal for kernels to be compared at all; they may differ in m."""
+
+    kernel: str
+    n: int
+    k: int
+    tp_size: int
+    precision: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """Fit for a file."""
+        name = f"{self.kernel}_n{self.n}_k{self.k}_tp{self.tp_size}_{self.precision}_{self.device}"
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+        if len(plain) <= LONGEST_NAME:
+            return plain
+        return f"{plain[: LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+    @property
+    def brief(self) -> str:
+        """Without the device."""
+        return f"{self.kernel} n={self.n} k={self.k} TP={self.tp_size} {self.precision}"
+
+    def __str__(self) -> str:
+        return f"{self.brief} on {self.device}"
+
+
+@dataclass(frozen=True)
+class ImplementationRow:
+    """One implementation, or a baseline, at one m; comparable with the others there."""
+
+    backend: str | None
+    """None of a baseline, which the points of all backends measured."""
+    name: str
+    estimate: Estimate
+    """Relative to the `sequential` that was measured beside it."""
+    tflops: float
+    """Of one GPU, by its own part of the GEMM. NaN of `comm_only`."""
+    link_gb_per_s: float
+    """What a GPU receives over the whole time: of `comm_only` the link's own rate, of the others what they sustain. NaN
+    of `gemm_only`."""
+    hidden_fraction: float
+    speedup: float
+    """Over `sequential`."""
+    over_bound: float
+    """Time over the bound, minus 1. Like the two before NaN of `gemm_only` and `comm_only`, which are no ways to
+    compute the kernel."""
+    relative_error: float | None
+    independent: bool
+    launch_bound: bool
+    comparable: bool
+    """Whether some point measured it when neither it nor the `sequential` beside it was launch-bound."""
+    setting: Mapping[str, Any]
+    points: tuple[str, ...]
+
+    @property
+    def time_us(self) -> float:
+        return self.estimate.time_us
+
+    @property
+    def label(self) -> str:
+        """`symm_mem ring`, or a baseline's name."""
+        return f"{self.backend} {self.name}" if self.backend else self.name
+
+    @property
+    def advice(self) -> str:
+        """What to do where this is the answer."""
+        return DONT_OVERLAP if self.name == SEQUENTIAL else self.label
+
+
+@dataclass(frozen=True)
+class ShapeAnalysis:
+    """One m of a case: all implementations that were measured, and which to use."""
+
+    shape: KernelShape
+    precision: str
+    points: list[Point]
+    baselines: dict[str, ImplementationRow]
+    implementations: list[ImplementationRow]
+    """From simple to complex."""
+    chosen: ImplementationRow | None
+    """None where `sequential` was launch-bound: then nothing can be said."""
+    reason: str
+    left_out: dict[str, str]
+    """By label, why it was not timed."""
+    wrong: frozenset[str]
+    """The labels of those left out that computed wrong numbers."""
+
+    @property
+    def m(self) -> int:
+        return self.shape.m
+
+    @property
+    def rows(self) -> list[ImplementationRow]:
+        """The baselines, and then what was measured from fast to slow."""
+        return [*self.baselines.values(), *sorted(self.implementations, key=lambda row: row.time_us)]
+
+    @property
+    def sequential(self) -> ImplementationRow:
+        return self.baselines[SEQUENTIAL]
+
+    @property
+    def binding(self) -> ImplementationRow:
+        """The longer of the GEMM and the communication: no overlap of these two takes less."""
+        return max(self.baselines[GEMM_ONLY], self.baselines[COMM_ONLY], key=lambda row: row.time_us)
+
+    @property
+    def bound_us(self) -> float:
+        return self.binding.time_us
+
+    @property
+    def contenders(self) -> list[ImplementationRow]:
+        """What can be used instead of `sequential`, from simple to complex."""
+        return _contenders(self.implementations, self.wrong)
+
+
+@dataclass(frozen=True)
+class KernelAnalysis:
+    """One case."""
+
+    case: KernelCase
+    shapes: list[ShapeAnalysis]
+    """By m."""
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for shape in self.shapes for point in shape.points]
+
+    @property
+    def subjects(self) -> list[str]:
+        """`llama3_70b fc1`: the operators whose sizes these are; none where sizes were given."""
+        named = ((point.config["model"]["name"], point.config.get("operator")) for point in self.points)
+        return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
+
+    @property
+    def launch_bound_points(self) -> int:
+        """How many points have times that say nothing about the device."""
+        measured = (point.result.implementations.values() for point in self.points if point.result)
+        return sum(any(one.launch_bound for one in of_point) for of_point in measured)
+
+
+class _Beside(NamedTuple):
+    """One measurement of an implementation."""
+
+    point: str
+    times: ImplementationTimes
+    sequential: ImplementationTimes
+
+    @property
+    def clean(self) -> bool:
+        return not (self.times.launch_bound or self.sequential.launch_bound)
+
+
+def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
+    """The `ok` points of kernels by case and m. The points of different backends are compared through `sequential`,
+    which each of them measured in turns with its implementations, so that drift between them cancels."""
+    cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
+    for point in points:
+        if point.is_kernel and point.status == "ok":
+            cases[kernel_case(point)][point.config["m"]].append(point)
+    return [
+        KernelAnalysis(case, [_analyse_shape(of_shape) for _, of_shape in sorted(cases[case].items())])
+        for case in sorted(cases)
+    ]
+
+
+def kernel_case(point: Point) -> KernelCase:
+    config = point.config
+    sizes = (config["kernel"], config["n"], config["k"], config["tp_size"])
+    return KernelCase(*sizes, config["precision"], point.case.device)
+
+
+def answers_in_words(analysis: KernelAnalysis) -> str:
+    """`m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing of what lies beyond the m that were measured."""
+    runs = groupby(analysis.shapes, key=lambda shape: shape.chosen.advice if shape.chosen else "no answer")
+    return "m=" + "; ".join(f"{_span([shape.m for shape in same])}: {advice}" for advice, same in runs)
+
+
+def tflops(shape: KernelShape, time_us: float) -> float:
+    return shape.flops / time_us / 1e6
+
+
+def link_gb_per_s(shape: KernelShape, precision: str, time_us: float) -> float:
+    return shape.link_bytes(precision) / time_us / 1e3
+
+
+def _span(ms: Sequence[int]) -> str:
+    return f"{ms[0]}" if len(ms) == 1 else f"{ms[0]} to {ms[-1]}"
+
+
+def _analyse_shape(points: Sequence[Point]) -> ShapeAnalysis:
+    shape, precision = KernelShape.of(points[0].config), points[0].config["precision"]
+    measured = _measured(points)
+    anchor = pooled_none([one.times.time for one in _trusted(measured[None, SEQUENTIAL])])
+    estimates = _estimates(measured, anchor, points[0].config["runtime"]["device"])
+    gemm_us = estimates[None, GEMM_ONLY].time_us
+    bound_us = max(gemm_us, estimates[None, COMM_ONLY].time_us)
+
+    def row(key: tuple[str | None, str]) -> ImplementationRow:
+        time_us, same = estimates[key].time_us, measured[key]
+        errors = [one.times.relative_error for one in same if one.times.relative_error is not None]
+        backend, name = key
+        is_part = backend is None and name != SEQUENTIAL
+        return ImplementationRow(
+            backend=backend,
+            name=name,
+            estimate=estimates[key],
+            tflops=math.nan if key == (None, COMM_ONLY) else tflops(shape, time_us),
+            link_gb_per_s=math.nan if key == (None, GEMM_ONLY) else link_gb_per_s(shape, precision, time_us),
+            hidden_fraction=math.nan if is_part else hidden_fraction(time_us, anchor.time_us, gemm_us),
+            speedup=math.nan if is_part else anchor.time_us / time_us,
+            over_bound=math.nan if is_part else time_us / bound_us - 1,
+            relative_error=max(errors, default=None),
+            independent=any(one.times.independent for one in same),
+            launch_bound=all(one.times.launch_bound for one in same),
+            comparable=any(one.clean for one in same),
+            setting=same[0].times.setting,
+            points=tuple(one.point for one in same),
+        )
+
+    baselines = {name: row((None, name)) for name in BASELINES}
+    implementations = [row(key) for key in measured if key[0] is not None]
+    left_out, wrong = _left_out(points, {one.label for one in implementations})
+    chosen, reason = _choose(baselines[SEQUENTIAL], implementations, _contenders(implementations, wrong))
+    return ShapeAnalysis(
+        shape, precision, list(points), baselines, implementations, chosen, reason, left_out, frozenset(wrong)
+    )
+
+
+def _contenders(implementations: Iterable[ImplementationRow], wrong: Collection[str]) -> list[ImplementationRow]:
+    """Those whose time says something about the device, that compute the kernel, and never computed it wrong."""
+    return [row for row in implementations if row.comparable and not row.independent and row.label not in wrong]
+
+
+def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Beside]]:
+    """By backend and name, simplest first; the repetitions of one backend's points together."""
+    found: dict[tuple[str | None, str], list[_Beside]] = defaultdict(list)
+    for point in sorted(points, key=_simplicity):
+        assert point.result
+        implementations = point.result.implementations
+        for name, times in implementations.items():
+            key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
+            found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
+    return found
+
+
+def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
+    """An implementation's of a resolved point, with the CUDA connections where they were given: `ring_conn8`. Its time
+    may depend on them more than on anything else."""
+    connections = config["runtime"].get("max_connections")
+    return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
+
+
+def _simplicity(point: Point) -> tuple[int, str]:
+    backend = point.config["backend"]
+    return SIMPLEST_FIRST.index(backend) if backend in SIMPLEST_FIRST else len(SIMPLEST_FIRST), backend
+
+
+def _trusted(same: Sequence[_Beside]) -> Sequence[_Beside]:
+    """Without those that say nothing about the device, if there are others."""
+    return [one for one in same if one.clean] or same
+
+
+def _estimates(
+    measured: Mapping[tuple[str | None, str], Sequence[_Beside]], anchor: Estimate, device_kind: str
+) -> dict[tuple[str | None, str], Estimate]:
+    pairs: dict[tuple[str | None, str], list[tuple[Timing, Timing]]] = {
+        key: [(one.times.time, one.sequential.time) for one in _trusted(same)]
+        for key, same in measured.items()
+        if key != (None, SEQUENTIAL)
+    }
+    typical = verdict.TYPICAL_SCATTER[device_kind]
+    baselines: list[list[Estimate]] = []
+    repeated: list[list[Estimate]] = []
+    for (backend, _), same in pairs.items():
+        (baselines if backend is None else repeated).append([normalised([pair], anchor) for pair in same])
+    between = verdict.scatter(repeated, typical, baselines)
+    found = {key: between.added_to(normalised(same, anchor), len(same)) for key, same in pairs.items()}
+    return {**found, (None, SEQUENTIAL): anchor}
+
+
+def _choose(
+    sequential: ImplementationRow, measured: Iterable[ImplementationRow], usable: Sequence[ImplementationRow]
+) -> tuple[ImplementationRow | None, str]:
+    """`usable` are sorted by simplicity."""
+    if not sequential.comparable:
+        return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
+    if not usable:
+        return sequential, f"nothing else can be used: {', '.join(f'{row.label} {_unfit(row)}' for row in measured)}"
+    choice = verdict.choose([sequential, *usable], lambda row: row.estimate)
+    chosen, fastest = choice.chosen, choice.fastest
+    if not choice.won:
+        if choice.all_slower:
+            slower = fastest.time_us / sequential.time_us - 1
+            return sequential, f"the best overlap, {fastest.label}, is {slower:.1%} slower"
+        return sequential, f"the best overlap, {fastest.label}, is no faster beyond the noise ({choice.gap})"
+    if chosen is not fastest:
+        reason = f"simplest of those within the noise of the fastest, {fastest.label} ({choice.gap})"
+    else:
+        reason = f"fastest of {len(usable) + 1}, {SEQUENTIAL} included"
+    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
+
+
+def _unfit(row: ImplementationRow) -> str:
+    if row.independent:
+        return "is independent of its communication"
+    return "computed wrong numbers" if row.comparable else "was launch-bound"
+
+
+def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, str], set[str]]:
+    """Why, by label, and which of them computed wrong numbers: these also where another repetition was right."""
+    left_out, wrong = {}, set()
+    for point in points:
+        assert point.result
+        for name, reason in point.result.left_out.items():
+            label = f"{point.config['backend']} {name_in_tables(name, point.config)}"
+            is_wrong = name in point.result.relative_error
+            if is_wrong or label not in measured:
+                left_out[label] = reason
+            wrong |= {label} if is_wrong else set()
+    return left_out, wrong

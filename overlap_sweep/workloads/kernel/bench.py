@@ -1,0 +1,145 @@
+"""The tensors of a kernel, what it computes in float32, and the implementations ready to be timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlap_sweep import backends
+from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends.torch import kernels as plain
+from overlap_sweep.backends.torch.gemm import multiply_by
+from overlap_sweep.errors import Refused
+from overlap_sweep.measure.clock import meet
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.variant import Variant
+from overlap_sweep.overlap.kernel_shape import KernelShape
+from overlap_sweep.workloads.operator.bench import L2_BYTES, MOST_INPUTS
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""Of what is drawn, and of the output."""
+MOST_BYTES = 8 * 2**30
+"""Of all inputs, with what is multiplied or communicated of each alone."""
+LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+
+Call = Callable[[int], Outputs]
+
+
+class Check(NamedTuple):
+    error: float
+    """Largest difference from float32 over the largest magnitude there, over all ranks and two inputs; inf for NaN."""
+    independent: bool
+
+
+def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
+    """Fresh random tensors for the point. Collective."""
+    shape, precision = KernelShape.of(point), point["precision"]
+    seed, what = point["workload"]["seed"], f"{shape} {precision} {point['repetition']}"
+    generator = stream(ranks.device, seed, what, ranks.rank)
+
+    def draw(size: tuple[int, int], scale: float = 1.0) -> Operand:
+        values = torch.randn(size, generator=generator, device=ranks.device, dtype=DTYPES[precision]) * scale
+        return _to_fp8(values, ranks) if precision == "fp8" else Operand(values)
+
+    weight = draw(shape.weight_shape, shape.k**-0.5)
+    inputs_of_l2 = 1 + -(-L2_BYTES // (math.prod(shape.input_shape) * weight.data.element_size()))
+    affordable = max(2, MOST_BYTES // (shape.m * max(shape.n, shape.k) * 4))
+    count = min(MOST_INPUTS, inputs_of_l2, affordable) if ranks.device.type == "cuda" else 2
+    inputs = [draw(shape.input_shape) for _ in range(count)]
+    whole = [_whole(x, weight, shape, precision, ranks) for x in inputs]
+    return Problem(shape, precision, inputs, whole, weight)
+
+
+def _to_fp8(values: Tensor, ranks: Ranks) -> Operand:
+    """By one scale for all ranks, since what is gathered has only one."""
+    largest = values.abs().max().float()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    scale = largest / LARGEST_FP8
+    return Operand((values.float() / scale).to(torch.float8_e4m3fn), scale)
+
+
+def _whole(x: Operand, weight: Operand, shape: KernelShape, precision: str, ranks: Ranks) -> Operand:
+    if shape.gathers:
+        return Operand(plain.gather(x.data, ranks), x.scale)
+    product = torch.empty(shape.m, shape.n, device=ranks.device, dtype=DTYPES[precision])
+    multiply_by(weight, x.scale)(x.data, product)
+    return Operand(product)
+
+
+def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
+    """By name the implementations, and why others cannot be had, the same ones on all ranks. Collective."""
+    module, most_sms = backends.load_kernels(point["backend"]), _sm_count(ranks)
+    built, left_out = {}, {}
+    for name, setting in point["implementations"].items():
+        if setting.get("num_sm", 1) > most_sms:
+            left_out[name] = f"num_sm={setting['num_sm']} is more than the GPU's {most_sms}"
+            continue
+        try:
+            built[name] = module.build(point, setting, problem, ranks)
+        except Refused as reason:
+            left_out[name] = str(reason)
+        (refused,) = ranks.slowest([float(name in left_out)])
+        if refused and built.pop(name, None):
+            left_out[name] = "another rank was refused it"
+    return built, left_out
+
+
+def _sm_count(ranks: Ranks) -> float:
+    if ranks.device.type != "cuda":
+        return math.inf
+    return torch.cuda.get_device_properties(ranks.device).multi_processor_count
+
+
+def variant(call: Call, problem: Problem) -> Variant:
+    return Variant(lambda repeat: call(repeat % len(problem.inputs)))
+
+
+def check(call: Call, problem: Problem, ranks: Ranks) -> Check:
+    """Against float32, on two inputs that follow each other, so that what reads the last call's buffer instead of
+    waiting for this one's is found. Collective."""
+    errors, independent = [], False
+    for index in range(2):
+        at = index % len(problem.inputs)
+        if ranks.device.type == "cuda":
+            # As before each timed call, and as a layer's other collectives do: where nothing keeps the ranks together,
+            # one that is ahead may overwrite what another still reads (userbuffers' bulk all-gather, 2 of 60 times).
+            meet(ranks)
+        outputs = call(at)
+        product, expected = _expected(problem, at, ranks)
+        pairs = [(outputs.output, expected)]
+        if outputs.moved is not None:
+            pairs.append((_values(Operand(outputs.moved, problem.inputs[at].scale)), _values(problem.whole[at])))
+        if outputs.product is not None:
+            pairs.append((outputs.product, product))
+        errors += [_error(ours, theirs) for ours, theirs in pairs]
+        independent |= len(pairs) > 1
+    return Check(max(ranks.slowest(torch.stack(errors).tolist())), independent)
+
+
+def _expected(problem: Problem, at: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """In float32: this rank's product, and its output."""
+    shape, weight = problem.shape, _values(problem.weight)
+    rows = problem.whole[at] if shape.gathers else problem.inputs[at]
+    product = _values(rows) @ weight.t()
+    if shape.gathers:
+        return product, product
+    summed = product.clone()
+    dist.all_reduce(summed)
+    return product, summed.chunk(ranks.world_size)[ranks.rank] if shape.kernel == "gemm_rs" else summed
+
+
+def _values(operand: Operand) -> Tensor:
+    values = operand.data.float()
+    return values if operand.scale is None else values * operand.scale
+
+
+def _error(ours: Tensor, expected: Tensor) -> Tensor:
+    assert ours.shape == expected.shape, (ours.shape, expected.shape)
+    error = (ours.float() - expected).abs().max() / expected.abs().max()
+    return torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,80 @@
+"""What to know before believing the answers about kernels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, SEQUENTIAL
+from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, ShapeAnalysis
+
+
+def warnings(analysis: KernelAnalysis) -> list[str]:
+    """A sentence each, none where all is well."""
+    return [
+        *_beyond_bound(analysis),
+        *_launch_bound(analysis),
+        *_wrong_numbers(analysis),
+        *dict.fromkeys(warning for point in analysis.points if point.result for warning in point.result.warnings),
+    ]
+
+
+def _beyond_bound(analysis: KernelAnalysis) -> Iterator[str]:
+    for shape in analysis.shapes:
+        faster = sorted(
+            (
+                row
+                for row in shape.implementations
+                if row.comparable and row.time_us < shape.bound_us and row.estimate.differs_from(shape.binding.estimate)
+            ),
+            key=lambda row: row.time_us,
+        )
+        if faster and not shape.binding.launch_bound:
+            yield f"m={shape.m}: {_who(faster, shape)}{_why(faster, shape)}."
+
+
+def _who(faster: Sequence[ImplementationRow], shape: ShapeAnalysis) -> str:
+    """Of the implementations that beat the bound, from fast to slow."""
+    fastest = faster[0]
+    by = f"by {1 - fastest.time_us / shape.bound_us:.1%}"
+    if len(faster) == 1:
+        return f"{fastest.label} beats the bound {by}"
+    return f"{len(faster)} of {len(shape.implementations)} beat the bound, {fastest.label} {by}"
+
+
+def _why(faster: Sequence[ImplementationRow], shape: ShapeAnalysis) -> str:
+    if shape.binding.name == COMM_ONLY:
+        return ": its communication is faster than the library's, so the bound is none there"
+    same_gemm = next((row for row in faster if row.backend == "torch"), None)
+    if same_gemm:
+        also = "" if same_gemm is faster[0] else f", {same_gemm.label} among them"
+        return f"{also}: its GEMM is the one that was measured alone, so that baseline is doubtful; measure it again"
+    return ": its GEMM is faster than torch's, so the bound is none there"
+
+
+def _launch_bound(analysis: KernelAnalysis) -> Iterator[str]:
+    by_label: dict[str, list[int]] = defaultdict(list)
+    for shape in analysis.shapes:
+        for row in shape.rows:
+            if row.launch_bound:
+                by_label[row.label].append(shape.m)
+    for label, ms in by_label.items():
+        where = f"m={', '.join(map(str, ms))}"
+        if label == SEQUENTIAL:
+            yield f"{label} was launch-bound at {where}: nothing can be compared with it there."
+        elif label in BASELINES:
+            yield f"{label} was launch-bound at {where}: the bound and the hidden fractions there are of the host."
+        else:
+            yield f"{label} was launch-bound at {where}, and is left out of the choice there."
+
+
+def _wrong_numbers(analysis: KernelAnalysis) -> Iterator[str]:
+    found: dict[str, list[ShapeAnalysis]] = defaultdict(list)
+    for shape in analysis.shapes:
+        for label in sorted(shape.wrong):
+            found[label].append(shape)
+    for label, (first, *others) in found.items():
+        also = f", and also at m={', '.join(str(shape.m) for shape in others)}" if others else ""
+        why = first.left_out[label].removeprefix("wrong numbers: ")
+        where = f"m={first.m} ({why}){also}"
+        yield f"{label} computed wrong numbers at {where}: don't trust it at any m before you know why."

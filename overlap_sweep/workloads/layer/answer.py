@@ -1,0 +1,160 @@
+"""Layers: how the variants of one layer point compare, round by round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import VariantTimes
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One variant's whole time over another's of the same round."""
+
+    ratio: float
+    """Median over the rounds: below 1 is faster."""
+    interval: Interval
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is faster or slower beyond the noise."""
+        return self.interval.excludes(1.0)
+
+    @property
+    def faster(self) -> bool:
+        """Beyond the noise."""
+        return self.interval.high < 1
+
+    @property
+    def speedup(self) -> float:
+        return 1 / self.ratio
+
+    def in_words(self, than: str = "", with_interval: bool = True) -> str:
+        """`9.5% faster than none (9.4 to 9.7%)`; `than` is such as ` than none`."""
+        if not self.differs:
+            return f"no different{than.replace(' than ', ' from ')}"
+        by, near, far = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
+        low, high = sorted((near, far))
+        interval = f" ({low * 100:.1f} to {high:.1%})" if with_interval else ""
+        return f"{by:.1%} {'faster' if self.faster else 'slower'}{than}{interval}"
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One variant; its times are medians over the rounds, in microseconds."""
+
+    name: str
+    fwd_us: float
+    bwd_us: float
+    step_us: float | None
+    """None without an optimizer."""
+    all_us: float
+    to_reference: Comparison
+    hidden_fraction: float
+    """Of the medians of the whole time; NaN where `none` or `floor` was not measured."""
+    launch_bound: bool
+    relative_error: float | None
+    """The largest of any tensor, against `none`."""
+
+    @property
+    def ratio(self) -> float:
+        return self.to_reference.ratio
+
+    @property
+    def interval(self) -> Interval:
+        return self.to_reference.interval
+
+    @property
+    def differs(self) -> bool:
+        return self.to_reference.differs
+
+
+@dataclass(frozen=True)
+class LayerAnalysis:
+    """One `ok` layer point, its variants in the order of measuring."""
+
+    point: Point
+    reference: str
+    """The variant that ratios are to: `none`, or where that was not measured the first."""
+    rows: list[VariantRow]
+    rounds: int
+
+    @property
+    def contenders(self) -> list[VariantRow]:
+        """What can be used instead of the reference, by ratio: the floor computes nothing meaningful, and a
+        launch-bound variant's time says nothing about the device."""
+        rows = [row for row in self.rows if row.name not in (self.reference, "floor") and not row.launch_bound]
+        return sorted(rows, key=lambda row: row.ratio)
+
+    @property
+    def winner(self) -> VariantRow | None:
+        """The fastest of those that are faster than the reference beyond the noise."""
+        return next((row for row in self.contenders if row.to_reference.faster), None)
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether some variant's times say nothing about the device."""
+        return any(row.launch_bound for row in self.rows)
+
+
+def analyse_layer(point: Point) -> LayerAnalysis:
+    """Compare the variants of an `ok` layer point."""
+    assert point.result
+    variants = point.result.variants
+    reference = "none" if "none" in variants else next(iter(variants))
+    tried = max(len(variants.keys() - {reference, "floor"}), 1)
+    pairs = [(variant, variants[reference]) for variant in variants.values()]
+    compared = compare(pairs, point.config["runtime"]["device"], tried)
+    rows = [_row(name, variants, found) for name, found in zip(variants, compared, strict=True)]
+    return LayerAnalysis(point, reference, rows, rounds=len(variants[reference].times["all"].samples_us))
+
+
+def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
+    """Each first variant with its second: their i-th samples were taken side by side. `tried` is how many the best is
+    looked for among."""
+    ratios = [
+        EXACTLY_ONE if one is other else ratio_of_rounds(_rounds(one, other), device_kind) for one, other in pairs
+    ]
+    return [_comparison(ratio, tried) for ratio in steadied(ratios)]
+
+
+def _rounds(one: VariantTimes, other: VariantTimes) -> list[float]:
+    samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
+    return [time_us / other_us for time_us, other_us in samples]
+
+
+def _comparison(ratio: Estimate, tried: int) -> Comparison:
+    noise = gap_noise_us(ratio, EXACTLY_ONE, tried)
+    return Comparison(ratio.time_us, Interval(ratio.time_us - noise, ratio.time_us + noise))
+
+
+def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
+    """Of two variants, with what such a ratio differs by from one point to the next."""
+    return Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(estimate(ratios), 1)
+
+
+def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison) -> VariantRow:
+    variant = variants[name]
+    whole, step = variant.times["all"], variant.times.get("step")
+    return VariantRow(
+        name=name,
+        fwd_us=variant.times["fwd"].median_us,
+        bwd_us=variant.times["bwd"].median_us,
+        step_us=step.median_us if step else None,
+        all_us=whole.median_us,
+        to_reference=to_reference,
+        hidden_fraction=_hidden(whole.median_us, variants),
+        launch_bound=variant.launch_bound,
+        relative_error=max(variant.relative_error.values(), default=None),
+    )
+
+
+def _hidden(time_us: float, variants: dict[str, VariantTimes]) -> float:
+    if "none" not in variants or "floor" not in variants:
+        return math.nan
+    return hidden_fraction(time_us, variants["none"].times["all"].median_us, variants["floor"].times["all"].median_us)

@@ -1,0 +1,87 @@
+"""The layers of a dataset: their variants, pooled over all points of the same layer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from overlap_sweep.compare.measured import Key, Measured, key_of_pass
+from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import Timing, TunerRecord, VariantTimes
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
+from overlap_sweep.workloads.operator.trials import FLOOR, NONE, read_trial
+
+WHOLE = "all"
+"""The pass of a layer."""
+
+_Layer = tuple[str, dict[str, Timing]]
+"""A point's name, and the times of its variants."""
+
+
+def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord]) -> list[Measured]:
+    """Of a tuner's layers the variants have the names that reports use."""
+    by_directory = {point.directory: point for point in points}
+    labelled = {
+        directory / trial.point: read_trial(trial, directory, by_directory).times
+        for directory, record in tuners.items()
+        for trial in (*record.together, *record.proofs)
+    }
+    layers: dict[Key, list[_Layer]] = defaultdict(list)
+    between: dict[Key, Scatter] = {}
+    for point in points:
+        if point.is_layer and point.status == "ok" and point.result:
+            key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
+            variants = labelled.get(point.directory) or point.result.variants
+            layers[key].append((point.name, _times(variants)))
+            between[key] = Scatter(TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]])
+    return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]
+
+
+def _name(layer: Mapping[str, Any]) -> str:
+    replicas = f" x{layer['num_replicas']}" if layer["num_replicas"] > 1 else ""
+    return f"{layer['kind']}{replicas}{' training' if layer['training'] else ''}"
+
+
+def _times(variants: Mapping[str, VariantTimes]) -> dict[str, Timing]:
+    """By the name that the same variant has in another sweep. Without the launch-bound, whose times say nothing."""
+    short = {name: without_folders(name) for name in variants}
+    unique = Counter(short.values())
+    return {
+        short[name] if unique[short[name]] == 1 else name: variant.times[WHOLE]
+        for name, variant in variants.items()
+        if not variant.launch_bound
+    }
+
+
+def without_folders(variant: str) -> str:
+    """`file:best.yaml` of `file:/a/b/best.yaml`: sweeps keep their files in folders of their own."""
+    kind, _, path = variant.partition(":")
+    return f"file:{PurePath(path).name}" if kind == "file" else variant
+
+
+def _pooled(key: Key, layers: Sequence[_Layer], between: Scatter) -> list[Measured]:
+    all_have_none = all(NONE in times for _, times in layers)
+    none = pooled_none([times[NONE] for _, times in layers]) if all_have_none else None
+    names = dict.fromkeys(name for _, times in layers for name in times)
+    estimates = {name: _estimate(name, [times for _, times in layers if name in times], none) for name in names}
+    floor = estimates.get(FLOOR)
+    return [
+        Measured(
+            key=key._replace(setting=name),
+            time=between.added_to(time, sum(name in times for _, times in layers)),
+            none_us=none.time_us if none else None,
+            floor_us=floor.time_us if floor else None,
+            points=tuple(point for point, times in layers if name in times),
+        )
+        for name, time in estimates.items()
+    ]
+
+
+def _estimate(name: str, layers: Sequence[Mapping[str, Timing]], none: Estimate | None) -> Estimate:
+    """Through the none beside it, where every layer has one."""
+    if none is None:
+        return estimate(*(times[name].samples_us for times in layers))
+    return none if name == NONE else normalised([(times[name], times[NONE]) for times in layers], none)

@@ -1,0 +1,180 @@
+"""What stands ready for an operator from point to point: weights, inputs, and the variants that no setting changes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overlap_sweep import backends
+from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.timing import summarise, time_variants
+from overlap_sweep.measure.variant import Variant
+from overlap_sweep.overlap import models, space
+from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.results.run_directory import DefaultTiming, Timing
+
+L2_BYTES = 128 * 2**20
+"""More than any GPU's L2 cache: inputs rotate through at least this much memory."""
+MOST_INPUTS = 64
+"""Of 2 MiB, which is a small model's at TP=8."""
+KEPT_BENCHES = 8
+"""A sweep over the four operators and two backends or precisions finds each one's still there."""
+TP1_REPEATS = 7
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+"""Of weights and activations; bf16 for every other precision."""
+
+
+@dataclass
+class DefaultOverlap:
+    """The last measurement of the library's own default overlap."""
+
+    measured_s: float = -math.inf
+    """time.monotonic()."""
+    times: Mapping[str, DefaultTiming] = field(default_factory=dict)
+    """By pass."""
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Bench:
+    """One operator on this rank. The variants share weights and inputs wherever their shapes are the same."""
+
+    ranks: Ranks
+    parameters: Mapping[str, Tensor]
+    none: Variant
+    floor: Variant
+    inputs: dict[tuple[tuple[int, int], ...], tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
+    """By input and output shape: inputs, and the gradients that come back."""
+    best: dict[str, float] = field(default_factory=dict)
+    """By pass, the smallest time of any point so far over that of `none` beside it."""
+    default: DefaultOverlap = field(default_factory=DefaultOverlap)
+    none_us: dict[str, float] = field(default_factory=dict)
+    """By pass, as it was measured beside the first point: what all points' times are told in."""
+    none_profiled: bool = False
+    """Whether one of the points has a trace of `none` already."""
+
+    def variant(self, point: Mapping[str, Any], purpose: Purpose) -> Variant:
+        linear = backends.load(point["backend"]).build(point, purpose, self.ranks, self.parameters)
+        return _variant(linear, _input_stream(point, self.ranks), self.inputs)
+
+    def objective_us(self, point: Mapping[str, Any], relative_times: Mapping[str, float]) -> float:
+        """Returns the time of the whole operator, forward and backward, comparable between points and methods: passes
+        that the point overlaps as a share of `none` beside it, so that drift cancels, and the others as `none`."""
+        touched = space.passes(point)
+        return sum(us * (relative_times[name] if name in touched else 1.0) for name, us in self.none_us.items())
+
+    def is_among_best(self, point: Mapping[str, Any], relative_times: Mapping[str, float], margin: float) -> bool:
+        """Whether any pass that the point is about is the fastest so far, or within `margin` of it."""
+        among = False
+        for name in space.passes(point):
+            best = self.best.get(name, 1.0)
+            among |= relative_times[name] <= best * (1 + margin)
+            self.best[name] = min(best, relative_times[name])
+        return among
+
+
+def bench_for(point: Mapping[str, Any], ranks: Ranks) -> Bench:
+    """The operator's bench, set up at its first point. Collective."""
+    return _bench(_key(point), ranks)
+
+
+def _key(point: Mapping[str, Any]) -> str:
+    """Everything of the point but how it overlaps and how it is measured."""
+    names = ("model", "operator", "tp_size", "backend", "precision", "runtime")
+    kept = {name: point[name] for name in names}
+    workload = {name: point["workload"][name] for name in ("tokens", "seed", "warmup", "repeats")}
+    unset = {"phase": "all", "method": "none", **dict.fromkeys(space.KNOBS)}
+    return json.dumps({**unset, **kept, "workload": workload}, sort_keys=True)
+
+
+@lru_cache(maxsize=KEPT_BENCHES)
+def _bench(key: str, ranks: Ranks) -> Bench:
+    point = json.loads(key)
+    backend, seed = backends.load(point["backend"]), point["workload"]["seed"]
+    shape = _shape(point)
+    parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], ranks, seed)
+    inputs: dict[Any, Any] = {}
+    none, floor = (
+        _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
+        for purpose in ("none", "floor")
+    )
+    return Bench(ranks, parameters, none, floor, inputs)
+
+
+def _input_stream(point: Mapping[str, Any], ranks: Ranks) -> torch.Generator:
+    return stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
+
+
+def _shape(point: Mapping[str, Any]) -> LinearShape:
+    return models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+
+
+def draw_parameters(
+    shapes: Mapping[str, tuple[int, ...]], shape: LinearShape, precision: str, ranks: Ranks, seed: int
+) -> dict[str, Tensor]:
+    """Random leaves. What every rank holds whole, a norm's parameters and a row-parallel bias, is equal on all."""
+    own, common = stream(ranks.device, seed, "parameters", ranks.rank), stream(ranks.device, seed, "parameters")
+    dtype = DTYPES.get(precision, torch.bfloat16)
+    drawn: dict[str, Tensor] = {}
+    for name, size in shapes.items():
+        replicated = name.startswith("layer_norm") or (name == "bias" and shape.parallel == "row")
+        values = torch.randn(size, generator=common if replicated else own, device=ranks.device, dtype=dtype)
+        if name == "weight":
+            values /= shape.in_features**0.5
+        if name == "layer_norm_weight":
+            values = 1 + values / 10
+        drawn[name] = torch.nn.Parameter(values)
+    return drawn
+
+
+def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: dict[Any, Any]) -> Variant:
+    """Rotate through enough inputs that none of them waits in the L2 cache for its next turn."""
+    weight = linear.parameters["weight"]
+    shapes = linear.input_shape, linear.output_shape
+    if shapes not in known_inputs:
+        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
+        input_bytes = linear.input_shape[0] * linear.input_shape[1] * weight.element_size()
+        count = min(MOST_INPUTS, 1 + -(-L2_BYTES // input_bytes)) if weight.is_cuda else 2
+        drawn = [torch.randn(linear.input_shape, **draw).requires_grad_() for _ in range(count)]
+        known_inputs[shapes] = drawn, [torch.randn(linear.output_shape, **draw) for _ in range(count)]
+    inputs, gradients = known_inputs[shapes]
+    names = ("input_grad", *(f"{name}_grad" for name in linear.parameters))
+
+    def forward(repeat: int) -> Tensor:
+        return linear.forward(inputs[repeat % len(inputs)])
+
+    def backward(repeat: int, output: Tensor) -> dict[str, Tensor]:
+        at = repeat % len(inputs)
+        leaves = (inputs[at], *linear.parameters.values())
+        return dict(zip(names, torch.autograd.grad(output, leaves, gradients[at]), strict=True))
+
+    return Variant(forward, backward)
+
+
+@lru_cache
+def _tp1(key: str, ranks: Ranks) -> dict[str, Timing]:
+    point = json.loads(key)
+    repeats = min(TP1_REPEATS, point["workload"]["repeats"])
+    us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
+    if ranks.rank == 0:
+        backend, alone, shape = backends.load(point["backend"]), Ranks(0, 1, ranks.device), _shape(point).unsharded()
+        seed = point["workload"]["seed"]
+        parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point["precision"], alone, seed)
+        variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
+        us = time_variants({"tp1": variant}, alone, point["workload"]["warmup"], repeats)["tp1"].us
+    return {name: summarise(ranks.slowest(taken)) for name, taken in us.items()}
+
+
+def tp1_times(point: Mapping[str, Any], ranks: Ranks) -> dict[str, Timing]:
+    """By pass, the whole operator on rank 0 while the others wait: measured once per worker group, few times, since
+    it depends on no setting. Collective."""
+    return _tp1(_key(point), ranks)

@@ -1,0 +1,193 @@
+"""All charts of a case, in the order of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.report.page import time_bars, timeline
+from overlap_sweep.report.page.figures import Figure, figure
+from overlap_sweep.workloads.copy_engine import chart as copies_chart
+from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
+from overlap_sweep.workloads.fsdp import chart as training_chart
+from overlap_sweep.workloads.fsdp import knob_chart
+from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
+from overlap_sweep.workloads.kernel import chart as kernel_chart
+from overlap_sweep.workloads.kernel import dots as kernel_dots
+from overlap_sweep.workloads.kernel.answer import KernelAnalysis
+from overlap_sweep.workloads.layer import chart as layer_chart
+from overlap_sweep.workloads.layer.answer import LayerAnalysis
+from overlap_sweep.workloads.operator import hidden_chart as hidden_fraction
+from overlap_sweep.workloads.operator import num_sm
+from overlap_sweep.workloads.operator import scaling_chart as tp_scaling
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
+from overlap_sweep.workloads.operator.trials import NONE, TUNED
+from overlap_sweep.workloads.tp_training import chart as stacks_chart
+from overlap_sweep.workloads.tp_training import loss_curves
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
+
+
+@dataclass(frozen=True)
+class Timelines:
+    """Of one operator, or of the whole layer, at one TP size."""
+
+    tp_size: int
+    what: str
+    figures: list[Figure]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class CaseFigures:
+    hidden: list[Figure]
+    """One for each TP size."""
+    beyond_floor: bool
+    """Whether something in them takes less than the GEMMs alone."""
+    layers: list[Figure]
+    """One for each TP size that a tuner proved, or tried to prove."""
+    num_sm: dict[int, list[Figure]]
+    """By TP size one for each pass."""
+    scaling: list[Figure]
+    """One for each operator."""
+    timelines: list[Timelines]
+    without_timeline: list[str]
+    """`fc1 at TP=2`, where no trace shows what was chosen."""
+
+    @property
+    def num_sm_rows(self) -> list[list[Figure]]:
+        """What belongs together: the panels of a TP size, or where each has but one, all of them."""
+        by_size = [panels for panels in self.num_sm.values() if panels]
+        alone = all(len(panels) == 1 for panels in by_size)
+        return [[panel for panels in by_size for panel in panels]] if alone and by_size else by_size
+
+
+def case_figures(case: CaseAnalysis, analysis: Analysis, prefix: str) -> CaseFigures:
+    """`prefix` keeps the names of several cases apart."""
+    timelines = [*_layer_timelines(case, analysis, prefix), *_operator_timelines(case, prefix)]
+    drawn = {(timelines_of.tp_size, timelines_of.what) for timelines_of in timelines}
+    wanted = [(tp, choice.operator) for tp, plan in case.plans.items() for choice in plan.choices if choice.tried_slots]
+    hidden = hidden_fraction.hidden_panels(case)
+    return CaseFigures(
+        beyond_floor=any(panel.beyond_floor for panel in hidden),
+        hidden=[
+            figure(
+                f"{prefix}hidden_fraction_tp{panel.tp_size}",
+                hidden_fraction.describe(panel),
+                panel,
+                hidden_fraction.chart,
+            )
+            for panel in hidden
+        ],
+        layers=list(_layers(case, prefix)),
+        num_sm={
+            tp_size: [
+                figure(f"{prefix}num_sm_tp{tp_size}_{panel.name}", num_sm.describe(panel), panel, num_sm.chart)
+                for panel in num_sm.num_sm_panels(case, tp_size)
+            ]
+            for tp_size in case.plans
+        },
+        scaling=[
+            figure(f"{prefix}tp_scaling_{panel.operator}", tp_scaling.describe(panel), panel, tp_scaling.chart)
+            for panel in tp_scaling.scaling_panels(case)
+        ],
+        timelines=timelines,
+        without_timeline=list(dict.fromkeys(f"{what} at TP={tp}" for tp, what in wanted if (tp, what) not in drawn)),
+    )
+
+
+def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure | None]:
+    """Of a layer that no tuner measured: its variants, and the timeline of the fastest, if it was traced."""
+    config, best = layer.point.config, layer.winner or next(iter(layer.contenders), None)
+    heading = f"{config['layer']['kind']}, TP={config['tp_size']}"
+    panel = layer_chart.layer_panel(heading, layer, layer.winner.name if layer.winner else None)
+    shown = None
+    if best:
+        variants = ((layer.reference, layer.reference), (named(best.name, layer.point.case.backend), best.name))
+        shown = timeline.layer_timeline(name, heading, layer.point, variants)
+    return (
+        figure(name, layer_chart.describe(panel), panel, layer_chart.chart),
+        figure(f"{name}_timeline", timeline.describe(shown), shown, timeline.chart) if shown else None,
+    )
+
+
+def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
+    """A picture over m, or of the only one."""
+    if len(kernel.shapes) == 1:
+        dots = kernel_dots.dots_panel(kernel)
+        return figure(name, kernel_dots.describe(dots), dots, kernel_dots.chart)
+    panel = kernel_chart.kernel_panel(kernel)
+    return figure(name, kernel_chart.describe(panel), panel, kernel_chart.chart)
+
+
+def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Figure | None]:
+    """The settings, and what each knob contributed, if that can be told."""
+    panel, knobs = training_chart.training_panel(training), knob_chart.knob_panel(training)
+    return (
+        figure(name, time_bars.describe(panel), panel, time_bars.chart),
+        figure(f"{name}_knobs", knob_chart.describe(knobs), knobs, knob_chart.chart) if knobs else None,
+    )
+
+
+def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:
+    """What a step's time goes to, and the losses."""
+    panel, curves = stacks_chart.stacks_panel(stacks), loss_curves.curves_panel(stacks)
+    return (
+        figure(name, time_bars.describe(panel), panel, time_bars.chart),
+        figure(f"{name}_losses", loss_curves.describe(curves), curves, loss_curves.chart),
+    )
+
+
+def copies_figure(copies: CopyAnalysis, name: str) -> Figure:
+    panel = copies_chart.copies_panel(copies)
+    return figure(name, time_bars.describe(panel), panel, time_bars.chart)
+
+
+def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:
+    for tp_size, outcome in case.outcomes.items():
+        if outcome.trial and outcome.trial.layer:
+            best = outcome.recommended if isinstance(outcome, Proof) else None
+            panel = layer_chart.layer_panel(f"The whole layer, TP={tp_size}", outcome.trial.layer, best)
+            yield figure(f"{prefix}layer_tp{tp_size}", layer_chart.describe(panel), panel, layer_chart.chart)
+
+
+def _layer_timelines(case: CaseAnalysis, analysis: Analysis, prefix: str) -> Iterator[Timelines]:
+    for tp_size, outcome in case.outcomes.items():
+        trial = outcome.trial
+        if not trial or not trial.point or not isinstance(outcome, Proof):
+            continue
+        names = _names_in_point(outcome, analysis)
+        best = TUNED if outcome.recommended == NONE else outcome.recommended
+        if NONE not in names or best not in names:
+            continue
+        shown = timeline.layer_timeline(
+            f"layer_tp{tp_size}",
+            f"The whole layer, TP={tp_size}",
+            trial.point,
+            (("no overlap", names[NONE]), (named(best, outcome.case.backend), names[best])),
+        )
+        if shown:
+            drawn = figure(f"{prefix}timeline_tp{tp_size}_layer", timeline.describe(shown), shown, timeline.chart)
+            yield Timelines(tp_size, "the whole layer", [drawn], shown.notes)
+
+
+def _names_in_point(outcome: Outcome, analysis: Analysis) -> dict[str, str]:
+    """By label the name of the variant in the layer's result."""
+    assert outcome.trial
+    record = analysis.records.tuners[outcome.directory]
+    return next(dict(trial.variants) for trial in record.proofs if trial.point == outcome.trial.name)
+
+
+def _operator_timelines(case: CaseAnalysis, prefix: str) -> Iterator[Timelines]:
+    for tp_size in case.plans:
+        of_operator: dict[str, list[timeline.TimelinePanel]] = {}
+        for operator, panel in timeline.pass_timelines(case, tp_size):
+            of_operator.setdefault(operator, []).append(panel)
+        for operator, panels in of_operator.items():
+            figures = [
+                figure(f"{prefix}timeline_tp{tp_size}_{panel.name}", timeline.describe(panel), panel, timeline.chart)
+                for panel in panels
+            ]
+            notes = list(dict.fromkeys(note for panel in panels for note in panel.notes))
+            yield Timelines(tp_size, operator, figures, notes)

@@ -1,0 +1,308 @@
+"""Choose: for every operator, TP size and pass of a case the setting of its slots, `none` included.
+
+A pass is the unit, since dgrad and wgrad can only be timed together: the backward candidates are pairs of settings.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap.space import Setting
+from overlap_sweep.results import verdict
+from overlap_sweep.results.estimate import Estimate, distinct, normalised, pooled_none
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import DefaultTiming, PassTimes
+from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.workloads.operator.failures import Failures, PassKey, of_pass, pass_key
+
+RATIO_OF_PASS = {"fwd": "forward_overlap_ratio", "bwd": "backward_overlap_ratio"}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One pass of one result."""
+
+    point: str
+    settings: Mapping[str, Setting]
+    """By slot, of this pass only."""
+    times: PassTimes
+    overlap_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the slots of one pass may be given, and what that costs."""
+
+    settings: Mapping[str, Setting]
+    """By slot; a slot that is left out is not overlapped, and none at all is `none`."""
+    estimate: Estimate
+    """Comparable with the other candidates of the same pass: relative to the none time measured beside it."""
+    points: tuple[str, ...]
+    """The run directories that it was measured in."""
+    overlap_ratio: float | None
+    measured: bool = True
+    """False for a pair whose slots were measured one at a time: its time is predicted."""
+
+    @property
+    def time_us(self) -> float:
+        return self.estimate.time_us
+
+    @property
+    def name(self) -> str:
+        """`none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        return space.settings_name(self.settings)
+
+
+@dataclass(frozen=True)
+class PassChoice:
+    """The decision for one pass of one operator at one TP size."""
+
+    tp_size: int
+    operator: str
+    pass_name: str
+    candidates: tuple[Candidate, ...]
+    """All of them, `none` first, then from simple to complex."""
+    chosen: Candidate
+    reason: str
+    floor_us: float
+    tp1_us: float | None
+    default: Estimate | None
+    """Under the library's default in every slot of the operator; comparable with the candidates, but none of them,
+    since it names no settings. None where no default was measured."""
+    attempted: frozenset[str] = frozenset()
+    """The slots that some point overlapped, whether it could be measured or not."""
+
+    @property
+    def none(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def tried_slots(self) -> frozenset[str]:
+        """The slots for which an overlap was tried, also where every try failed; of the others nothing is known."""
+        return self.attempted.union(slot for candidate in self.candidates for slot in candidate.settings)
+
+    @property
+    def default_wins(self) -> bool:
+        """Whether the library's default is faster, beyond the noise, than anything that was tried."""
+        if self.default is None:
+            return False
+        fastest = min(self.candidates, key=lambda candidate: candidate.time_us).estimate
+        return self.default.time_us < fastest.time_us and self.default.differs_from(fastest)
+
+    @property
+    def label(self) -> str:
+        return f"{self.operator} {self.pass_name}"
+
+
+def labels(choices: Sequence[PassChoice]) -> list[str]:
+    """`fc1` where both its passes are among the choices, else `fc1 fwd`."""
+    passes = Counter(choice.operator for choice in choices)
+    both = len(space.PASSES)
+    return list(dict.fromkeys(c.operator if passes[c.operator] == both else c.label for c in choices))
+
+
+def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
+    """All their passes under the library's default; None unless it was measured for each."""
+    times = [choice.default.time_us for choice in choices if choice.default]
+    return sum(times) if times and len(times) == len(choices) else None
+
+
+def sum_under_us(choices: Sequence[PassChoice], slots: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """All their passes under ub_cfgs, such as a preset's; None unless each was measured so."""
+    times = []
+    for choice in choices:
+        settings = overlap_cfg.settings_of_pass(slots, choice.operator, choice.pass_name)
+        times += [candidate.time_us for candidate in choice.candidates if dict(candidate.settings) == settings]
+    return sum(times) if len(times) == len(choices) else None
+
+
+def choose_all(
+    points: Iterable[Point],
+    traces: Mapping[Path, TraceReading],
+    objective: str,
+    failed: Mapping[PassKey, Failures] = MappingProxyType({}),
+) -> list[PassChoice]:
+    """One choice per TP size, operator and pass of one case. Launch-bound points have no say, nor has what `failed`
+    tells not to trust."""
+    failures: dict[tuple[int, str, str], Failures] = {}
+    observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
+    device_kind = "cpu"
+    for point in points:
+        device_kind = point.config["runtime"]["device"]
+        if point.result and not point.result.launch_bound:
+            for pass_name in space.PASSES:
+                key = point.config["tp_size"], point.config["operator"], pass_name
+                failures[key] = failed.get(pass_key(point, pass_name), Failures())
+                observation = _observe(point, pass_name, traces[point.directory])
+                if not failures[key].distrusts(observation.settings):
+                    observed[key].append(observation)
+    operators = list(space.OPERATORS)
+    keys = sorted(observed, key=lambda key: (key[0], operators.index(key[1]), space.PASSES.index(key[2])))
+    return [choose(*key, observed[key], device_kind, objective, failures[key]) for key in keys]
+
+
+def choose(
+    tp_size: int,
+    operator: str,
+    pass_name: str,
+    observations: Sequence[Observation],
+    device_kind: str,
+    objective: str = "time",
+    failures: Failures | None = None,
+) -> PassChoice:
+    """The best setting of one pass, by `time` or by `overlap_ratio`. What `failures` distrust was left out of the
+    observations already."""
+    failures = failures or Failures()
+    none = pooled_none([observation.times.none for observation in observations])
+    by_setting = _by_setting(observations)
+    defaults = distinct(observation.times.default for observation in observations if observation.times.default)
+    between = _scatter(by_setting.values(), defaults, none, device_kind)
+    candidates = _candidates(by_setting, none, between)
+    candidates += [pair for pair in _predicted_pairs(candidates) if not failures.distrusts(pair.settings)]
+    candidates.sort(key=_complexity)
+    chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
+    scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
+    tp1 = [observation.times.tp1.median_us for observation in observations if observation.times.tp1]
+    return PassChoice(
+        tp_size=tp_size,
+        operator=operator,
+        pass_name=pass_name,
+        candidates=tuple(candidates),
+        attempted=frozenset(failures.attempted),
+        chosen=chosen,
+        reason=reason,
+        floor_us=statistics.median(scaled_floors),
+        tp1_us=statistics.median(tp1) if tp1 else None,
+        default=_default(defaults, none, between),
+    )
+
+
+def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
+    assert point.result
+    own = of_pass(point.result.settings, pass_name)
+    ratio = traces.metrics.get(RATIO_OF_PASS[pass_name])
+    return Observation(point.name, own, point.result.times[pass_name], ratio)
+
+
+def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observation]]:
+    """One list per effective setting, however often it was measured; that of `none` under an empty key, always."""
+    by_setting: dict[Any, list[Observation]] = defaultdict(list)
+    for observation in observations:
+        key = frozenset((slot, frozenset(setting.items())) for slot, setting in observation.settings.items())
+        by_setting[key].append(observation)
+    by_setting.setdefault(frozenset(), [])
+    return by_setting
+
+
+def _scatter(
+    groups: Iterable[Sequence[Observation]], defaults: Iterable[DefaultTiming], none: Estimate, device_kind: str
+) -> verdict.Scatter:
+    groups = list(groups)
+    times = ([normalised([(o.times.point, o.times.none)], none) for o in same] for same in groups)
+    floors = [normalised([(o.times.floor, o.times.none)], none) for same in groups for o in same]
+    of_default = [normalised([(measured.default, measured.none)], none) for measured in defaults]
+    return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind], (floors, of_default))
+
+
+def _candidates(
+    by_setting: Mapping[Any, Sequence[Observation]], none: Estimate, between: verdict.Scatter
+) -> list[Candidate]:
+    """One per effective setting; `none` from the baselines."""
+    candidates = []
+    for key, same in by_setting.items():
+        ratios = [observation.overlap_ratio for observation in same if observation.overlap_ratio is not None]
+        estimate = none
+        if key:
+            estimate = between.added_to(normalised([(o.times.point, o.times.none) for o in same], none), len(same))
+        candidates.append(
+            Candidate(
+                settings=same[0].settings if key else {},
+                estimate=estimate,
+                points=tuple(observation.point for observation in same),
+                overlap_ratio=statistics.median(ratios) if ratios else None,
+            )
+        )
+    return candidates
+
+
+def _default(defaults: Sequence[DefaultTiming], none: Estimate, between: verdict.Scatter) -> Estimate | None:
+    if not defaults:
+        return None
+    pairs = [(measured.default, measured.none) for measured in defaults]
+    return between.added_to(normalised(pairs, none), len(pairs))
+
+
+def _predicted_pairs(candidates: Collection[Candidate]) -> list[Candidate]:
+    """Pairs of a dgrad and a wgrad setting that each beat `none` alone, where no pair was measured at all.
+
+    The time is t_d + t_w - none, as if the two savings added up: a prediction, to be measured.
+    """
+    if any(len(candidate.settings) > 1 for candidate in candidates):
+        return []
+    none = next(candidate for candidate in candidates if not candidate.settings)
+    tried = len(candidates) - 1
+    helpful = [c for c in candidates if c.time_us < none.time_us and c.estimate.differs_from(none.estimate, tried)]
+    by_phase = {phase: [c for c in helpful if next(iter(c.settings)).endswith(phase)] for phase in ("dgrad", "wgrad")}
+    pairs = []
+    for dgrad in by_phase["dgrad"]:
+        if next(iter(dgrad.settings.values()))["method"] != "bulk":
+            # It scatters dgrad's own output, and nothing is left for wgrad to overlap.
+            continue
+        for wgrad in by_phase["wgrad"]:
+            estimate = dgrad.estimate.plus(wgrad.estimate).plus(none.estimate, -1)
+            pairs.append(
+                Candidate(
+                    settings={**dgrad.settings, **wgrad.settings},
+                    estimate=replace(estimate, repeats=min(dgrad.estimate.repeats, wgrad.estimate.repeats)),
+                    points=dgrad.points + wgrad.points,
+                    overlap_ratio=None,
+                    measured=False,
+                )
+            )
+    return pairs
+
+
+def _complexity(candidate: Candidate) -> tuple[Any, ...]:
+    """Sorts simpler before more complex and smaller before larger: who wins a tie."""
+    keys = [
+        (space.METHODS.index(setting["method"]), *(int(setting.get(knob) or 0) for knob in space.KNOBS))
+        for _, setting in sorted(candidate.settings.items())
+    ]
+    return len(keys), keys
+
+
+def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """`candidates` are sorted by complexity, `none` first."""
+    none, *overlaps = candidates
+    if not overlaps:
+        return none, "no overlap was measured"
+    choice = verdict.choose(candidates, lambda candidate: candidate.estimate)
+    chosen, fastest = choice.chosen, choice.fastest
+    if not choice.won:
+        if choice.all_slower:
+            return none, f"the best overlap, {fastest.name}, is {fastest.time_us / none.time_us - 1:.1%} slower"
+        return none, f"the best overlap, {fastest.name}, is no faster beyond the noise ({choice.gap})"
+    if chosen is not fastest:
+        reason = f"simplest of those within the noise of the fastest, {fastest.name} ({choice.gap})"
+    else:
+        reason = f"fastest of {len(candidates)}, none included"
+    return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
+
+
+def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """The reference's rule: the highest overlap ratio. `none` has no say, whatever its time."""
+    overlaps = [candidate for candidate in candidates if candidate.settings and candidate.measured]
+    if not overlaps:
+        return candidates[0], "no overlap was measured"
+    rated = [candidate for candidate in overlaps if candidate.overlap_ratio is not None]
+    if not rated:
+        return candidates[0], "no trace gives an overlap ratio"
+    chosen = max(rated, key=lambda candidate: candidate.overlap_ratio or 0.0)
+    return chosen, f"highest overlap ratio of {len(rated)}"

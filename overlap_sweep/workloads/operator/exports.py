@@ -1,0 +1,242 @@
+"""One configuration in the form of each library that trains with it: Megatron-LM, Megatron-Bridge, Transformer Engine.
+
+What the libraries take was read in Megatron-LM 0.19.2 (training/arguments.py, training/initialize.py), Megatron-Bridge
+0.6.2 (training/comm_overlap.py, config.py and initialize.py) and Transformer Engine 2.20 (pytorch/module/base.py,
+pytorch/transformer.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
+from overlap_sweep.report.numbers import comments
+from overlap_sweep.workloads.operator.overlap_yaml import DONT_OVERLAP
+from overlap_sweep.workloads.operator.switches import FLAGS
+
+_LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it off."
+
+_LACKS = "Megatron-Bridge's classes (0.6.2) have no field for"
+_BRIDGE_MODULE = "megatron.bridge.training.comm_overlap"
+_BRIDGE_CLASSES = {
+    "bulk": "BulkOverlapCfg",
+    "ring_exchange": "RingExchangeOverlapCfg",
+    "pipeline": "PipelineOverlapCfg",
+}
+_NO_DEFAULT = object()
+_BRIDGE_FIELDS: dict[str, dict[str, Any]] = {
+    "bulk": {"num_sm": _NO_DEFAULT, "cga_size": _NO_DEFAULT, "set_sm_margin": _NO_DEFAULT},
+    "ring_exchange": {
+        "aggregate": False,
+        "num_sm": 1,
+        "cga_size": 1,
+        "set_sm_margin": False,
+        "fp8_buf": False,
+        "atomic_gemm": False,
+    },
+    "pipeline": {
+        "num_sm": _NO_DEFAULT,
+        "cga_size": _NO_DEFAULT,
+        "num_splits": _NO_DEFAULT,
+        "set_sm_margin": _NO_DEFAULT,
+        # It has one, `(False,)`: a tuple, and so as good as true, which would sum in FP8 unasked.
+        "fp8_buf": _NO_DEFAULT,
+        "atomic_gemm": False,
+    },
+}
+"""Fields of Megatron-Bridge's classes and their defaults. `method` is a field too, always at its default."""
+
+_TE_ARGUMENTS = {
+    "ub_overlap_ag": "tp_comm_overlap_ag",
+    "ub_overlap_rs": "tp_comm_overlap_rs",
+    "ub_overlap_rs_dgrad": "tp_comm_overlap_rs_dgrad",
+    "ub_bulk_dgrad": "tp_comm_bulk_dgrad",
+    "ub_bulk_wgrad": "tp_comm_bulk_wgrad",
+}
+
+
+def bridge_preset_file_name(tp_size: int) -> str:
+    return f"megatron_bridge_preset_tp{tp_size}.py"
+
+
+def ub_cfgs_file_name(tp_size: int) -> str:
+    return f"ub_cfgs_tp{tp_size}.json"
+
+
+def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
+    """The file for Megatron-LM's --tp-comm-overlap-cfg: `head` and the switches to set in comments, then the slots.
+
+    `overlap_cfg.read` makes the same configuration of it.
+    """
+    slots = yaml.safe_dump(config.slots, sort_keys=False)
+    return comments([*no_switches(head), "", *_megatron_switches(config)]) + slots
+
+
+def _megatron_switches(config: OverlapConfig) -> list[str]:
+    switches = _all_switches(config)
+    named = {"tp_comm_overlap"} | {name for name, on in switches.items() if on != SWITCH_DEFAULTS[name]}
+    if scatters_dgrad(config.slots):
+        # Whoever reads such slots takes this switch to be on, unless it is named.
+        named.add("tp_comm_overlap_rs_dgrad")
+    if not switches["tp_comm_overlap"]:
+        return [DONT_OVERLAP] + [f"  {name}: {str(on).lower()}" for name, on in switches.items() if name in named]
+    lines = ["Set in Megatron-Core's configuration (on Megatron-LM's command line):"]
+    for name, on in switches.items():
+        if name in named:
+            lines.append(f"  {name}: {str(on).lower()}  ({_how_to_set(name, on)})")
+    return [*lines, "", f"A slot that is not in this file {_LEFT_OUT}"]
+
+
+def _how_to_set(name: str, on: bool) -> str:
+    if name != "tp_comm_overlap" and on == SWITCH_DEFAULTS[name]:
+        return "its default"
+    return FLAGS.get(name, "no option: a field of TransformerConfig")
+
+
+def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str) -> str:
+    """A Python module for Megatron-Bridge that defines `name`, with how to use it in comments.
+
+    Megatron-Bridge drops the slots that are None and hands the others to initialize_ub with every field of their
+    class. So a knob that the configuration leaves open is written out wherever the class has another default than
+    Transformer Engine has for the slot. Knobs that the classes lack are named in a comment.
+    """
+    used = sorted({_BRIDGE_CLASSES[_method(slot, setting)] for slot, setting in config.slots.items()})
+    imported = "".join(f"    {known},\n" for known in [*used, "TransformerLayerTPOverlapCfg"])
+    lines = [*head, "", *_bridge_use(config, name)]
+    if _all_switches(config)["tp_comm_overlap"]:
+        lines += ["", f"A slot that is None {_LEFT_OUT}", *_bridge_losses(config)]
+    # Every slot is a field without a default.
+    fields = (
+        f"    {slot}={_bridge_setting(slot, config.slots[slot]) if slot in config.slots else None},\n"
+        for slot, methods in space.SLOTS.items()
+        if methods
+    )
+    return (
+        f"{comments(lines)}\nfrom {_BRIDGE_MODULE} import (\n{imported})\n\n"
+        f"{name} = TransformerLayerTPOverlapCfg(\n{''.join(fields)})\n"
+    )
+
+
+def _bridge_use(config: OverlapConfig, name: str) -> list[str]:
+    """Statements that apply the preset; each is one line that begins with two blanks.
+
+    CommOverlapConfig turns the overlap on and off and takes the slots; the other switches are fields of the model's
+    configuration, and it leaves those alone.
+    """
+    switches = _all_switches(config)
+    imported = f"  from {_BRIDGE_MODULE} import CommOverlapConfig"
+    if not switches["tp_comm_overlap"]:
+        return [
+            f"Don't overlap. In the recipe, cfg being its ConfigContainer, and without {name}:",
+            imported,
+            "  cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)",
+        ]
+    return [
+        "In the recipe, cfg being its ConfigContainer:",
+        imported,
+        *(f"  cfg.model.{switch} = {on}" for switch, on in switches.items() if on != SWITCH_DEFAULTS[switch]),
+        f"  cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg={name})",
+        "or the same two fields of the one it has. The model's other tp_comm switches are to be at their defaults.",
+        "Megatron-Bridge turns the overlap off, with no more than a warning, where the model has sequence_parallel off",
+        "or a TP size of 1.",
+    ]
+
+
+def _bridge_setting(slot: str, setting: Mapping[str, Any]) -> str:
+    method = _method(slot, setting)
+    wanted = {**_defaults(slot, method), **setting}
+    told = {
+        knob: wanted[knob]
+        for knob, default in _BRIDGE_FIELDS[method].items()
+        if knob in setting or wanted[knob] != default
+    }
+    arguments = ", ".join(f"{knob}={value!r}" for knob, value in told.items())
+    return f"{_BRIDGE_CLASSES[method]}({arguments})"
+
+
+def _bridge_losses(config: OverlapConfig) -> list[str]:
+    """What of the configuration Megatron-Bridge's classes have no field for."""
+    lost: list[str] = []
+    same: list[str] = []
+    for slot, setting in config.slots.items():
+        method = _method(slot, setting)
+        default = _defaults(slot, method)
+        for knob in setting.keys() - {"method"} - _BRIDGE_FIELDS[method].keys():
+            as_default = knob in default and default[knob] == setting[knob]
+            (same if as_default else lost).append(f"  {slot}: {knob}={setting[knob]!r}")
+    lines = []
+    if lost:
+        lines += ["", f"{_LACKS} these, and they are lost:", *sorted(lost)]
+        lines += [
+            "To keep them, set cfg.model.tp_comm_overlap and name the YAML for Megatron-LM in",
+            "cfg.model.tp_comm_overlap_cfg, and leave cfg.comm_overlap None, since it would overwrite both.",
+        ]
+    if same:
+        lines += ["", f"{_LACKS} these, which Transformer Engine has by default:", *sorted(same)]
+    return lines
+
+
+def ub_cfgs_json(config: OverlapConfig) -> str:
+    """The slots for Transformer Engine's `initialize_ub(ub_cfgs=json.load(file))`; its layers have the switches.
+
+    null where the answer is not to overlap: initialize_ub is not to be called then, since an empty map gives every slot
+    the library's default.
+    """
+    slots = config.slots if _all_switches(config)["tp_comm_overlap"] else None
+    return json.dumps(slots, indent=2) + "\n"
+
+
+def te_layer_arguments(config: OverlapConfig) -> dict[str, bool]:
+    """The switches as arguments of te.TransformerLayer, all but `te_layer_lacks`."""
+    switches = _all_switches(config)
+    on = switches["tp_comm_overlap"]
+    return {"ub_tp_comm_overlap": on, **{ours: on and switches[theirs] for ours, theirs in _TE_ARGUMENTS.items()}}
+
+
+def te_layer_lacks(config: OverlapConfig) -> list[str]:
+    """Switches that are on and that no argument of te.TransformerLayer expresses: each holds for one operator only."""
+    switches = _all_switches(config)
+    own = ("tp_comm_overlap_disable_qkv", "tp_comm_overlap_disable_fc1")
+    return [name for name in own if switches["tp_comm_overlap"] and switches[name]]
+
+
+def _all_switches(config: OverlapConfig) -> dict[str, bool]:
+    """Those of a single operator's settings, which name none, are at their defaults."""
+    return {**SWITCH_DEFAULTS, **config.switches}
+
+
+def _method(slot: str, setting: Mapping[str, Any]) -> str:
+    """The method that initialize_ub takes: the slot's own where the setting names none."""
+    operator, phase = slot.split("_")
+    if phase != "fprop" and space.OPERATORS[operator] == "column":
+        usual = "bulk"
+    else:
+        usual = "ring_exchange" if space.gathers(operator, phase, "ring_exchange") else "pipeline"
+    return str(setting.get("method", usual))
+
+
+def _defaults(slot: str, method: str) -> dict[str, Any]:
+    """What initialize_ub does about the knobs that a slot of this method leaves open, as far as it is one value.
+
+    It depends on the slot's own method, not on the one asked for, but for a dgrad that scatters its output.
+    """
+    operator, phase = slot.split("_")
+    of_slot = method if phase == "dgrad" else _method(slot, {})
+    ring = of_slot == "ring_exchange"
+    return {
+        "is_reduce_scatter": not space.gathers(operator, phase, method),
+        "num_sm": 1 if ring else 16,
+        "cga_size": 1 if ring else 2,
+        "set_sm_margin": not ring,
+        **({} if ring else {"num_splits": 4}),
+        "aggregate": False,
+        "atomic_gemm": False,
+        "use_ce": True,
+        "fp8_buf": False,
+        "pipeline_rs_overlap_first_gemm": False,
+    }

@@ -1,0 +1,272 @@
+"""What the tuner proved: its configuration against everything else, side by side on the whole layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.points import Case, Point
+from overlap_sweep.results.run_directory import LayerTrial, TunerRecord
+from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, compare
+from overlap_sweep.workloads.operator.trials import DEFAULT, FLOOR, NO_OVERLAP, NONE, TUNED, Trial, read_trial
+
+
+@dataclass(frozen=True)
+class Together:
+    """Combinations of settings that ran side by side before the proof."""
+
+    trial: Trial
+    taken: str | None
+    """The label of the one that became `tuned`; None where that is not known, or was none of them."""
+
+    @property
+    def combinations(self) -> list[VariantRow]:
+        """What was tried, by ratio; without what it is compared with."""
+        rows = [row for row in self.trial.rows.values() if row.name not in (NONE, FLOOR)]
+        return sorted(rows, key=lambda row: row.ratio)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The whole layer, tuned, against all else that one could take."""
+
+    tp_size: int
+    case: Case
+    trial: Trial
+    layer: LayerAnalysis
+    """The trial's."""
+    against: dict[str, Comparison]
+    """By label of every other variant that can be used and was measured: the tuned one's whole time over its."""
+    best_other: str
+    """The fastest of those."""
+    together: list[Together]
+
+    @property
+    def directory(self) -> Path:
+        return self.trial.directory
+
+    @property
+    def decisive(self) -> Comparison:
+        """The tuned one's whole time over the best other's."""
+        return self.against[self.best_other]
+
+    @property
+    def recommended(self) -> str:
+        """A label: `tuned` where it is faster than the best of the others beyond the noise, else that other."""
+        return TUNED if self.decisive.faster else self.best_other
+
+    @property
+    def config(self) -> OverlapConfig:
+        """The recommended one."""
+        return self.trial.configs[self.recommended]
+
+    @property
+    def tuned_is_none(self) -> bool:
+        """Whether no overlap at all is what the tuner came to."""
+        return self.trial.configs[TUNED] == NO_OVERLAP
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        backend = self.case.backend
+        other, name = self.decisive, spoken(self.best_other, backend)
+        if other.faster:
+            only = ", the fastest of the others" if len(self.against) > 1 else ""
+            use = "but no switch of PyTorch's gives that" if backend == ASYNC_TP_BACKEND else "use tuned"
+            return f"tuned is {other.in_words(f' than {name}')}{only}: {use}."
+        use = advised(self.best_other, backend)
+        if self.tuned_is_none and self.best_other == NONE:
+            return f"no overlap that was found pays: {use}."
+        tuned = "tuned, which is no overlap," if self.tuned_is_none else "tuned"
+        if other.differs:
+            return f"{tuned} is {other.in_words(f' than {name}')}: {use}."
+        interval = f"{other.ratio:.3f} [{other.interval.low:.3f}, {other.interval.high:.3f}]"
+        return f"{tuned} is no faster than {name} beyond the noise, ratio {interval}: {use}."
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """A TP size that a tuner measured operators of, or meant to prove, and could not."""
+
+    tp_size: int
+    directory: Path
+    """Of the tuner's sweep."""
+    case: Case | None
+    """None where none of the cases of operators is the layer's."""
+    reason: str
+    """In words, without a full stop."""
+    trial: Trial | None
+    """The layer that should have proven it; None where none was run."""
+    together: list[Together]
+    instead: OverlapConfig | None = None
+    """What to train with, since the tuner's configuration was refuted; None where it was merely not measured."""
+    advice: str = ""
+    """The same in words."""
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        return f"not proven on the whole layer: {self.reason}{f': {self.advice}' if self.advice else ''}."
+
+
+Outcome = Proof | Unproven
+
+
+ASYNC_TP_BACKEND = "symm_mem"
+"""Its default is async TP, which PyTorch itself has off until it is switched on."""
+
+
+def named(label: str, backend: str) -> str:
+    """A variant's name for people."""
+    return "async TP" if label == DEFAULT and backend == ASYNC_TP_BACKEND else label
+
+
+def spoken(label: str, backend: str) -> str:
+    """A variant's name in a sentence."""
+    return "the default" if named(label, backend) == DEFAULT else named(label, backend)
+
+
+def advised(label: str, backend: str) -> str:
+    if backend == ASYNC_TP_BACKEND and label in (NONE, DEFAULT):
+        return "switch async TP on" if label == DEFAULT else "leave async TP off"
+    return "don't overlap" if label == NONE else f"use {spoken(label, backend)}"
+
+
+def outcomes(
+    tuners: Mapping[Path, TunerRecord], points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]
+) -> list[Outcome]:
+    """Of every TP size that a tuner measured, in every case: what it proved, or why it proved nothing.
+
+    `tuners` by the sweep's directory; `points` are all; `cases` the operators' that may be compared.
+    """
+    by_directory = {point.directory: point for point in points}
+    found: list[Outcome] = []
+    for directory, record in tuners.items():
+        own = {
+            case: [point for point in of_case if point.directory.parent == directory] for case, of_case in cases.items()
+        }
+        own = {case: of_case for case, of_case in own.items() if of_case}
+        together = _by_case(record.together, directory, by_directory, cases, own)
+        proofs = _by_case(record.proofs, directory, by_directory, cases, own)
+        measured = [(case, size) for case in own for size in sorted({int(p.config["tp_size"]) for p in own[case]})]
+        for key in dict.fromkeys([*((case, size) for case, size in measured if size > 1), *together, *proofs]):
+            tried = together.get(key, [])
+            if key in proofs:
+                found += [_judged(trial, key[0], tried) for trial in proofs[key]]
+            else:
+                reason = _why_no_proof(record, *key)
+                found.append(Unproven(key[1], directory, key[0], reason, None, [Together(t, None) for t in tried]))
+    return found
+
+
+def standing(found: Sequence[Outcome]) -> Outcome:
+    """Of several outcomes of one case and TP size the latest proof, or where there is none, the latest attempt."""
+    return max(found, key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
+
+
+def _by_case(
+    trials: Sequence[LayerTrial],
+    directory: Path,
+    points: Mapping[Path, Point],
+    cases: Mapping[Case, Sequence[Point]],
+    own: Mapping[Case, Sequence[Point]],
+) -> dict[tuple[Case | None, int], list[Trial]]:
+    found = defaultdict(list)
+    for recorded in trials:
+        trial = read_trial(recorded, directory, points)
+        found[_case_of(trial, cases, own), trial.tp_size].append(trial)
+    return dict(found)
+
+
+def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Mapping[Case, Sequence[Point]]) -> Case | None:
+    """The operators' case that is the layer's. A layer that never ran knows too little of its own to tell exactly: it
+    is that case of the sweep which nothing that it does know speaks against, if there is but one."""
+    point = trial.point
+    if point and point.case in cases:
+        return point.case
+    if trial.layer:
+        return None
+    possible = [
+        case
+        for case, points in own.items()
+        if any(p.config["tp_size"] == trial.tp_size for p in points) and (not point or _may_be(case, point))
+    ]
+    return possible[0] if len(possible) == 1 else None
+
+
+def _may_be(case: Case, point: Point) -> bool:
+    environment = point.result.environment if point.result else {}
+    known = point.case._replace(device=environment.get("gpu") or case.device)
+    pairs = zip(known, case, strict=True)
+    return all(one == other or one in (None, "auto") for one, other in pairs)
+
+
+def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
+    together = [Together(one, _taken(one, trial.configs.get(TUNED, trial.tuned))) for one in tried]
+
+    def unproven(reason: str, instead: str | None = None) -> Unproven:
+        config = trial.configs.get(instead, NO_OVERLAP) if instead else None
+        advice = advised(instead, trial.point.config["backend"] if trial.point else "") if instead else ""
+        return Unproven(trial.tp_size, trial.directory, case, reason, trial, together, config, advice)
+
+    if not trial.layer:
+        return unproven(trial.why_not_ok)
+    if case is None:
+        assert trial.point
+        return unproven(f"none of the operators that were measured are of its case, {trial.point.case}")
+    others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
+    if TUNED not in trial.times:
+        # The tuner leaves it out only after the layer failed with it.
+        left_out = "the layer fails with tuned and runs without it" if trial.tuned is None else "tuned was not measured"
+        reason = trial.left_out.get(TUNED, left_out).rstrip(".")
+        return unproven(reason, _best_of(others, trial) if others else NONE)
+    if trial.times[TUNED].launch_bound:
+        return unproven("tuned was launch-bound, its time says nothing about the device")
+    if not others:
+        return unproven("nothing that tuned could be compared with was measured, or all of it was launch-bound")
+    return Proof(
+        tp_size=trial.tp_size,
+        case=case,
+        trial=trial,
+        layer=trial.layer,
+        against=_compare(trial, [(TUNED, label) for label in others], len(others)),
+        best_other=_best_of(others, trial),
+        together=together,
+    )
+
+
+def _best_of(labels: Sequence[str], trial: Trial) -> str:
+    """The fastest, or the first of those that the noise cannot tell from it: none before the default, presets last."""
+    fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
+    order = [label for label in (NONE, DEFAULT) if label in labels]
+    order += [label for label in labels if label not in order]
+    to_others = _compare(trial, [(fastest, label) for label in order])
+    return next(label for label in order if not to_others[label].faster)
+
+
+def _compare(trial: Trial, pairs: Sequence[tuple[str, str]], tried: int = 1) -> dict[str, Comparison]:
+    """By the second label of each pair."""
+    assert trial.point
+    times = [(trial.times[label], trial.times[other]) for label, other in pairs]
+    compared = compare(times, trial.point.config["runtime"]["device"], tried)
+    return {other: found for (_, other), found in zip(pairs, compared, strict=True)}
+
+
+def _taken(trial: Trial, tuned: OverlapConfig | None) -> str | None:
+    return next((label for label, config in trial.configs.items() if label != NONE and config == tuned), None)
+
+
+def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:
+    """What the tuner said of this TP size, or of its operators."""
+    of_size = f"{case.model} TP={tp_size}" if case else f"TP={tp_size}"
+    if of_size in record.dropped:
+        return record.dropped[of_size].rstrip(".")
+    operators = defaultdict(list)
+    for what, why in record.dropped.items():
+        if what.startswith(f"{of_size} "):
+            operators[why.rstrip(".")].append(what.removeprefix(f"{of_size} "))
+    said = [f"{', '.join(names)}: {why}" for why, names in operators.items()]
+    return "; ".join(said) or "the tuner ran no layer at this TP size"

@@ -1,0 +1,351 @@
+"""tuning_report.json: everything that was found, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.report.numbers import finite
+from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
+from overlap_sweep.results.run_directory import VariantTimes
+from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
+from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
+from overlap_sweep.workloads.fsdp.frame import answer_rows as training_answer_rows
+from overlap_sweep.workloads.fsdp.frame import contribution_cells, setting_cells
+from overlap_sweep.workloads.fsdp.knob_effects import contributed
+from overlap_sweep.workloads.fsdp.warnings import copy_warnings
+from overlap_sweep.workloads.fsdp.warnings import warnings as training_warnings
+from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, answers_in_words
+from overlap_sweep.workloads.kernel.frame import answer_rows, comparable_cells
+from overlap_sweep.workloads.kernel.warnings import warnings
+from overlap_sweep.workloads.layer.answer import LayerAnalysis
+from overlap_sweep.workloads.layer.frame import point_cells, variant_cells
+from overlap_sweep.workloads.layer.section import verdict
+from overlap_sweep.workloads.operator import async_tp
+from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
+from overlap_sweep.workloads.operator.choice import PassChoice
+from overlap_sweep.workloads.operator.frame import config_id
+from overlap_sweep.workloads.operator.proof import spoken
+from overlap_sweep.workloads.operator.proof_report import outcome_entries, tuner_entries
+from overlap_sweep.workloads.operator.scaling import Scaling
+from overlap_sweep.workloads.operator.trials import DEFAULT
+from overlap_sweep.workloads.tp_training import frame as tp_training_frame
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
+from overlap_sweep.workloads.tp_training.sentences import in_words
+from overlap_sweep.workloads.tp_training.sentences import warnings as tp_training_warnings
+
+FILE_NAME = "tuning_report.json"
+SCHEMA = 1
+
+
+def tuning_report(analysis: Analysis) -> dict[str, Any]:
+    """The report as plain data. Times are in microseconds; what is unknown or undefined is None.
+
+    `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
+    their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
+    layer point, with one in `variants` for each row of the tidy table of layers. `proof` has the entries of proof.json,
+    and `tuner` those of its tuners. `kernels` has one entry per kernel case, with an answer for each m in `answers` and
+    in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels. `training` has one entry
+    per case of training runs with the best setting, all `settings` and what each knob contributed in `knobs`, `copies`
+    one for each direction; `training_points` and `copy_points` are the rows of their tidy tables. `tp_training` has
+    one entry per model that tensor-parallel stacks trained, with the fastest of each `grids` entry and all `settings`;
+    `tp_training_points` are the rows of its tidy table.
+    """
+    cases = [_case(case) for case in analysis.cases]
+    return {
+        "schema": SCHEMA,
+        "directory": str(analysis.reading.root),
+        "analysed": datetime.now(UTC).isoformat(timespec="seconds"),
+        "objective": analysis.config.objective,
+        "overlap_threshold": analysis.config.overlap_threshold,
+        "unmeasured": analysis.config.unmeasured,
+        "counts": analysis.counts(),
+        "problems": analysis.problems,
+        "commands": launch_commands(analysis.reading.points),
+        "cases": cases,
+        "best": [
+            _best(case, tp_size, answer)
+            for case in analysis.cases
+            for tp_size in case.plans
+            for answer in case.slots(tp_size)
+            if answer.tried
+        ],
+        "recommendations": [
+            entry for case in analysis.cases for entry in recommendations(case, analysis.config.overlap_threshold)
+        ],
+        "switches": [
+            {"case": case.case.name, "tp_size": tp_size, **asdict(advice), "flag": advice.flag}
+            for case in analysis.cases
+            for tp_size in case.tp_sizes
+            for advice in case.switches(tp_size)
+        ],
+        "unmeasured_slots": [
+            {"case": case.case.name, "tp_size": tp_size, **asdict(slot)}
+            for case in analysis.cases
+            for tp_size in case.tp_sizes
+            for slot in case.unmeasured(tp_size)
+        ],
+        "tp_scaling": cases[0]["tp_scaling"] if len(cases) == 1 else None,
+        "repeats": [
+            {"case": case.case.name, **_renamed(asdict(repeats)), "spread": repeats.spread}
+            for case in analysis.cases
+            for repeats in case.repeats
+        ],
+        "drift": [
+            {"case": case.case.name, **_renamed(asdict(drift))} for case in analysis.cases for drift in case.drift
+        ],
+        "configurations": [_row(row) for row in analysis.rows],
+        "layers": _layers(analysis),
+        "kernels": [_kernel(kernel) for kernel in analysis.kernels],
+        "kernel_points": _finite(analysis.kernel_rows),
+        "training": [_training(of_case) for of_case in analysis.training],
+        "training_points": _finite(analysis.training_rows),
+        "copies": [_copies(of_case) for of_case in analysis.copies],
+        "copy_points": _finite(analysis.copy_rows),
+        "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
+        "tp_training_points": _finite(analysis.tp_training_rows),
+        "proof": outcome_entries(analysis),
+        "tuner": tuner_entries(analysis),
+    }
+
+
+def recommendations(case: CaseAnalysis, overlap_threshold: float) -> list[dict[str, Any]]:
+    """One for each pass whose overlap was tried, with a sentence, and whether its overlap is `effective`."""
+    found = []
+    for tp_size, plan in case.plans.items():
+        for choice in plan.choices:
+            if not choice.tried_slots:
+                continue
+            chosen, ratio = choice.chosen, choice.chosen.overlap_ratio
+            effective = bool(chosen.settings) and ratio is not None and ratio >= overlap_threshold
+            speedup, over_default = choice.none.time_us / chosen.time_us, _speedup_over_default(choice)
+            default = "" if over_default is None else f", {over_default:.2f}x {spoken(DEFAULT, case.case.backend)}"
+            if not chosen.settings:
+                sentence = f"TP={tp_size} {choice.label}: don't overlap{default}; {choice.reason}"
+            else:
+                sentence = f"TP={tp_size} {choice.label}: {chosen.name}, {speedup:.2f}x no overlap{default}"
+                if ratio is not None:
+                    sentence += f", overlap ratio {ratio:.2f} ({'effective' if effective else 'not effective'})"
+                if not chosen.measured:
+                    sentence += "; predicted from its slots alone, measure them together before you rely on it"
+            sentence += async_tp.beside_setting(choice) if case.case.backend == async_tp.BACKEND else ""
+            found.append(
+                {
+                    "case": case.case.name,
+                    "tp_size": tp_size,
+                    "operator": choice.operator,
+                    "pass": choice.pass_name,
+                    "settings": {slot: dict(setting) for slot, setting in chosen.settings.items()},
+                    "speedup": speedup,
+                    "speedup_over_default": over_default,
+                    "overlap_ratio": ratio,
+                    "effective": effective,
+                    "measured": chosen.measured,
+                    "recommendation": sentence,
+                }
+            )
+    return found
+
+
+def _case(case: CaseAnalysis) -> dict[str, Any]:
+    environment, *others = environments(case.points)
+    return {
+        "name": case.case.name,
+        **case.case._asdict(),
+        "measured": measured_when(case.points),
+        "environment": environment,
+        "other_environments": others,
+        "multicast": multicast(case.points),
+        "launch_bound": case.launch_bound,
+        "overruled": {str(tp_size): plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
+        "tp_scaling": _tp_scaling(case.scaling),
+    }
+
+
+def _layers(analysis: Analysis) -> list[dict[str, Any]]:
+    analysis_of = {layer.point.directory: layer for layer in analysis.layers}
+    return [
+        _layer(point, analysis_of.get(point.directory), analysis.reading.root)
+        for point in analysis.reading.points
+        if point.is_layer
+    ]
+
+
+def _layer(point: Point, analysis: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+    result = point.result
+    return {
+        **point_cells(point, root),
+        "measured": measured_when([point]),
+        "environment": result.environment if result else {},
+        "warnings": result.warnings if result else [],
+        "verdict": verdict(analysis) if analysis else None,
+        "variants": _variants(analysis, result.variants) if result and analysis else [],
+    }
+
+
+def _variants(analysis: LayerAnalysis, measured: Mapping[str, VariantTimes]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{column: finite(value) for column, value in variant_cells(row, analysis).items()},
+            "settings": measured[row.name].settings,
+            "switches": measured[row.name].switches,
+        }
+        for row in analysis.rows
+    ]
+
+
+def _kernel(kernel: KernelAnalysis) -> dict[str, Any]:
+    environment, *others = environments(kernel.points)
+    answers = answer_rows([kernel])
+    return {
+        **kernel.case._asdict(),
+        "subjects": kernel.subjects,
+        "measured": measured_when(kernel.points),
+        "environment": environment,
+        "other_environments": others,
+        "recommendation": f"{kernel.case.brief}: {answers_in_words(kernel)}",
+        "warnings": warnings(kernel),
+        "answers": [
+            {
+                **{name: finite(value) for name, value in answer.items()},
+                "setting": dict(shape.chosen.setting) if shape.chosen else None,
+                "implementations": [_comparable(row) for row in shape.rows],
+                "left_out": shape.left_out,
+            }
+            for shape, answer in zip(kernel.shapes, answers, strict=True)
+        ],
+    }
+
+
+def _comparable(row: ImplementationRow) -> dict[str, Any]:
+    cells = {name: finite(value) for name, value in comparable_cells(row).items()}
+    return {**cells, "setting": dict(row.setting), "points": list(row.points)}
+
+
+def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
+    environment, *others = environments(of_case.points)
+    (best,) = _finite(training_answer_rows([of_case]))
+    effects = contributed(of_case)
+    return {
+        **of_case.case._asdict(),
+        "parameters": of_case.parameters,
+        "measured": measured_when(of_case.points),
+        "environment": environment,
+        "other_environments": others,
+        "best": {**best, "knobs": of_case.best.knobs},
+        "shared": of_case.shared,
+        "warnings": training_warnings(of_case),
+        "settings": [
+            {**cells, "knobs": row.knobs, "points": list(row.points)}
+            for row, cells in zip(of_case.rows, _finite(map(setting_cells, of_case.rows)), strict=True)
+        ],
+        "how_timed": of_case.how_timed,
+        "knobs": _finite(map(contribution_cells, effects.contributions)),
+        "pairs_left_out": effects.left_out,
+        "never_alone": effects.never_alone,
+    }
+
+
+def _copies(of_case: CopyAnalysis) -> dict[str, Any]:
+    points = [row.point for row in of_case.rows]
+    return {
+        **of_case.case._asdict(),
+        "measured": measured_when(points),
+        "environment": environments(points)[0],
+        "answer": of_case.answer,
+        "warnings": copy_warnings(of_case.rows),
+        "points": [point.name for point in points],
+    }
+
+
+def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:
+    environment, *others = environments(of_case.points)
+    return {
+        **of_case.case._asdict(),
+        "measured": measured_when(of_case.points),
+        "environment": environment,
+        "other_environments": others,
+        "answers": in_words(of_case),
+        "warnings": tp_training_warnings(of_case),
+        "grids": _finite(tp_training_frame.answer_rows([of_case])),
+        "settings": [
+            {**cells, "points": [point.name for point in row.points]}
+            for row, cells in zip(of_case.rows, _finite(map(tp_training_frame.row_cells, of_case.rows)), strict=True)
+        ],
+    }
+
+
+def _finite(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: finite(value) for name, value in row.items()} for row in rows]
+
+
+def _tp_scaling(scaling: Scaling) -> dict[str, Any]:
+    return {
+        "optimal_tp_size": scaling.optimal_tp_size,
+        "tolerance": scaling.tolerance,
+        "reason": scaling.reason,
+        "results": {
+            operator: {
+                "optimal_tp_size": result.optimal_tp_size,
+                "scaling_efficient": _by_size(result.scaling_efficient),
+                "scaling_ratios": _by_size(result.scaling_ratios),
+                "e2e_times": _by_size(result.e2e_times),
+                "reason": result.reason,
+            }
+            for operator, result in scaling.results.items()
+        },
+    }
+
+
+def _by_size(values: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(tp_size): value for tp_size, value in values.items()}
+
+
+def _best(case: CaseAnalysis, tp_size: int, answer: SlotAnswer) -> dict[str, Any]:
+    choice, chosen = answer.choice, answer.choice.chosen
+    in_yaml = case.config(tp_size).slots.get(answer.slot)
+    return {
+        "case": case.case.name,
+        "tp_size": tp_size,
+        "operator": choice.operator,
+        "phase": answer.phase,
+        "slot": answer.slot,
+        "pass": choice.pass_name,
+        "config_id": config_id(tp_size, choice.operator, answer.phase, answer.setting),
+        "overlap_method": answer.setting["method"] if answer.setting else "none",
+        "setting": dict(answer.setting) if answer.setting else None,
+        "setting_in_yaml": in_yaml and dict(in_yaml),
+        "measured": chosen.measured,
+        "time_us": chosen.time_us,
+        "noise_us": chosen.estimate.noise_us,
+        "none_us": choice.none.time_us,
+        "floor_us": choice.floor_us,
+        "default_us": choice.default.time_us if choice.default else None,
+        "default_noise_us": choice.default.noise_us if choice.default else None,
+        "speedup": choice.none.time_us / chosen.time_us,
+        "speedup_over_default": _speedup_over_default(choice),
+        "hidden_fraction": finite(hidden_fraction(chosen.time_us, choice.none.time_us, choice.floor_us)),
+        "overlap_ratio": chosen.overlap_ratio,
+        "candidates": len(choice.candidates),
+        "reason": choice.reason,
+        "points": list(chosen.points),
+    }
+
+
+def _speedup_over_default(choice: PassChoice) -> float | None:
+    return choice.default.time_us / choice.chosen.time_us if choice.default else None
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = {column: finite(value) for column, value in row.items()}
+    return {**values, "overlap_method": row["method"]}
+
+
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"pass" if name == "pass_name" else name: value for name, value in fields.items()}

@@ -1,0 +1,187 @@
+"""Training steps of a language model by one of several tensor-parallel stacks, under equal settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads.tp_training import megatron_refusal
+from overlap_sweep.workloads.tp_training.architectures import architecture
+from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON, TpTraining
+from overlap_sweep.workloads.tp_training.language_model import language_model
+
+if TYPE_CHECKING:
+    from overlap_sweep.measure.ranks import Ranks
+
+_OF_ALL = ("runtime", "profile", "repetition", "model", "tp_size")
+_ONLY_OF = {
+    "zero_stage": ("autotp",),
+    "attn_impl": ("autotp", "fsdp_dtensor", "async_tp"),
+    "tp_comm_overlap": ("megatron",),
+    "tp_comm_overlap_cfg": ("megatron",),
+}
+"""Options that the others ignore."""
+_LIBRARIES = {
+    "autotp": ("transformers", "deepspeed"),
+    "fsdp_dtensor": ("transformers",),
+    "async_tp": ("transformers",),
+    "megatron": (),
+}
+"""Whose version is part of the point, beside those that every result's environment is compared by."""
+_IN_SEQUENCE = ("async_tp", "megatron")
+"""Implementations that overlap nothing without sequence parallelism."""
+
+
+def complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """With the model's whole config, steps and precision: the point without whatever this has no use for."""
+    device, impl = point["runtime"]["device"], point["impl"] or DEFAULT_IMPL
+    if point["backend"] != "auto":
+        raise UserError(f"backend={point['backend']}: who trains is said by impl; leave backend out.")
+    model, dp_size = point["model"], point["dp_size"] or 1
+    training = dict(point["tp_training"])
+    unasked = TP_TRAINING_ON[device] | {name: getattr(TpTraining(), name) for name in _ONLY_OF}
+    training |= {name: value for name, value in unasked.items() if training[name] is None}
+    # It says where results go, not what is measured.
+    training.pop("output_dir")
+    if training["warmup_steps"] >= training["num_training_steps"]:
+        raise UserError(
+            f"tp_training.warmup_steps={training['warmup_steps']} leaves nothing of "
+            f"tp_training.num_training_steps={training['num_training_steps']} to be timed; give more steps."
+        )
+    training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
+    if training["sequence_parallel"] is None:
+        training["sequence_parallel"] = impl in _IN_SEQUENCE
+    # One rank has the whole sequence.
+    training["sequence_parallel"] &= point["tp_size"] > 1
+    if impl == "async_tp":
+        training["compile"] = True
+    sequences = training["batch_size"] * training["gradient_accumulation_steps"] * dp_size
+    completed = {
+        **{name: point[name] for name in _OF_ALL},
+        **{"impl": impl, "backend": impl, "dp_size": dp_size, "tp_training": training},
+        "language_model": _language_model(model),
+        "libraries": {name: version(name) for name in _LIBRARIES[impl] if find_spec(name)},
+        "precision": PRECISION_OF[training["dtype"]],
+        "workload": {
+            **point["workload"],
+            "tokens": sequences * training["seq_length"],
+            "repeats": training["num_training_steps"] - training["warmup_steps"],
+        },
+    }
+    if training["tp_comm_overlap_cfg"] is not None:
+        completed["overlap_cfg"] = _read_overlap_cfg(training["tp_comm_overlap_cfg"])
+    return completed
+
+
+def _language_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    if model["architecture"] is None and model["source"] != "hf":
+        raise UserError(
+            f"model {model['name']} has no architecture, so it is no language model; give model.architecture=llama or "
+            "another, or a model that has one."
+        )
+    more = architecture(model["architecture"]).more if model["architecture"] else {}
+    fields = language_model(model, more)
+    architecture(fields["model_type"])
+    return fields
+
+
+def _read_overlap_cfg(path: str) -> dict[str, Any]:
+    """Its content, so that the result says what was run."""
+    read = overlap_cfg.read(Path(path).expanduser())
+    return {"slots": read.slots, "switches": read.switches}
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    model, tp_size, training = point["language_model"], point["tp_size"], point["tp_training"]
+    for name, count in (
+        ("num_key_value_heads", model["num_key_value_heads"]),
+        ("num_attention_heads", model["num_attention_heads"]),
+        ("intermediate_size", model["intermediate_size"]),
+    ):
+        if count % tp_size:
+            return f"{name}={count} of {point['model']['name']} does not divide by tp_size={tp_size}; use a divisor"
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+    if heads % kv_heads:
+        return (
+            f"num_attention_heads={heads} of {point['model']['name']} does not divide by "
+            f"num_key_value_heads={kv_heads}; give model.num_kv_heads a divisor"
+        )
+    if model["head_dim"] % 2:
+        return f"head_dim={model['head_dim']} is odd, and rotary embeddings turn pairs; give an even model.head_dim"
+    if training["sequence_parallel"] and training["seq_length"] % tp_size:
+        return f"tp_training.seq_length={training['seq_length']} does not divide by tp_size={tp_size}; use a multiple"
+    return _REFUSALS[point["impl"]](point)
+
+
+def _autotp_refusal(point: Mapping[str, Any]) -> str | None:
+    if find_spec("deepspeed") is None:
+        return "impl=autotp needs DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
+    if point["tp_training"]["sequence_parallel"]:
+        return "AutoTP has no sequence parallelism: leave tp_training.sequence_parallel out"
+    return _hugging_face_refusal(point)
+
+
+def _fsdp_dtensor_refusal(point: Mapping[str, Any]) -> str | None:
+    return _hugging_face_refusal(point)
+
+
+def _async_tp_refusal(point: Mapping[str, Any]) -> str | None:
+    if not point["tp_training"]["sequence_parallel"] and point["tp_size"] > 1:
+        return "asynchronous TP overlaps nothing without tp_training.sequence_parallel"
+    if point["runtime"]["device"] == "cpu":
+        return "asynchronous TP copies from GPU to GPU, and runtime.device is cpu; use impl=fsdp_dtensor"
+    if point["tp_size"] == 1:
+        return "at tp_size=1 there is nothing for asynchronous TP to overlap; use impl=fsdp_dtensor"
+    return _hugging_face_refusal(point)
+
+
+def _hugging_face_refusal(point: Mapping[str, Any]) -> str | None:
+    if point["tp_training"]["attn_impl"] != "flash_attention_2":
+        return None
+    if point["runtime"]["device"] == "cpu":
+        return "tp_training.attn_impl=flash_attention_2 needs a GPU; use sdpa"
+    if find_spec("flash_attn") is None:
+        return "tp_training.attn_impl=flash_attention_2 needs the package flash-attn; install it, or use sdpa"
+    if point["precision"] == "fp32" and not point["tp_training"]["autocast"]:
+        return "tp_training.attn_impl=flash_attention_2 computes in bfloat16 and float16 only; use sdpa"
+    return None
+
+
+def _megatron_refusal(point: Mapping[str, Any]) -> str | None:
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        return "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
+    training = point["tp_training"]
+    if training["autocast"]:
+        return "Megatron-Core computes in the type of its parameters: leave tp_training.autocast out"
+    if training["compile"]:
+        return "Megatron-Core's layers are not compiled as a whole: leave tp_training.compile out"
+    if not training["vocab_parallel"]:
+        return "Megatron-Core always cuts the vocabulary: leave tp_training.vocab_parallel out"
+    return megatron_refusal.refusal(point)
+
+
+_REFUSALS = {
+    "autotp": _autotp_refusal,
+    "fsdp_dtensor": _fsdp_dtensor_refusal,
+    "async_tp": _async_tp_refusal,
+    "megatron": _megatron_refusal,
+}
+
+
+def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    """Megatron-Core's, where a file was given; Transformer Engine's defaults are in none."""
+    given = point.get("overlap_cfg")
+    return {"": OverlapConfig(given["slots"], given["switches"])} if given else {}
+
+
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Train, profile some more steps, and leave nothing behind for the next point."""
+    from overlap_sweep.workloads.tp_training.run import run_tp_training
+
+    return run_tp_training(point, directory, ranks)

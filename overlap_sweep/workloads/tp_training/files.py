@@ -1,0 +1,142 @@
+"""results_{impl}_tp{n}_dp{m}.json: one run with its configuration, its timed steps and their summary.
+
+The names of fields are those of the benchmark scripts that people know; what they lack comes after them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlap_sweep.report.numbers import finite
+from overlap_sweep.results.run_directory import Result, TpTrainingStep, write_atomically
+from overlap_sweep.results.tp_training_checks import timed_steps
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow, measured
+
+
+def results_file(row: TpTrainingRow) -> str:
+    """Its name."""
+    return f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json"
+
+
+def write_results(analyses: Iterable[TpTrainingAnalysis]) -> list[Path]:
+    """One of each point, into its run directory."""
+    return [
+        write_atomically(row.points[0].directory / results_file(row), results_json(row))
+        for analysis in analyses
+        for row in analysis.of_points
+    ]
+
+
+def results_json(row: TpTrainingRow) -> bytes:
+    """`row`: of a single point."""
+    return msgspec.json.format(msgspec.json.encode(results(row)), indent=2) + b"\n"
+
+
+def results(row: TpTrainingRow) -> dict[str, Any]:
+    """The file's content. Times are in seconds or milliseconds as the names say, memory in 10^9 bytes; null is unknown,
+    of losses and norms no number. Rates are of all ranks, unless they are called per GPU."""
+    (point,) = row.points
+    assert point.result
+    steps = timed_steps(measured(point.result))
+    return {
+        "config": _config(row),
+        "steps": [_step(step, row) for step in steps],
+        "summary": _summary(row, steps, point.result),
+    }
+
+
+def _config(row: TpTrainingRow) -> dict[str, Any]:
+    (point,) = row.points
+    config, options = point.config, point.config["tp_training"]
+    own = {name: value for name, value in options.items() if name not in ("vocab_parallel", "seed")}
+    return {
+        "model_name": config["model"]["name"],
+        "impl": config["impl"],
+        "tp_size": config["tp_size"],
+        "dp_size": config["dp_size"],
+        "num_layers": config["language_model"]["num_hidden_layers"],
+        "use_vocab_parallel": options["vocab_parallel"],
+        "output_dir": str(point.directory),
+        "seed": options["seed"],
+        **own,
+        "world_size": row.grid.ranks,
+        "device": point.case.device,
+        "profile": config.get("profile"),
+        "language_model": config["language_model"],
+    }
+
+
+def _step(step: TpTrainingStep, row: TpTrainingRow) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "loss": step.loss,
+        "step_time_s": step.step_us / 1e6,
+        "forward_time_s": step.forward_us / 1e6,
+        "backward_time_s": step.backward_us / 1e6,
+        "optimizer_time_s": step.optimizer_us / 1e6,
+        "tokens_per_sec": row.tokens_per_step / step.step_us * 1e6,
+        "samples_per_sec": row.samples_per_step / step.step_us * 1e6,
+        "memory_allocated_gb": step.memory_allocated_gb,
+        "memory_peak_gb": step.memory_peak_gb,
+        "grad_norm": step.grad_norm,
+    }
+
+
+def _summary(row: TpTrainingRow, steps: Sequence[TpTrainingStep], result: Result) -> dict[str, Any]:
+    times_ms = [step.step_us / 1e3 for step in steps]
+    losses = [step.loss for step in steps if step.loss is not None]
+    norms = [step.grad_norm for step in steps if step.grad_norm is not None]
+    per_s = [1e6 / step.step_us for step in steps]
+    compared = row.losses
+    return {
+        "num_steps": len(steps),
+        "avg_step_time_ms": statistics.fmean(times_ms),
+        "std_step_time_ms": statistics.stdev(times_ms) if len(times_ms) > 1 else 0.0,
+        "avg_tokens_per_sec": row.tokens_per_step * statistics.fmean(per_s),
+        "avg_samples_per_sec": row.samples_per_step * statistics.fmean(per_s),
+        "avg_loss": statistics.fmean(losses) if losses else None,
+        "final_loss": steps[-1].loss,
+        "peak_memory_gb": row.memory_peak_gb,
+        "timing_breakdown": {f"{name}_pct": 100 * share for name, share in row.shares._asdict().items()},
+        "median_step_time_ms": row.time_us / 1e3,
+        "q1_step_time_ms": row.q1_us / 1e3,
+        "q3_step_time_ms": row.q3_us / 1e3,
+        "tokens_per_sec_per_gpu": row.tokens_per_s_per_gpu,
+        "tflops_per_gpu": row.tflops_per_gpu,
+        "peak_tflops_per_gpu": row.peak_tflops,
+        "mfu_pct": None if row.mfu is None else 100 * row.mfu,
+        "communication": _communication(row),
+        "avg_grad_norm": statistics.fmean(norms) if norms else None,
+        "final_grad_norm": steps[-1].grad_norm,
+        "parameters": row.parameters,
+        "flops_per_step": row.flops_per_step,
+        "host_ahead_ms": None if row.host_ahead_us is None else row.host_ahead_us / 1e3,
+        "host_bound": row.host_limits,
+        "losses_agree": None if compared is None else compared.deviates is None,
+        "largest_loss_difference": finite(compared.largest.relative) if compared and compared.largest else None,
+        "deviates": compared.deviates._asdict() | {"relative": finite(compared.deviates.relative)}
+        if compared and compared.deviates
+        else None,
+        "details": measured(result).details,
+        "warnings": result.warnings,
+    }
+
+
+def _communication(row: TpTrainingRow) -> dict[str, float | None] | None:
+    """Of a step; null without traces."""
+    found = row.communication
+    if found is None:
+        return None
+    return {
+        "total_ms": found.total_us / 1e3,
+        "hidden_ms": found.hidden_us / 1e3,
+        "exposed_ms": found.exposed_us / 1e3,
+        "hidden_pct": finite(100 * found.hidden_fraction),
+        "waiting_ms": found.waiting_us / 1e3,
+        "startup_iterations": found.startup_iterations,
+    }

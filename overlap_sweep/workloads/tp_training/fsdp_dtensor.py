@@ -1,0 +1,280 @@
+"""PyTorch's own stack: DTensor cuts a Hugging Face model over the tensor-parallel ranks, FSDP2 shards it over the
+data-parallel ones, on one two-dimensional mesh.
+
+Every parameter is a DTensor of both dimensions, the norms' too, so that optimizer and loss scale treat all alike.
+Between modules there are plain tensors: DTensor's dispatch of every small operator of a norm would take the host longer
+than the device takes for the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn.utils import get_total_norm
+from torch.utils.checkpoint import checkpoint
+
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads.tp_training import hugging_face
+from overlap_sweep.workloads.tp_training.architectures import architecture
+from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture
+from overlap_sweep.workloads.tp_training.groups import Groups
+from overlap_sweep.workloads.tp_training.implementation import Facts
+from overlap_sweep.workloads.tp_training.initial_weights import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
+
+SEQUENCE = 1
+"""Dimension of activations [batch, sequence, hidden]."""
+
+
+def build(
+    point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
+) -> FsdpDtensor:
+    """`compile_options`: inductor's, where layers are compiled."""
+    training = point["tp_training"]
+    of = architecture(point["language_model"]["model_type"])
+    model = hugging_face.build_on_meta(point, of)
+    vocab_size = point["language_model"]["vocab_size"]
+    rows = padded_vocab_size(vocab_size, groups.tp_size) if training["vocab_parallel"] else vocab_size
+    hugging_face.pad_vocabulary(model, of, rows)
+    _cut(model, of, groups, training)
+    layers = hugging_face.decoder_layers(model, of)
+    _compute_as_asked(layers, training, compile_options)
+    _shard(model, layers, point, groups)
+    model.to_empty(device=ranks.device)
+    hugging_face.restore_buffers(model, of, ranks.device)
+    _fill(model, initial_weights(point, ranks), groups)
+    return FsdpDtensor(model, point, ranks, groups)
+
+
+def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[str, Any]) -> None:
+    """Tensor parallelism. Between the parallel linears every rank has the whole residual stream, or its part of the
+    sequence."""
+    mesh = groups.mesh["tp"]
+    stream: Placement = Shard(SEQUENCE) if training["sequence_parallel"] else Replicate()
+    # A norm that sees a part of the sequence, or of the heads, knows a part of its weight's gradient.
+    of_norm: Placement = Partial() if training["sequence_parallel"] else Replicate()
+    flat = training["sequence_parallel"] and training["batch_size"] == 1
+    for layer in hugging_face.decoder_layers(model, of):
+        # The names of columns and rows are those of their linears, in attention and MLP.
+        column_parallel = {name: ColwiseParallel() for name in of.column_parallel}
+        row_parallel = {
+            name: RowwiseParallel(output_layouts=Partial(), use_local_output=False) for name in of.row_parallel
+        }
+        parallelize_module(layer, mesh, {**column_parallel, **row_parallel})
+        for name in sorted({name.rpartition(".")[0] for name in of.column_parallel}):
+            hook = partial(_gather, mesh, stream, flat)
+            layer.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+        for name in of.row_parallel:
+            layer.get_submodule(name).register_forward_hook(partial(_scatter, stream, flat))
+        for name in of.layer_norms:
+            _replicate(layer.get_submodule(name), groups, of_norm)
+        for name in of.head_norms:
+            _replicate(layer.get_submodule(name), groups, Partial())
+    _replicate(of.part(model, of.final_norm), groups, of_norm)
+    embedding, output = of.part(model, of.embedding), of.part(model, of.output)
+    whole_input = PrepareModuleInput(
+        input_layouts=(stream,), desired_input_layouts=(Replicate(),), use_local_output=True
+    )
+    if training["vocab_parallel"]:
+        parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=stream))
+        parallelize_module(output, mesh, ColwiseParallel(input_layouts=stream, use_local_output=False))
+    else:
+        _replicate(embedding, groups, Replicate())
+        _replicate(output, groups, Replicate())
+        parallelize_module(
+            embedding, mesh, PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=stream)
+        )
+        parallelize_module(output, mesh, whole_input)
+    hugging_face.tie_weights(model, of)
+    if training["compile"]:
+        embedding.register_forward_hook(_arrived)
+
+
+def _gather(
+    mesh: DeviceMesh, stream: Placement, flat: bool, module: nn.Module, arguments: Any, named: Any
+) -> tuple[Any, Any]:
+    """Once for all linears with the same input, and backward one reduction."""
+    arguments = list(arguments)
+    where, key = (arguments, 0) if arguments else (named, "hidden_states")
+    hidden = where[key]
+    if flat:
+        # Of one sequence [1, sequence, hidden] the gathered dimension is made the first one anyway, by views among
+        # which inductor does not find the GEMM.
+        gathered = DTensor.from_local(hidden.flatten(0, 1), mesh, [Shard(0)]).redistribute(placements=[Replicate()])
+        where[key] = gathered.unflatten(0, (1, gathered.shape[0]))
+    else:
+        where[key] = DTensor.from_local(hidden, mesh, [stream]).redistribute(placements=[Replicate()])
+    return tuple(arguments), named
+
+
+def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: Any, summed: DTensor) -> Tensor:
+    if flat:
+        rows: Any = summed.flatten(0, 1)
+        part: Tensor = rows.redistribute(placements=[Shard(0)]).to_local()
+        return part.unflatten(0, (1, part.shape[0]))
+    return summed.redistribute(placements=[stream]).to_local()
+
+
+def _arrived(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor:
+    """A layer that torch.compile made loses the gradient of a tensor that a collective is still writing, and says
+    nothing (torch 2.13); so does waiting for it. A copy of it has both."""
+    return embedded.clone() if isinstance(embedded, AsyncCollectiveTensor) else embedded
+
+
+def _replicate(module: nn.Module, groups: Groups, gradient: Placement) -> None:
+    """Every rank has the whole weight and computes with plain tensors. `gradient`: what each rank's is of the weight's,
+    which FSDP2 makes whole when it reduces it."""
+    distribute_module(module, groups.mesh["tp"])
+    module.__class__ = _local(type(module), gradient)  # type: ignore[arg-type]
+
+
+@cache
+def _local(kind: type[nn.Module], gradient: Placement) -> type[nn.Module]:
+    """One class for all layers, or torch.compile would compile each."""
+
+    def local(self: nn.Module) -> Tensor:
+        weight = self._parameters["weight"]
+        assert isinstance(weight, DTensor)
+        # Between forwards FSDP2 looks for the part of it that it has made.
+        return weight.to_local(grad_placements=[gradient]) if weight.device_mesh.ndim == 1 else weight
+
+    return type(f"Local{kind.__name__}", (kind,), {"weight": property(local)})
+
+
+def _compute_as_asked(
+    layers: Sequence[nn.Module], training: Mapping[str, Any], compile_options: dict[str, Any] | None
+) -> None:
+    """Compile and checkpoint what FSDP2's hooks are around. Checkpointing is around what is compiled: inside of it, as
+    Hugging Face has it, torch 2.13 fails with DTensors ("expected all tensors_saved_with_vc_check to be Tensors")."""
+    if training["compile"]:
+        # What other points of the process have compiled would decide whether these are.
+        torch._dynamo.reset()
+    for layer in layers:
+        if training["compile"]:
+            layer.forward = torch.compile(layer.forward, options=compile_options)
+        if training["activation_checkpointing"]:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _shard(model: nn.Module, layers: Sequence[nn.Module], point: Mapping[str, Any], groups: Groups) -> None:
+    """FSDP2 over the data-parallel ranks; over one, too, since it keeps float32 weights and computes in less."""
+    computed = _dtype(point)
+    policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
+    # One rank alone would free nothing.
+    reshard = groups.dp_size > 1
+    for layer in layers:
+        fully_shard(layer, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=False)
+
+
+def _dtype(point: Mapping[str, Any]) -> torch.dtype:
+    """Of parameters in computation. Autocast casts them itself."""
+    training = point["tp_training"]
+    return torch.float32 if training["autocast"] else getattr(torch, training["dtype"])
+
+
+def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups: Groups) -> None:
+    """This rank's part of every weight."""
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        part = draw(name, parameter.shape)
+        over_tp = parameter.placements[1]
+        if isinstance(over_tp, Shard):
+            part = part.chunk(groups.tp_size, over_tp.dim)[groups.tp_rank]
+        # FSDP2 cuts the first dimension, and leaves the last ranks with fewer rows, or none.
+        rows = -(-part.shape[0] // groups.dp_size)
+        part = part[groups.dp_rank * rows : (groups.dp_rank + 1) * rows]
+        local = parameter.to_local()
+        assert local.shape == part.shape
+        with torch.no_grad():
+            local.copy_(part)
+
+
+class FsdpDtensor:
+    """See implementation.Implementation."""
+
+    def __init__(self, model: nn.Module, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+        training = point["tp_training"]
+        # A Hugging Face model, and FSDP2's module.
+        self._model: Any = model
+        self._training, self._device = training, ranks.device
+        self._vocab_size = point["language_model"]["vocab_size"]
+        self._loss_group = groups.tp if training["vocab_parallel"] else None
+        self._tp_size = groups.tp_size
+        self._dtype = getattr(torch, training["dtype"])
+        self._positions = torch.arange(training["seq_length"], device=ranks.device).unsqueeze(0)
+        self._parameters = list(model.parameters())
+        on_gpu = ranks.device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=training["learning_rate"],
+            weight_decay=training["weight_decay"],
+            fused=on_gpu,
+            foreach=not on_gpu,
+        )
+        self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
+
+    def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
+        self._model.set_requires_gradient_sync(last)
+        with self._precision():
+            # Hugging Face would count the positions in what the embedding returns, which may be a part of the sequence.
+            logits = self._model(tokens, position_ids=self._positions, use_cache=False).logits
+        if isinstance(logits, DTensor):
+            logits = logits.to_local()
+        return vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._loss_group)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if not self._training["autocast"] or self._dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._dtype)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self._scaler.scale(loss / self._training["gradient_accumulation_steps"]).backward()
+
+    def update(self) -> Tensor:
+        self._scaler.unscale_(self._optimizer)
+        norm = self._clip()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+        return norm
+
+    def _clip(self) -> Tensor:
+        """On local tensors and with one collective: of DTensors each would reduce its own norm."""
+        cut: list[Tensor] = []
+        whole: list[Tensor] = []
+        for parameter in self._parameters:
+            assert isinstance(parameter.grad, DTensor)
+            (cut if parameter.grad.placements[1].is_shard() else whole).append(parameter.grad.to_local())
+        square: Tensor = get_total_norm(cut) ** 2 + get_total_norm(whole) ** 2 / self._tp_size
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        if self._training["max_grad_norm"]:
+            torch._foreach_mul_([*cut, *whole], (self._training["max_grad_norm"] / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def facts(self) -> Facts:
+        return Facts({"attention": self._training["attn_impl"]})
+
+    def close(self) -> None:
+        """Nothing outlives it but what was compiled."""
+        if self._training["compile"]:
+            torch._dynamo.reset()

@@ -1,0 +1,268 @@
+"""Every command prints the same rows in every format, and on terminals of any width all of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from overlap_sweep.commands.trace_rows import FIELDS, PART_FIELDS, RANK_FIELDS
+from overlap_sweep.compare import history, trace_rows
+from overlap_sweep.compare import rows as comparison_rows
+from overlap_sweep.results.points import read_points
+from overlap_sweep.workloads.copy_engine import answer as copies
+from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
+from overlap_sweep.workloads.fsdp import frame as training_frame
+from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
+from overlap_sweep.workloads.kernel import frame as kernel_frame
+from overlap_sweep.workloads.layer import frame as layer_frame
+from overlap_sweep.workloads.operator import answers, frame
+from overlap_sweep.workloads.tp_training import frame as tp_training_frame
+from overlap_sweep.workloads.tp_training import section as tp_training
+from overlap_sweep.workloads.tp_training.answer import analyse_tp_training
+from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
+from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
+from tests.made_sweeps import WINS, write_tuned_sweep
+from tests.make_point import implementation, kernel_config, make_point, stack_config, variant
+from tests.report.conftest import Made
+
+DEFAULT, NONE = (f"traces/h200x4_llama3_70b_layer_{name}.json.gz" for name in ("te_default", "none"))
+pytestmark = pytest.mark.usefixtures("no_page")
+CPU = "traces/cpu_gloo_tp2_rank0.json.gz"
+NAMES = ("operators", "tuned", "kernels", "training", "copies", "stacks", "compared", "ranks", "traces", "store")
+
+
+def of_medians(fields: Sequence[str]) -> list[str]:
+    """Columns of medians: the number of iterations instead of which one, and of start-up."""
+    numbers = {"iteration": "iterations", "startup": "startup_iterations"}
+    return [numbers.get(name, name) for name in fields]
+
+
+TABLES: dict[str, Sequence[str]] = {
+    "report operators": list(answers.COLUMNS),
+    "report kernels": list(kernel_frame.ANSWER_COLUMNS),
+    "report training": list(training_frame.ANSWER_COLUMNS),
+    "report stacks": list(tp_training_frame.ANSWER_COLUMNS),
+    "report copies": list(copies.COPY_COLUMNS),
+    "query operators": list(frame.COLUMNS),
+    "query operators tp_size==16": list(frame.COLUMNS),
+    "query tuned --layers": list(layer_frame.COLUMNS),
+    "query kernels": list(kernel_frame.COLUMNS),
+    "query training": list(training_frame.COLUMNS),
+    "query copies": list(copies.COPY_COLUMNS),
+    "query stacks": list(tp_training_frame.COLUMNS),
+    f"trace {DEFAULT} {CPU}": FIELDS,
+    f"trace {DEFAULT} --median": of_medians(FIELDS),
+    f"trace {DEFAULT} --median --by kernel --phase all --top 3": of_medians(PART_FIELDS),
+    f"trace {DEFAULT} --by kernel --phase bwd": PART_FIELDS,
+    "trace ranks/ranks --by rank": RANK_FIELDS,
+    "compare compared/old compared/new": list(comparison_rows.POINT_COLUMNS),
+    "compare compared/old compared/new --by slot": list(comparison_rows.SLOT_COLUMNS),
+    f"compare {NONE} {DEFAULT}": list(trace_rows.QUANTITY_COLUMNS),
+    f"compare {NONE} {DEFAULT} --by rank": list(trace_rows.QUANTITY_COLUMNS),
+    f"compare {NONE} {DEFAULT} --by class": list(trace_rows.PART_COLUMNS),
+    f"compare {NONE} {DEFAULT} --by kernel": list(trace_rows.PART_COLUMNS),
+    f"compare {NONE} {DEFAULT} --by stream": list(trace_rows.PART_COLUMNS),
+    "compare compared/cuda compared/rocm": list(telemetry_rows.COLUMNS),
+    "history store/measurements.sqlite": list(history.HISTORY_COLUMNS),
+}
+UNTOLD = {"hidden_noise", "baseline_launch_bound", "measurements", "reference_measurements", "iterations"}
+"""Columns that no list of a help names."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Path:
+    """A folder with links to made-up sweeps and recorded traces, and sweeps with long names."""
+    directory = tmp_path_factory.mktemp("place")
+    for name in NAMES:
+        (directory / name).symlink_to(made(name))
+    variants = {
+        "none": variant([60_000.0] * 6, step_us=1234.0),
+        f"file:{FILE}": variant([54_000.0] * 6, step_us=1234.0, launch_bound=True),
+    }
+    make_point("layer", directory / "long_layer", variants=variants)
+    for n in (4096, 8192):
+        measured = {"ring": implementation(150.0)}
+        make_point("kernel", directory / "two_kernels", kernel_config(n=n), implementations=measured)
+    write_tuned_sweep(directory / "rare_proof", ratios={**WINS, "default": 0.9})
+    return directory
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_every_format_has_the_same_rows_and_nothing_else(
+    place: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    arguments, columns = command.split(), TABLES[command]
+    if arguments[0] == "report":
+        arguments += ["--output", str(tmp_path)]
+    parquet = pd.read_parquet(io.BytesIO(analyze(*arguments, "--format", "parquet").stdout_bytes))
+    assert list(parquet.columns) == list(columns)
+    types = parquet.dtypes.to_dict()
+    text = analyze(*arguments, "--format", "csv").stdout
+    # CSV cannot tell an empty text from none.
+    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(text), dtype=types), parquet.replace("", pd.NA))
+    found = analyze(*arguments, "--format", "json").rows
+    assert all(list(row) == list(columns) for row in found)
+    pd.testing.assert_frame_equal(pd.DataFrame(found, columns=list(columns)).astype(types), parquet)
+    assert parquet.empty == ("tp_size==16" in command)
+
+
+@pytest.mark.parametrize("command", ["report", "query", "trace", "compare", "history"])
+def test_help_names_every_column(command: str) -> None:
+    # What copies answer is the rows that query shows.
+    asked = (command, "query") if command == "report" else (command,)
+    words = {word for one in asked for word in analyze(one, "--help").stdout.split()}
+    columns = {column for line, named in TABLES.items() if line.startswith(f"{command} ") for column in named}
+    assert columns - words <= UNTOLD
+    assert command != "compare" or words >= QUANTITIES.keys()
+
+
+# Terminals: where a table has no room, lines of text.
+
+FILE = "optimal_tp_comm_overlap_cfg_tp4.yaml"
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "report operators": ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"),
+    "report rare_proof": ("0.905 [0.903, 0.907]", "0.6% slower", FILE, "best of each slot, taken"),
+    "report long_layer": ("60.000", "20.000", "1.234", "0.900 [0.898, 0.902]", "launch-bound"),
+    "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "20% above the bound"),
+    "report two_kernels": ("torch ring", "1.33x", "150.0"),
+    "report training": ("gradient_accumulation=2", "best", "2.100", "88%", "-4.2%"),
+    "report copies": ("902.0", "90%"),
+    "report stacks": ("autotp zero2", "51,200"),
+    "query operators tp_size==2&num_splits==4": (
+        *("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),
+    ),
+    f"trace {DEFAULT}": ("34,251.2", "3,180.9"),
+    f"trace {DEFAULT} --by class --phase bwd": ("cublas", "medians over 2 iterations"),
+    f"trace {DEFAULT} --by stream --phase bwd": ("medians over 2 iterations",),
+    f"trace {DEFAULT} --by kernel --phase bwd": ("transformer_engine::scaled_masked_softmax_warp_backward",),
+    "trace ranks/ranks --phase all": ("19,140.9", "9,570.4"),
+    "compare compared/old compared/new": ("0.969", "faster"),
+    f"compare {NONE} {DEFAULT}": ("34,346.5", "0.997"),
+    "compare compared/cuda compared/rocm": ("1.100", "1,410 MHz"),
+    "history store/measurements.sqlite": (
+        "bulk_sm4",
+        "70.0",
+        "0.700",
+        "faster",
+        "2.12.0",
+        "9 measurements",
+        "1 launch-bound",
+    ),
+}
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_terminals_of_any_width_show_everything(
+    place: Path, tmp_path: Path, command: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    words = command.split()
+    output = ["--output", str(tmp_path)] if words[0] == "report" else []
+    text = shown(columns, *words, *output).partition("\nWritten to")[0]
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+    told, whole = " ".join(text.split()), "".join(text.split())
+    for expected in COMMANDS[command]:
+        # Wrapped where it must be, but whole.
+        assert expected in told or expected.replace(" ", "") in whole, expected
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+def test_a_real_terminal_shows_as_much(made: Made, columns: int) -> None:
+    text = on_terminal(columns, "query", made("operators"))
+    assert max(map(len, text.splitlines())) <= columns
+    assert text == shown(columns, "query", made("operators"))
+
+
+def test_a_terminal_gets_no_parquet(made: Made, tmp_path: Path) -> None:
+    text = on_terminal(80, "report", made("operators"), "--format", "parquet", "--output", tmp_path / "out")
+    assert text.startswith("error: parquet is binary")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_process_has_the_exit_status_and_one_error() -> None:
+    process = analyze_process("nowhere")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith("error: nowhere does not exist")
+    assert process.stderr.count("\n") == 1
+
+
+def test_a_pipe_that_closes_is_no_error(made: Made) -> None:
+    trace = made("traces") / Path(DEFAULT).name
+    command = f"{sys.executable} analyze.py trace {trace} --by kernel --format csv | head -c 1"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, timeout=60, env=environment)
+    assert (process.stdout, process.stderr) == (b"f", b"")
+
+
+IMPORTS = """
+import json, sys
+from analyze import main
+heavy, found = ("torch", "pandas", "pyarrow", "numpy", "hydra", "altair", "vl_convert"), []
+for arguments in json.loads(sys.stdin.read()):
+    sys.argv = ["analyze.py", *arguments]
+    try:
+        main()
+    except SystemExit as exit:
+        assert not exit.code, arguments
+    found.append([name for name in heavy if name in sys.modules])
+print(json.dumps(found), file=sys.stderr)
+"""
+"""Runs one command after the other and prints what had been imported after each."""
+
+
+def test_what_is_imported(made: Made, tmp_path: Path) -> None:
+    """Help imports nothing slow, a trace that was read before no pandas, a comparison no charts, and nothing torch."""
+    cpu, default, none = (made("traces") / Path(path).name for path in (CPU, DEFAULT, NONE))
+    compared = made("compared")
+    analyze("trace", cpu)
+    commands = [["--help"], *([name, "--help"] for name in ("report", "compare", "timeline"))]
+    commands += [["trace", str(cpu), "--format", "csv"], ["compare", f"{compared}/old", f"{compared}/new"]]
+    commands += [
+        ["compare", f"{compared}/cuda", f"{compared}/rocm"],
+        ["compare", str(default), str(none)],
+    ]
+    commands += [["query", str(made("kernels"))], ["report", str(made("layers")), "--output", str(tmp_path)]]
+    command = [sys.executable, "-c", IMPORTS]
+    process = subprocess.run(command, cwd=ROOT, input=json.dumps(commands), text=True, capture_output=True, timeout=120)
+    for words, found in zip(commands, json.loads(process.stderr.splitlines()[-1]), strict=True):
+        heavy = {"trace": {"pandas"}, "compare": {"altair", "vl_convert"}}.get(words[0], set())
+        assert not {"torch", *heavy} & set(found), words
+        assert "--help" not in words or found == [], words
+
+
+def test_a_narrow_terminal_leaves_out_the_least_important_columns(made: Made, tmp_path: Path) -> None:
+    report = ("report", made("kernels"), "--output", tmp_path)
+    rule = {"\N{BOX DRAWINGS LIGHT HORIZONTAL}"}
+    whole = max(len(line) for line in analyze(*report).stdout.splitlines() if set(line) == rule)
+    optional = ["error", "noise us", "GB/s", "hidden"]
+    for room, missing in ((0, 0), (-1, 1), (-12, 2), (-22, 3), (-28, 4)):
+        text = shown(whole + room, *report)
+        header = next(line for line in text.splitlines() if "implementation  backend" in line)
+        assert [name for name in optional if name not in header] == optional[:missing]
+        assert "time us" in header
+        sentence = f"No room for {', '.join(reversed(optional[:missing]))}: a wider terminal shows them."
+        assert (sentence in " ".join(text.split())) == ("No room for" in text) == bool(missing)
+
+
+def test_a_terminal_of_140_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:
+    longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
+    directory = make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
+    seen, stream = {directory: StepCommunication(100_000.0, 50_000.0)}, io.StringIO()
+    analyses = analyse_tp_training(read_points(tmp_path).points, seen)
+    tp_training.print_analyses(analyses, Console(file=stream, width=140, highlight=False, markup=False))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 140
+    headers = next(line for line in lines if line.startswith("TP"))
+    assert all(header in headers for header in tp_training.PRINTED if header != "note")

@@ -1,0 +1,202 @@
+"""`analyze.py query` and `compare`: rows, columns, labels and names; golden files hold what is printed of many."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.compare.operands import label_and_path, short_names
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.frame import to_frame
+from overlap_sweep.workloads.fsdp.compare_charts import distinct_names, timeline_files
+from overlap_sweep.workloads.operator.answers import COLUMNS, answer_rows
+from tests.analyze import analyze, rows
+from tests.golden.made_report import TRACES
+from tests.made_sweeps import write_tuned_sweep
+from tests.make_point import make_point, operator_config, pass_times, variant
+from tests.report.conftest import Made
+from tests.report.page.reports import analysis_of
+
+SLOTS = ("fc1_fprop", "fc1_dgrad", "fc1_wgrad", "fc2_fprop")
+
+
+def test_rows_are_sorted_before_they_are_limited_with_missing_values_last(made: Made) -> None:
+    sweep = made("operators")
+    best = rows("query", sweep, "phase != 'wgrad'", "--sort", "tp_size,-speedup", "--limit", "2")
+    assert [row["config_id"] for row in best] == ["tp2_fc2_fprop_pipeline_sm8_split4", "tp2_fc1_dgrad_bulk_sm4"]
+    for sort in ("speedup", "-speedup"):
+        assert rows("query", sweep, "--sort", sort)[-1]["speedup"] is None
+    assert "2 of 13 rows" in analyze("query", sweep, "--limit", "2").stdout
+
+
+def test_no_matching_row_is_no_error(made: Made) -> None:
+    for command, path, of in (("query", made("operators"), 13), ("history", made("store") / "measurements.sqlite", 6)):
+        process = analyze(command, path, "tp_size == 16")
+        assert (process.returncode, process.stdout, process.stderr) == (0, "", f"No row matches, of {of}.\n")
+
+
+def test_a_column_named_twice_is_one_column(made: Made) -> None:
+    (row,) = rows("query", made("operators"), "speedup > 1.3", "--columns", "slot, num_sm,slot")
+    assert row == {"slot": "fc2_fprop", "num_sm": 8}
+
+
+def test_metrics_of_traces_are_columns_and_a_missing_trace_is_noted(tmp_path: Path) -> None:
+    point = operator_config(2, "fc1", "fprop", "ring_exchange")
+    directory = make_point("operator", tmp_path, point, traces=["t.json.gz", "gone.json.gz"])
+    shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", directory / "t.json.gz")
+    (row,) = rows("query", tmp_path, "forward_overlap_ratio > 0 and note.notna()")
+    assert row["note"] == "gone.json.gz is missing"
+
+
+@pytest.mark.parametrize("file", ["file:best.yaml", "file:/a/b/best.yaml"])
+def test_a_variants_file_is_told_without_its_folders(tmp_path: Path, file: str) -> None:
+    make_point("layer", tmp_path, variants={"none": variant([60.0] * 6), file: variant([50.0] * 6)})
+    names = [word for word in analyze("query", tmp_path, "--layers").stdout.split() if "best.yaml" in word]
+    assert names == ["file:best.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("tuned", ()), ("tuned", ("--layers",)), ("kernels", ("--kernels",)), ("training", ("--training",))],
+)
+def test_a_report_has_the_rows_of_its_results(
+    made: Made, tmp_path: Path, name: str, asked: tuple[str, ...], no_page: None
+) -> None:
+    raw = rows("query", made(name), *asked)
+    assert raw
+    for output in (tmp_path / "reports", shutil.copytree(made(name), tmp_path / "copy")):
+        analyze(made(name) if output.name == "reports" else output, "--output", output)
+        assert rows("query", output, *asked) == raw
+    if name == "kernels":
+        analyze("query", tmp_path / "reports", "--layers").assert_error("holds no results")
+
+
+def test_the_device_and_the_model_are_columns_of_the_table_where_they_differ(tmp_path: Path) -> None:
+    ring = operator_config(2, "fc1", "fprop", "ring_exchange")
+    make_point("operator", tmp_path, ring)
+    skipped = make_point("operator", tmp_path, {**ring, "operator": "fc2"}, status="skipped", environment={})
+    # The GPU of a point that was not measured is not known, which is no difference.
+    assert {row["device"] for row in rows("query", tmp_path)} == {"NVIDIA H200", "cuda"}
+    assert not {"device", "model"} & set(analyze("query", tmp_path).stdout.split())
+    assert skipped.name in {row["point"] for row in rows("query", tmp_path)}
+    make_point("operator", tmp_path, {**ring, "tp_size": 4}, environment={"gpu": "another"})
+    make_point("operator", tmp_path, operator_config(2, "fc1", "all", "bulk", model="qwen3_0_6b"), bwd=pass_times(80.0))
+    shown = analyze("query", tmp_path).stdout
+    assert {"device", "model", "qwen3_0_6b"} <= set(shown.split())
+    assert "bf16" not in shown
+
+
+@pytest.mark.parametrize(
+    ("best", "final"),
+    [
+        ("none", dict.fromkeys(SLOTS, "none")),
+        ("default", dict.fromkeys(SLOTS, "default")),
+        ("preset preset_tp4", {**dict.fromkeys(SLOTS, "default"), "fc2_fprop": "pipeline_sm16"}),
+        (
+            "tuned",
+            {"fc1_fprop": "none", "fc1_dgrad": "bulk_sm4", "fc1_wgrad": "bulk_sm4", "fc2_fprop": "pipeline_sm8_split4"},
+        ),
+    ],
+)
+def test_final_settings_are_those_of_the_fastest_layer(tmp_path: Path, best: str, final: dict[str, str]) -> None:
+    """Whatever is fastest for the operators one by one."""
+    slow = {"none": 1.0, "default": 0.99, "tuned": 1.02, "preset preset_tp4": 0.98, "floor": 0.85}
+    directory = write_tuned_sweep(tmp_path, ratios={**slow, best: 0.9})
+    frame = to_frame(answer_rows(analysis_of(directory)), COLUMNS).set_index("slot")
+    assert frame["final_setting"].to_dict() == final
+    assert frame.loc["fc1_dgrad", "setting"] == "bulk_sm4"
+    assert (set(frame["proven"]), set(frame["recommended"])) == ({True}, {best})
+    assert frame.loc["fc2_fprop", "default_us"] == 160.0
+    assert frame["layer_ratio"].tolist() == pytest.approx([1.0 if best == "none" else 0.9] * 4)
+
+
+# `analyze.py compare`
+
+NONE = TRACES / "h200x4_llama3_70b_layer_none.json.gz"
+DEFAULT = TRACES / "h200x4_llama3_70b_layer_te_default.json.gz"
+
+
+def test_the_reference_is_named_by_its_label_or_its_path(made: Made) -> None:
+    old, new = (made("compared") / name for name in ("old", "new"))
+    by_label = analyze("compare", f"a={old}", f"b={new}", "--reference", "b").stdout
+    assert by_label.splitlines()[1] == "a against b"
+    assert analyze("compare", f"a={old}", f"b={new}", "--reference", new).stdout == by_label
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (("m/2026-11-20/21-14-03", "m/2026-11-21/21-14-03"), ["2026-11-20", "2026-11-21"]),
+        (("m/2026-11-20", "m/2026-11-20/21-14-03"), ["2026-11-20", "21-14-03"]),
+        (("llama3_8b_tp2_fc1_none", "llama3_8b_tp2_fc1_bulk_sm4"), ["none", "bulk_sm4"]),
+        (("tp_2", "tp_4"), ["tp_2", "tp_4"]),
+        (("a/x/t", "a/y/t", "b/x/t"), ["a/x/t", "a/y/t", "b/x/t"]),
+        (("a/trace_rank0.json.gz", "b/trace_rank0.json.gz"), ["a", "b"]),
+        (("layer_none.json.gz", "layer_te_default.json"), ["none", "te_default"]),
+        (("only",), ["only"]),
+    ],
+)
+def test_short_names(paths: tuple[str, ...], expected: list[str]) -> None:
+    assert short_names([Path(path) for path in paths]) == expected
+
+
+def test_a_path_may_hold_equals_signs(tmp_path: Path) -> None:
+    directory = tmp_path / "seed=1"
+    directory.mkdir()
+    assert label_and_path(str(directory)) == (None, directory)
+    assert label_and_path(f"a={directory}") == ("a", directory)
+    assert label_and_path("m/a=b") == (None, Path("m/a=b"))
+    with pytest.raises(UserError, match="no LABEL=PATH"):
+        label_and_path("=here")
+
+
+def test_every_point_is_printed_with_by_point(made: Made) -> None:
+    many = (made("compared") / "many" / "old", made("compared") / "many" / "new")
+    printed = analyze("compare", *many, "--by", "point").stdout
+    points = [line for line in printed.partition("Matching points")[2].splitlines() if line.startswith("  2  ")]
+    assert (len(points), " more" in printed) == (25, False)
+
+
+def test_traces_of_directories_are_matched_by_rank(tmp_path: Path) -> None:
+    for name, trace in (("a", NONE), ("b", DEFAULT)):
+        (tmp_path / name / "node0").mkdir(parents=True)
+        shutil.copy(trace, tmp_path / name / "node0" / "trace_rank0.json.gz")
+        (tmp_path / name / "notes.json").write_text('{"made_on": "Friday"}')
+        analyze("timeline", trace, "--output", tmp_path / name / "timeline.json.gz")
+    process = analyze("compare", tmp_path / "a", tmp_path / "b")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.splitlines()[1:3] == ["b against a", "  matched by rank: 0"]
+
+
+def test_steps_of_different_work_are_neither_better_nor_worse(made: Made, tmp_path: Path) -> None:
+    big, small = (made("compared") / "work" / f"m_training.batch_size={size}" for size in (64, 32))
+    analyze("compare", f"big={big}", f"small={small}", "--output", tmp_path)
+    (ratio,) = json.loads((tmp_path / "summary.json").read_text())["datasets"]["small"]["ratios"].values()
+    assert ratio["different_work"]["training.batch_size"] == {"big": 64, "small": 32}
+    assert ratio["quantities"]["step_ms"]["verdict"] == "lower"
+
+
+def test_names_in_charts_are_short_and_distinct() -> None:
+    run = "ranking_dp2_profile=none_fsdp.backward_prefetch=BACKWARD_POST_fsdp.forward_prefetch={}_training.batch_size=4"
+    swept = [run.format(on) for on in (False, True)]
+    assert distinct_names(swept) == ["fsdp.forward_prefetch=False", "fsdp.forward_prefetch=True"]
+    assert distinct_names(["logs_a", "logs_b"]) == ["logs_a", "logs_b"]
+    assert distinct_names([swept[0]] * 2) == [distinct_names(swept[:1])[0]] * 2
+    long = distinct_names([f"{'x' * 200}{end}" for end in "ab"])
+    assert len(set(long)) == 2
+    assert max(map(len, long)) <= 90
+
+
+def test_any_label_gives_a_safe_file_name(made: Made, tmp_path: Path) -> None:
+    labels = ("a b", "a:b", "A-B", "..", "x" * 300, "\u202e", "summary")
+    names = list(timeline_files(labels).values())
+    assert names[:4] == [f"{name}_timeline.png" for name in ("a-b", "a-b-2", "A-B-3", "dataset")]
+    assert len({name.lower() for name in names}) == len(labels)
+    assert all(len(name) < 200 for name in names)
+    cuda, rocm = (made("compared") / name for name in ("cuda", "rocm"))
+    process = analyze("compare", f"<b>'\"[red]\x1b[2J &..;={cuda}", f"a b={rocm}", "--output", tmp_path)
+    assert (process.returncode, "\x1b" in process.stdout) == (0, False)
+    assert {path.name for path in tmp_path.glob("*_timeline.png")} == {"a-b_timeline.png", "b-red-2J_timeline.png"}

@@ -1,0 +1,200 @@
+"""Sizes read from a config are those of transformers' own model of it, for every architecture with a causal language
+model: right, or refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import models
+from overlap_sweep.overlap.model_forms import FORMS, sizes_of
+from tests.module_shapes import Operator, layers_of, norms_of, operators_of
+
+LAYERS = 2
+SEVERAL_KINDS = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "flint", "glm_moe_dsa", "olmo_hybrid", "qwen3_5_text"), 4),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_next"), 4),
+}
+"""In how many layers all kinds that it has are."""
+NO_DEFAULT = {
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1},
+    "hunyuan_v1_dense": {"head_dim": 64},
+    "hunyuan_v1_moe": {"head_dim": 64},
+    "ministral": {"head_dim": 64},
+    "nemotron": {"num_key_value_heads": 8},
+}
+"""What their configs must say."""
+FEW_LAYERS: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"num_layers": LAYERS, "attention_types": [[["global", "local"], LAYERS // 2]]},
+}
+
+
+def config_of(model_type: str, **changes: Any) -> Any:
+    few = FEW_LAYERS.get(model_type, {"num_hidden_layers": SEVERAL_KINDS.get(model_type, LAYERS)})
+    return AutoConfig.for_model(model_type, **{**few, **NO_DEFAULT.get(model_type, {}), **changes})
+
+
+def wrong(config: Any) -> dict[str, str]:
+    """By operator what is read and what the model has, where they differ. An operator is also wrong that is refused
+    although all layers have it in the dense form."""
+    try:
+        read, instead = sizes_of(config, "it")
+    except UserError:
+        return {}
+    layers = layers_of(config)
+    found = {}
+    for operator, truth in operators_of(layers).items():
+        alike = len(truth) == 1 and all(isinstance(of_layer, Operator) for of_layer in truth)
+        said: Any = instead.get(operator)
+        if not said:
+            shape = models.linear_shape(read, operator, 1, 1)
+            said = Operator(shape.in_features, shape.out_features)
+        if bool(instead.get(operator)) == alike or not (instead.get(operator) or truth == {said}):
+            found[operator] = f"{said} is {sorted(map(str, truth))}"
+    if (norms := norms_of(layers)) and norms != {read["normalization"]}:
+        found["normalization"] = f"{read['normalization']} is {norms}"
+    return found
+
+
+def cases(model_type: str) -> Iterator[dict[str, Any]]:
+    """Changes of the architecture's small config: sizes, also in fields that it ignores, and each switch of its own."""
+    yield {}
+    for sizes in SIZES:
+        if (model_type, sizes.get("num_key_value_heads")) not in NO_SUCH:
+            yield {**SIZES_OF_ALL, **sizes}
+    for name, value in config_of(model_type).to_dict().items():
+        if isinstance(value, bool) and name not in OF_EVERY_CONFIG:
+            yield {name: not value}
+
+
+SIZES_OF_ALL = {"hidden_size": 192, "num_attention_heads": 6, "intermediate_size": 320}
+SIZES: list[dict[str, Any]] = [
+    {"num_key_value_heads": 1, "num_kv_heads": 2, "multi_query": True, "n_inner": 352, "ffn_dim": 288},
+    {"num_key_value_heads": 2, "head_dim": 64},
+]
+NO_SUCH = {("diffllama", 1), ("falcon", 2)}
+"""What transformers makes no model of."""
+OF_EVERY_CONFIG = {*PreTrainedConfig().to_dict(), "use_cache", "tie_word_embeddings"}
+
+
+@pytest.mark.parametrize("model_type", sorted(FORMS))
+def test_what_is_read_is_what_the_model_has(model_type: str) -> None:
+    found = {}
+    for changes in cases(model_type):
+        try:
+            config = config_of(model_type, **changes)
+        except StrictDataclassError:
+            # transformers has no such model.
+            continue
+        if differs := wrong(config):
+            found[str(changes)] = differs
+    assert found == {}
+
+
+@pytest.mark.parametrize("model_type", sorted(name for name, form in FORMS.items() if form.mlp))
+def test_experts_are_counted_and_sized(model_type: str) -> None:
+    config = config_of(model_type)
+    _, instead = sizes_of(config, "it")
+    count, columns = map(int, re.findall(r"(\d+) (?:experts|columns)", instead["fc1"]))
+    named = [named for layer in layers_of(config) for named in layer.named_parameters()]
+    experts = {tuple(value.shape) for name, value in named if re.search("experts.*down_proj$", name)}
+    assert {frozenset(shape) for shape in experts} == {frozenset((count, columns, config.hidden_size))}
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
+    "falcon-7b": (
+        {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "multi_query": True},
+        {"qkv": (4544, 4672), "proj": (4544, 4544), "fc1": (4544, 18176), "fc2": (18176, 4544)},
+    ),
+    "falcon-40b": (
+        {
+            **{"model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8},
+            **{"new_decoder_architecture": True, "multi_query": True},
+        },
+        {"qkv": (8192, 9216), "proj": (8192, 8192), "fc1": (8192, 32768), "fc2": (32768, 8192)},
+    ),
+    "falcon-rw-1b": (
+        {"model_type": "falcon", "hidden_size": 2048, "num_attention_heads": 32, "multi_query": False},
+        {"qkv": (2048, 6144), "proj": (2048, 2048), "fc1": (2048, 8192), "fc2": (8192, 2048)},
+    ),
+    "santacoder": (
+        {"model_type": "gpt_bigcode", "n_embd": 2048, "n_head": 16, "n_inner": 6144, "multi_query": True},
+        {"qkv": (2048, 2304), "proj": (2048, 2048), "fc1": (2048, 6144), "fc2": (6144, 2048)},
+    ),
+    "phi-3.5, fused": (
+        {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8},
+        {"qkv": (3072, 5120), "proj": (3072, 3072), "fc1": (3072, 16384), "fc2": (8192, 3072)},
+    ),
+    "gemma, wide heads": (
+        {"model_type": "gemma", "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1},
+        {"qkv": (2048, 2560), "proj": (2048, 2048), "fc1": (2048, 49152), "fc2": (24576, 2048)},
+    ),
+    "qwen3-30b-a3b": (
+        {"model_type": "qwen3_moe", "hidden_size": 2048, "num_key_value_heads": 4, "head_dim": 128},
+        {"qkv": (2048, 5120), "proj": (4096, 2048)},
+    ),
+    "qwen3-moe, some layers dense": (
+        {"model_type": "qwen3_moe", "decoder_sparse_step": 2, "mlp_only_layers": [0]},
+        {"qkv": (2048, 2560), "proj": (2048, 2048)},
+    ),
+    "llama 4 maverick": (
+        {"model_type": "llama4_text", "interleave_moe_layer_step": 2},
+        {"qkv": (5120, 7168), "proj": (5120, 5120)},
+    ),
+    "deepseek-v3": ({"model_type": "deepseek_v3"}, {}),
+    "deepseek-v3, all layers dense": ({"model_type": "deepseek_v3", "first_k_dense_replace": 4}, {}),
+    "minicpm3": ({"model_type": "minicpm3"}, {"fc1": (2560, 12800), "fc2": (6400, 2560)}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_one_architecture(name: str) -> None:
+    fields, expected = VARIANTS[name]
+    config = config_of(**fields)
+    read, instead = sizes_of(config, name)
+    shapes = {name: models.linear_shape(read, name, 1, 1) for name in models.OPERATORS if name not in instead}
+    assert {name: (shape.in_features, shape.out_features) for name, shape in shapes.items()} == expected
+    truth = operators_of(layers_of(config))
+    assert all(truth[name] == {Operator(*sizes)} for name, sizes in expected.items())
+
+
+OF_IMAGES_AND_TEXT = {
+    "fuyu": "persimmon",
+    "gemma3": "gemma3_text",
+    "got_ocr2": "qwen2",
+    "llama4": "llama4_text",
+    "moss_transcribe_diarize": "qwen3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""Sized as their language models."""
+UNKNOWN = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FORMS) - set(OF_IMAGES_AND_TEXT))
+
+
+def read(directory: Path, model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return models.read_hf(str(directory))
+
+
+@pytest.mark.parametrize("model_type", UNKNOWN)
+def test_what_is_on_no_list_is_refused_in_one_line(model_type: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"(which is not known to have|no config that transformers knows).*; give [^\n]*$"
+    ):
+        read(tmp_path, model_type)
+
+
+@pytest.mark.parametrize("model_type", OF_IMAGES_AND_TEXT)
+def test_a_model_of_images_and_text_is_sized_as_its_language_model(model_type: str, tmp_path: Path) -> None:
+    text = AutoConfig.for_model(model_type).get_text_config()
+    assert text.model_type == OF_IMAGES_AND_TEXT[model_type]
+    assert read(tmp_path, model_type) == sizes_of(text, "it")

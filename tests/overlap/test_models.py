@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import models
+
+CONF = Path(__file__).parent.parent.parent / "conf" / "model"
+
+
+def conf(name: str) -> dict[str, Any]:
+    return {"source": "sizes", **dict.fromkeys(models.SIZES), **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
+
+
+# (in, out) of the unsharded operators, from the published configurations.
+SHAPES = {
+    "qwen3_0_6b": {"qkv": (1024, 4096), "proj": (2048, 1024), "fc1": (1024, 6144), "fc2": (3072, 1024)},
+    "llama3_8b": {"qkv": (4096, 6144), "proj": (4096, 4096), "fc1": (4096, 28672), "fc2": (14336, 4096)},
+    "llama3_70b": {"qkv": (8192, 10240), "proj": (8192, 8192), "fc1": (8192, 57344), "fc2": (28672, 8192)},
+    "llama3_405b": {"qkv": (16384, 18432), "proj": (16384, 16384), "fc1": (16384, 106496), "fc2": (53248, 16384)},
+    "gpt3_175b": {"qkv": (12288, 36864), "proj": (12288, 12288), "fc1": (12288, 49152), "fc2": (49152, 12288)},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_operator_shapes(name: str) -> None:
+    model = models.resolve(conf(name))
+    for operator, (in_features, out_features) in SHAPES[name].items():
+        shape = models.linear_shape(model, operator, 8192, 1)
+        assert (shape.in_features, shape.out_features) == (in_features, out_features)
+
+
+def test_sharded_shapes() -> None:
+    column = models.LinearShape("column", 64, 12, 20, 4)
+    assert (column.input_shape, column.weight_shape, column.output_shape) == ((16, 12), (5, 12), (64, 5))
+    assert (column.local().input_shape, column.local().output_shape) == ((64, 12), (64, 5))
+    row = models.LinearShape("row", 64, 12, 20, 4)
+    assert (row.input_shape, row.weight_shape, row.output_shape) == ((64, 3), (20, 3), (16, 20))
+    assert (row.local().input_shape, row.local().output_shape) == ((64, 3), (64, 20))
+
+
+@pytest.mark.parametrize(
+    ("operator", "tokens", "tp_size", "says"),
+    [
+        ("fc1", 8192, 5, "6144 outputs do not divide by tp_size=5"),
+        ("fc2", 100, 8, "100 tokens"),
+        ("qkv", 8190, 6, "heads"),
+        ("proj", 8192, 3, "heads"),
+    ],
+)
+def test_sizes_that_do_not_divide(operator: str, tokens: int, tp_size: int, says: str) -> None:
+    assert says in str(models.refusal(models.resolve(conf("qwen3_0_6b")), operator, tokens, tp_size))
+
+
+QWEN3 = {
+    **{"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
+    **{"num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu"},
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_inner": None}
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory / "config.json"
+
+
+def hf(name: str | Path, **sizes: Any) -> dict[str, Any]:
+    return {"name": str(name), "source": "hf", **dict.fromkeys(models.SIZES), **sizes}
+
+
+def test_hf_config_file_and_folder(tmp_path: Path) -> None:
+    """A size that is given wins."""
+    expected = models.resolve(conf("qwen3_0_6b"))
+    config = write_config(tmp_path, QWEN3)
+    for source in (config, tmp_path):
+        read = models.resolve(hf(source))
+        assert {size: read[size] for size in models.SIZES} == {size: expected[size] for size in models.SIZES}
+    assert models.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
+
+
+def test_hf_config_of_an_older_kind(tmp_path: Path) -> None:
+    expected = {"hidden_size": 768, "ffn_hidden_size": 3072, "num_attention_heads": 12, "num_kv_heads": 12}
+    read, _ = models.read_hf(str(write_config(tmp_path, GPT2)))
+    assert read == {**expected, "head_dim": 64, "gated_mlp": False, "normalization": "LayerNorm"}
+
+
+QWEN3_MOE = {
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
+    **{"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128},
+}
+
+
+def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp_path: Path) -> None:
+    model = models.resolve(hf(write_config(tmp_path, QWEN3_MOE)))
+    assert (model["ffn_hidden_size"], model["gated_mlp"]) == (None, None)
+    assert (model["normalization"], model["bias"]) == ("RMSNorm", False)
+    assert [models.refusal(model, operator, 8192, 4) for operator in ("qkv", "proj")] == [None, None]
+    assert models.linear_shape(model, "qkv", 8192, 1).out_features == (32 + 2 * 4) * 128
+    for operator in ("fc1", "fc2"):
+        said = (
+            f"{operator}: qwen3_moe has 128 experts of 768 columns instead of one dense MLP; sweep operator=qkv,proj, "
+            "or give model.ffn_hidden_size=... model.gated_mlp=..."
+        )
+        assert models.refusal(model, operator, 8192, 4) == said
+        with pytest.raises(UserError) as error:
+            models.linear_shape(model, operator, 8192, 1)
+        assert str(error.value) == f"{said} ."
+    assert models.lacks(model) is not None
+
+
+def test_sizes_that_are_given_are_swept_whatever_the_model_has(tmp_path: Path) -> None:
+    config = write_config(tmp_path, QWEN3_MOE)
+    model = models.resolve(hf(config, ffn_hidden_size=768, gated_mlp=True))
+    assert models.lacks(model) is None
+    assert models.linear_shape(model, "fc1", 8192, 1).out_features == 2 * 768
+    with pytest.raises(UserError, match="has no gated_mlp; give model"):
+        models.resolve(hf(config, ffn_hidden_size=768))
+    latent = write_config(tmp_path, {"model_type": "deepseek_v3"})
+    with pytest.raises(UserError, match="has no num_kv_heads"):
+        models.resolve(hf(latent, head_dim=128))
+    assert models.lacks(models.resolve(hf(latent, head_dim=128, num_kv_heads=128)), ["qkv", "proj"]) is None
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_no_network_is_told_within_a_second(monkeypatch: pytest.MonkeyPatch, offline: str) -> None:
+    # Nothing answers on the discard port of this machine, whether or not it has a network.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    for proxy in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+    import huggingface_hub  # noqa: F401
+
+    start = time.monotonic()
+    with pytest.raises(UserError, match="local folder"):
+        models.resolve(hf("nobody/no-such-model"))
+    assert time.monotonic() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("./nowhere", "does not exist"),
+        ("nowhere/config.json", "does not exist"),
+        ("a/b/c/d", "no Hugging Face name"),
+        ("broken", "no config"),
+        ("empty", "without a config.json"),
+        ("mamba", "is a mamba, which is not known to have the layers that are swept; give sizes"),
+        ("musicgen", "no config that transformers knows .Multiple valid text configs"),
+    ],
+)
+def test_names_of_no_config_are_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("broken", "empty", "mamba", "musicgen"):
+        Path(folder).mkdir()
+    Path("broken/config.json").write_text("{")
+    write_config(Path("mamba"), {"model_type": "mamba", "hidden_size": 64})
+    write_config(Path("musicgen"), {"model_type": "musicgen"})
+    with pytest.raises(UserError, match=says):
+        models.resolve(hf(name))
+
+
+def test_a_model_without_sizes() -> None:
+    with pytest.raises(UserError, match="hidden_size"):
+        models.resolve({"name": "x", "source": "sizes", **dict.fromkeys(models.SIZES)})
+
+
+def test_code_beside_a_config_is_not_run(tmp_path: Path) -> None:
+    attacked = tmp_path / "attacked"
+    (tmp_path / "evil.py").write_text(f"open({str(attacked)!r}, 'w').close()\nclass Config: pass\n")
+    write_config(tmp_path, {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}, "hidden_size": 8})
+    with pytest.raises(UserError):
+        models.read_hf(str(tmp_path))
+    assert not attacked.exists()

@@ -1,0 +1,135 @@
+"""Slots, methods, knobs and names; what is refused, and most names, are in tests/golden/expected/refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from overlap_sweep.overlap import space
+from tests.make_point import resolved
+
+
+def point(**changes: Any) -> dict[str, Any]:
+    """fc1 by bulk on two ranks, unless it is changed."""
+    return resolved("operator", **{"model": "m", "method": "bulk", "num_sm": 4, **changes})
+
+
+# Transformer Engine 2.x's table of slots, written out.
+TAKES = {
+    "qkv_fprop": {"ring_exchange"},
+    "fc1_fprop": {"ring_exchange"},
+    "proj_fprop": {"ring_exchange", "pipeline"},
+    "fc2_fprop": {"ring_exchange", "pipeline"},
+    "qkv_dgrad": {"bulk", "ring_exchange", "pipeline"},
+    "fc1_dgrad": {"bulk", "ring_exchange", "pipeline"},
+    "qkv_wgrad": {"bulk"},
+    "fc1_wgrad": {"bulk"},
+    "proj_dgrad": {"ring_exchange"},
+    "fc2_dgrad": {"ring_exchange"},
+    "proj_wgrad": set(),
+    "fc2_wgrad": set(),
+}
+RING = {"method": "ring_exchange"}
+BULK = {"method": "bulk", "num_sm": 4}
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_methods_of_every_slot(name: str) -> None:
+    operator, phase = name.split("_")
+    assert set(space.methods_of(operator, phase)) == set(space.SLOTS[name]) == TAKES[name]
+    for method in space.METHODS[1:]:
+        given = point(operator=operator, phase=phase, method=method)
+        assert (space.refusal(given) is None) == (method in TAKES[name])
+
+
+def test_what_makes_no_sense_to_a_backend_may_make_sense_to_another() -> None:
+    """These are refused by Transformer Engine or torch alone."""
+    assert space.refusal(point(operator="fc2", method="pipeline", fp8_buf=True)) is None
+    assert space.refusal(point(method="ring_exchange", aggregate=True)) is None
+    assert space.refusal(point(tp_size=1, method="none")) is None
+
+
+def test_a_name_has_of_the_command_line_what_its_fixed_part_does_not_show() -> None:
+    overrides = ["tp_size=2", "workload.tokens=512", "+experiment=four_operators", "runtime.timeout_s=9"]
+    assert space.point_name(point(), overrides) == "m_tp2_fc1_bulk_sm4_workload.tokens=512"
+    # A name stays inside its sweep.
+    outside = space.point_name(point(model="a/../.."), ["workload.tokens=../../x"])
+    assert outside == ".._tp2_fc1_bulk_sm4_workload.tokens=..-..-x"
+
+
+def test_a_long_name_is_cut_and_stays_different() -> None:
+    fits = "workload.tolerance=" + "9" * (space.LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_workload.tolerance="))
+    assert space.point_name(point(), [fits]) == f"m_tp2_fc1_bulk_sm4_{fits}"
+    names = {space.point_name(point(), [f"workload.seed={seed}", f"{fits}9"]) for seed in (1, 2)}
+    assert [len(name) for name in names] == [space.LONGEST_NAME] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        (None, "none"),
+        ({}, "none"),
+        ({"method": "none", "num_sm": 4}, "none"),
+        ({"method": "bulk", "num_sm": 4, "cga_size": 2, "set_sm_margin": True}, "bulk_sm4"),
+        ({**RING, "aggregate": False, "num_sm": 1, "use_ce": False, "cga_size": 2}, "ring_agg0_sm1_cga2_ce0"),
+        ({"method": "pipeline", "num_splits": 4, "fp8_buf": True}, "pipeline_split4_fp8buf1"),
+    ],
+)
+def test_a_brief_name_shows_no_knob_that_is_as_usual(setting: dict[str, Any] | None, name: str) -> None:
+    assert space.brief_name(setting) == name
+
+
+@pytest.mark.parametrize("method", space.METHODS[1:])
+def test_names_tell_every_unusual_knob_and_are_read_again(method: str) -> None:
+    usual = space.USERBUFFERS_DEFAULTS[method]
+    others = [{**usual, knob: not value if isinstance(value, bool) else value + 1} for knob, value in usual.items()]
+    settings = [{"method": method, **knobs} for knobs in (usual, *others)]
+    assert len({space.brief_name(setting) for setting in settings}) == len(settings)
+    assert [space.setting_of(space.setting_name(setting)) for setting in settings] == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("bulk_sm4", BULK),
+        ("pipeline_split8_sm512", {"method": "pipeline", "num_sm": 512, "num_splits": 8}),
+        ("ring_fp8buf1_agg0", {**RING, "aggregate": False, "fp8_buf": True}),
+        *((name, None) for name in ("none", "", "bulky", "ringing", "bulk_", "ring__sm4", "ring_sm4_", "x_sm4")),
+        *((name, None) for name in ("bulk_sm", "bulk_sm04", "bulk_sm513", "bulk_sm0", "bulk_sms4", "bulk_sm4_sm8")),
+        *((name, None) for name in ("ring_agg2", "pipeline_split1025", "pipeline_split99999", "pipeline_cga17")),
+    ],
+)
+def test_settings_are_read_from_names(name: str, setting: space.Setting | None) -> None:
+    assert space.setting_of(name) == setting
+
+
+def test_a_ring_exchange_by_copy_engines_is_the_same_whatever_its_num_sm() -> None:
+    by_engines = {**RING, "num_sm": 8, "use_ce": True}
+    assert space.without_idle_knobs(by_engines) == {**by_engines, "num_sm": space.COPY_ENGINE_SMS}
+    for other in ({**RING, "num_sm": 8}, {"method": "bulk", "num_sm": 8}):
+        assert space.without_idle_knobs(other) == other
+
+
+# How FP8 and aggregation belong to reduce-scatters and all-gathers: read in Transformer Engine 2.20.
+SHARED = {"num_sm", "cga_size", "set_sm_margin"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "phase", "method", "gathers", "knobs"),
+    [
+        ("fc1", "dgrad", "bulk", True, SHARED),
+        ("fc1", "wgrad", "bulk", False, SHARED),
+        # Only gathers are aggregated, and only what is reduced can be in FP8 or not.
+        ("fc2", "fprop", "ring_exchange", False, {*SHARED, "use_ce", "atomic_gemm", "fp8_buf"}),
+        ("fc1", "dgrad", "pipeline", False, {*SHARED, "num_splits", "atomic_gemm", "fp8_buf"}),
+        ("fc1", "dgrad", "ring_exchange", False, {*SHARED, "use_ce", "atomic_gemm"}),
+        ("fc2", "dgrad", "ring_exchange", True, {*SHARED, "use_ce", "atomic_gemm", "aggregate"}),
+        ("fc2", "dgrad", "none", True, set()),
+    ],
+)
+def test_what_a_slot_carries_and_its_knobs(
+    operator: str, phase: str, method: str, gathers: bool, knobs: set[str]
+) -> None:
+    assert space.gathers(operator, phase, method) == gathers
+    assert set(space.knobs_of(operator, phase, method)) == knobs

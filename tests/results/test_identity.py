@@ -1,0 +1,126 @@
+"""Which changes make another measurement of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_sweep.results.identity import environment_identity, key_of, library_identity, point_identity
+from tests.make_point import resolved
+
+CPU = {
+    "host": "node1",
+    "platform": "Linux-6.1",
+    "python": "3.11.2",
+    "device": "cpu",
+    "cpu": "AMD EPYC 9654",
+    "cpu_count": 96,
+    "packages": {"torch": "2.13.0", "transformer-engine": None, "megatron-core": None, "overlap-sweep": "0.1.0"},
+    "variables": {"OMP_NUM_THREADS": "1", "UB_SKIPMC": "1", "NVTE_FLASH_ATTN": None},
+}
+GPU = {
+    **CPU,
+    "device": "cuda",
+    "gpu": "NVIDIA H200",
+    "gpus": ["NVIDIA H200"],
+    "driver": "580.1",
+    "topology": "a drawing with network cards",
+    "links": ["NV18"],
+}
+POINT = resolved("operator", method="bulk", num_sm=4)
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate"])
+def test_how_a_point_is_run_is_no_part_of_it_and_it_is_not_changed(name: str) -> None:
+    other = {**POINT, "runtime": {**POINT["runtime"], name: 7}}
+    assert point_identity(other) == point_identity(POINT)
+    assert other["runtime"][name] == 7 != POINT["runtime"][name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"num_sm": 5}, {"repetition": 1}, {"precision": "fp32"}, {"profile": "all"}, {"model.hidden_size": 512}),
+        *({"workload.repeats": 4}, {"workload.tolerance": 0.1}, {"runtime.threads_per_rank": 2}),
+        *({"runtime.multicast": True}, {"runtime.device": "cpu"}, {"runtime.bootstrap_backend": "nccl"}),
+        {"layer": {"variants": ["none"]}},
+    ],
+)
+def test_what_is_measured_is(changes: dict[str, Any]) -> None:
+    assert point_identity(resolved("operator", **{"method": "bulk", "num_sm": 4, **changes})) != point_identity(POINT)
+
+
+def test_what_is_null_is_no_part_of_it_at_any_depth() -> None:
+    later = {**POINT, "of_tomorrow": None, "model": {**POINT["model"], "rope": None}}
+    assert point_identity(later) == point_identity(POINT)
+    assert point_identity({**POINT, "of_tomorrow": False}) != point_identity(POINT)
+
+
+def changed(environment: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """`name` may be dotted."""
+    other = copy.deepcopy(environment)
+    part, _, key = name.rpartition(".")
+    (other[part] if part else other)[key] = value
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("packages.torch", "2.14.0"), ("packages.transformer-engine", "2.10"), ("packages.megatron-core", "0.17")),
+        *(("packages.nccl", "2.27.3"), ("variables.NCCL_MAX_CTAS", "8"), ("variables.NVTE_FLASH_ATTN", "0")),
+        *(("variables.UB_SKIPMC", None), ("variables.CUDA_DEVICE_MAX_CONNECTIONS", "1")),
+        *((f"variables.{library}_X", "1") for library in ("TORCH_SYMM_MEM", "NVSHMEM", "FLUX")),
+        *(("gpus", ["NVIDIA H100 80GB HBM3"]), ("driver", "570.2"), ("links", ["NODE", "SYS"])),
+        *(("device", "cpu"), ("device", "xpu")),
+    ],
+)
+def test_another_environment(name: str, value: Any) -> None:
+    assert environment_identity(changed(GPU, name, value)) != environment_identity(GPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("host", "node2"), ("platform", "Linux-6.2"), ("python", "3.12.1"), ("topology", "another drawing")),
+        # What only torch knows, and so only a result has.
+        *(("sm_count", 132), ("cudnn", 91900), ("gpu_count", 4)),
+        # On a GPU the CPU hardly counts.
+        *(("cpu", "another"), ("cpu_count", 2)),
+        *(("packages.overlap-sweep", "9.9"), ("variables.OMP_NUM_THREADS", "2"), ("variables.NCCL_DEBUG", "INFO")),
+        *(("variables.NVTE_DEBUG_LEVEL", "2"), ("variables.CUDNN_HOME", "/opt")),
+    ],
+)
+def test_the_same_environment(name: str, value: Any) -> None:
+    assert environment_identity(changed(GPU, name, value)) == environment_identity(GPU)
+
+
+def test_on_a_cpu_the_cpu_counts() -> None:
+    assert environment_identity({**CPU, "host": "node2"}) == environment_identity(CPU)
+    for other in ({"cpu_count": 2}, {"cpu": "another"}):
+        assert environment_identity({**CPU, **other}) != environment_identity(CPU)
+
+
+def test_libraries_are_known_without_a_gpu() -> None:
+    """As on a login node."""
+    assert library_identity({**CPU, "host": "login"}) == library_identity(GPU)
+    assert library_identity(changed(CPU, "packages.torch", "2.14.0")) != library_identity(GPU)
+
+
+def test_an_environment_that_tells_little_is_no_error() -> None:
+    assert environment_identity({}) != environment_identity(GPU)
+    assert set(library_identity({})["packages"].values()) == {None}
+
+
+words = st.text("abc", max_size=3)
+identities = st.dictionaries(words, st.one_of(st.none(), st.integers(), words, st.lists(words, max_size=2)), max_size=4)
+
+
+@given(identities, identities)
+def test_a_key_is_equal_just_for_equal_identities(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert (key_of(first) == key_of(second)) == (first == second)
+    assert key_of(dict(reversed(first.items()))) == key_of(first)

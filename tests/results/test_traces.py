@@ -1,0 +1,244 @@
+"""What traces tell of points, and traces beside each other. Recorded ones: traces among the golden files."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from overlap_sweep.compare.trace_pairs import read_trace_dataset
+from overlap_sweep.compare.traces import TraceComparison, compare_traces
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.frame import Row
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.traces import METRICS, read_traces, summarise
+from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.workloads.operator.frame import table_rows
+from tests.golden.archives import INPUTS, unpack
+from tests.make_point import make_point, operator_config, pass_times
+from tests.results.reading import choices, trace_row
+from tests.results.traces_by_hand import write_trace
+
+TRACES = Path(__file__).parent.parent / "data" / "traces"
+
+
+def test_a_point_is_the_slowest_rank_of_its_typical_iteration() -> None:
+    rows = []
+    for iteration, spans in enumerate([(100.0, 900.0), (120.0, 80.0), (90.0, 160.0)]):
+        for rank, span_us in enumerate(spans):
+            rows += [
+                trace_row(rank, iteration, phase, span_us, num_gemm_events=4 + rank) for phase in ("fwd", "bwd", "all")
+            ]
+    metrics = summarise(rows)
+    # Slowest: 900 (rank 1), 120 (rank 0), 160 (rank 1).
+    assert metrics["forward_e2e_time_us"] == 160.0
+    assert metrics["operator_e2e_time_us"] == 320.0
+    assert metrics["forward_gemm_time_us"] == 80.0
+    assert metrics["backward_comm_time_us"] == 40.0
+    assert metrics["num_gemm_events"] == 10
+    assert metrics.keys() == set(METRICS)
+
+
+def test_all_figures_of_a_point_are_of_one_iteration_and_rank() -> None:
+    # Each figure's own median would be the one of another iteration.
+    hiding = {"comm_busy_us": 80.0, "overlap_us": 80.0, "overlap_ratio": 1.0}
+    exposing = {"comm_busy_us": 10.0, "overlap_us": 0.0, "overlap_ratio": 0.0}
+    rows = [
+        trace_row(0, iteration, phase, span_us, **quantities)
+        for iteration, (span_us, quantities) in enumerate([(100.0, exposing), (101.0, hiding), (120.0, exposing)])
+        for phase in ("fwd", "all")
+    ]
+    metrics = summarise(rows)
+    assert [metrics[f"forward_{name}_us"] for name in ("e2e_time", "comm_time", "overlap_time")] == [101.0, 80.0, 80.0]
+    assert metrics["forward_overlap_ratio"] == 1.0
+    assert metrics["total_overlap_ratio"] == 80.0 / 50.5
+
+
+def test_an_iteration_that_lacks_a_pass_is_not_the_typical_one() -> None:
+    whole = [trace_row(0, 0, phase, 100.0) for phase in ("fwd", "bwd", "all")]
+    broken_off = [trace_row(0, 1, phase, 90.0) for phase in ("fwd", "all")]
+    assert summarise([*whole, *broken_off]) == summarise(whole)
+
+
+def test_where_nothing_tells_the_passes_apart_the_operator_is_the_whole_iteration() -> None:
+    metrics = summarise([trace_row(0, 0, "all", 100.0)])
+    assert metrics == {
+        "operator_e2e_time_us": 100.0,
+        "total_overlap_ratio": 0.5,
+        "num_gemm_events": 4,
+        "num_comm_events": 2,
+    }
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    """The operators' rows of every recorded sweep."""
+    found = {}
+    for archive in INPUTS.glob("*.tar.xz"):
+        name = archive.name.removesuffix(".tar.xz")
+        reading = read_points(unpack(name, tmp_path_factory.mktemp(name)))
+        found[name] = table_rows(reading, read_traces(point for point in reading.points if point.is_operator))
+    return found
+
+
+def test_ratios_follow_from_their_own_rows_in_every_recorded_sweep(recorded: dict[str, list[Row]]) -> None:
+    checked = Counter[str]()
+    for name, rows in recorded.items():
+        for row in (row for row in rows if row["operator_e2e_time_us"] is not None):
+            overlaps, gemms, comms = [], [], []
+            for side in ("forward", "backward"):
+                gemm_us, comm_us = row[f"{side}_gemm_time_us"], row[f"{side}_comm_time_us"]
+                overlap_us = row[f"{side}_overlap_time_us"]
+                assert row[f"{side}_overlap_ratio"] == pytest.approx(overlap_us / min(gemm_us, comm_us), abs=1e-3)
+                overlaps.append(overlap_us)
+                gemms.append(gemm_us)
+                comms.append(comm_us)
+                checked[name] += 1
+            total = sum(overlaps) / min(sum(gemms), sum(comms))
+            assert row["total_overlap_ratio"] == pytest.approx(total, abs=1e-3)
+            assert row["operator_e2e_time_us"] == row["forward_e2e_time_us"] + row["backward_e2e_time_us"]
+    assert checked == {"operators": 20, "operators_8_connections": 20, "tuner": 62}
+
+
+def test_what_the_iteration_has_not_is_left_out() -> None:
+    metrics = summarise([trace_row(0, 0, phase, 100.0, overlap_ratio=None) for phase in ("all", "fwd")])
+    assert "forward_overlap_ratio" not in metrics
+    assert "backward_e2e_time_us" not in metrics
+    assert summarise([]) == {}
+
+
+def test_traces_of_a_run_directory(tmp_path: Path) -> None:
+    directory = make_point(
+        "operator",
+        tmp_path,
+        operator_config(),
+        traces=["trace_rank0.json.gz", "trace_rank1.json.gz", "trace_rank2.json"],
+    )
+    shutil.copy(TRACES / "h200x4_llama3_70b_layer_te_default.json.gz", directory / "trace_rank0.json.gz")
+    (directory / "trace_rank2.json").write_text('{"traceEvents": [')
+    reading = read_traces(read_points(tmp_path).points)[directory]
+    assert reading.missing == ["trace_rank1.json.gz"]
+    assert len(reading.problems) == 1
+    assert str(directory / "trace_rank2.json") in reading.problems[0]
+    forward = [r.span_us for r in analyse_trace(directory / "trace_rank0.json.gz") if r.phase == "fwd"]
+    assert reading.metrics["forward_e2e_time_us"] in forward
+
+
+def test_a_trace_that_was_read_in_part_counts_with_a_warning(tmp_path: Path) -> None:
+    directory = make_point("operator", tmp_path, operator_config(), traces=["trace_rank0.json.gz"])
+    whole = (TRACES / "h200x4_llama3_70b_layer_none.json.gz").read_bytes()
+    (directory / "trace_rank0.json.gz").write_bytes(whole[:-1000])
+    reading = read_traces(read_points(tmp_path).points)[directory]
+    assert (reading.missing, reading.problems) == ([], [])
+    assert len(reading.warnings) == 1
+    assert str(directory / "trace_rank0.json.gz") in reading.warnings[0]
+    assert "is cut short" in reading.warnings[0]
+    assert reading.metrics["forward_gemm_time_us"] > 0
+
+
+def test_objective_overlap_ratio_takes_the_highest_ratio_whatever_its_time(tmp_path: Path) -> None:
+    for num_sm, time_us, trace in (
+        (1, 90.0, "h200x4_llama3_70b_layer_none.json.gz"),
+        (2, 120.0, "h200x4_llama3_70b_layer_ring_rs.json.gz"),
+        (4, 80.0, None),
+    ):
+        asked = operator_config(method="ring_exchange", phase="fprop", num_sm=num_sm)
+        directory = make_point(
+            "operator", tmp_path, asked, fwd=pass_times(time_us), traces=["trace_rank0.json.gz"] if trace else []
+        )
+        if trace:
+            shutil.copy(TRACES / trace, directory / "trace_rank0.json.gz")
+    assert choices(tmp_path, "time")[2, "fc1", "fwd"].chosen.name == "ring_sm4"
+    by_ratio = choices(tmp_path, "overlap_ratio")
+    assert by_ratio[2, "fc1", "fwd"].chosen.name == "ring_sm2"
+    assert by_ratio[2, "fc1", "fwd"].reason == "highest overlap ratio of 2"
+    assert by_ratio[2, "fc1", "bwd"].chosen.name == "none"
+
+
+def test_objective_overlap_ratio_without_traces(tmp_path: Path) -> None:
+    make_point("operator", tmp_path, operator_config(method="ring_exchange", phase="fprop"), fwd=pass_times(90.0))
+    choice = choices(tmp_path, "overlap_ratio")[2, "fc1", "fwd"]
+    assert (choice.chosen.name, choice.reason) == ("none", "no trace gives an overlap ratio")
+
+
+def compared(**files: list[Path] | Path) -> TraceComparison:
+    datasets = [
+        read_trace_dataset(label, Path(label), of_label if isinstance(of_label, list) else [of_label])
+        for label, of_label in files.items()
+    ]
+    return compare_traces(datasets, datasets[0].label)
+
+
+def ranks_of(directory: Path, ranks: Sequence[int | None], gemm_us: float = 100.0) -> list[Path]:
+    """A trace for each rank, whose GEMM takes that much, and twice and three times as much in the next ones."""
+    return [
+        write_trace(directory / f"{i}.json", rank, [gemm_us * ((rank or 0) + 1)], 50.0) for i, rank in enumerate(ranks)
+    ]
+
+
+def test_ranks_are_matched_by_rank_whatever_the_order(tmp_path: Path) -> None:
+    found = compared(old=ranks_of(tmp_path / "old", (0, 1)), new=ranks_of(tmp_path / "new", (1, 0), 110.0))
+    assert [pair.rank for pair in found.pairs["new"]] == [0, 1]
+    gemm = {match.rank: match for match in found.quantities if match.quantity == "gemm_busy_us" if match.phase == "all"}
+    assert {rank: (match.reference_value, match.value) for rank, match in gemm.items()} == {
+        None: (150.0, 165.0),
+        0: (100.0, 110.0),
+        1: (200.0, 220.0),
+    }
+    assert [match.ratio for match in gemm.values()] == [pytest.approx(1.1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "pairs", "unmatched"),
+    [
+        ((0, 1, 2), (1, 2, 3), [1, 2], ["old has traces of rank 0", "new has traces of rank 3"]),
+        # Traces without ranks are matched by their order.
+        ((None, None), (None, None, None), [None, None], ["new has 3 traces, old 2"]),
+        ((0,), (1,), [None], []),
+    ],
+    ids=["some ranks", "no ranks", "single traces"],
+)
+def test_what_has_no_match_is_left_out_and_named(
+    tmp_path: Path, old: tuple[int], new: tuple[int], pairs: list[int | None], unmatched: list[str]
+) -> None:
+    found = compared(old=ranks_of(tmp_path / "old", old), new=ranks_of(tmp_path / "new", new))
+    assert [pair.rank for pair in found.pairs["new"]] == pairs
+    assert [said.startswith(begin) for said, begin in zip(found.unmatched, unmatched, strict=True)] == [True] * len(
+        unmatched
+    )
+    assert {match.rank for match in found.quantities} == {None, *pairs}
+
+
+def test_no_rank_in_both_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"new has traces of ranks 2, 3, old of ranks 0, 1"):
+        compared(old=ranks_of(tmp_path / "old", (0, 1)), new=ranks_of(tmp_path / "new", (2, 3)))
+
+
+def test_slower_only_where_every_iteration_is(tmp_path: Path) -> None:
+    old = write_trace(tmp_path / "old.json", 0, [100.0, 120.0, 110.0], 50.0)
+    apart = write_trace(tmp_path / "apart.json", 0, [130.0, 140.0, 125.0], 50.0)
+    mixed = write_trace(tmp_path / "mixed.json", 0, [119.0, 140.0, 125.0], 50.0)
+    found = compared(old=old, apart=apart, mixed=mixed)
+    gemms = {part.dataset: part for part in found.parts if (part.by, part.phase, part.kind) == ("class", "all", "gemm")}
+    assert {label: (part.busy_us, part.change) for label, part in gemms.items()} == {
+        "apart": (130.0, "slower"),
+        "mixed": (125.0, "same"),
+    }
+
+
+def test_kernels_that_only_some_iterations_or_ranks_have_count_as_nothing_elsewhere(tmp_path: Path) -> None:
+    old = [write_trace(tmp_path / "old" / f"{rank}.json", rank, [100.0], 50.0, gemm="nvjet_a") for rank in (0, 1)]
+    new = [write_trace(tmp_path / "new" / f"{rank}.json", rank, [100.0], 50.0, gemm=f"nvjet_{'ab'[rank]}") for rank in (0, 1)]  # fmt: skip # noqa: E501
+    found = compared(old=old, new=new)
+    kernels = {part.name: part for part in found.parts if (part.by, part.phase, part.kind) == ("kernel", "all", "gemm")}
+    assert (kernels["nvjet_a"].reference_busy_us, kernels["nvjet_a"].busy_us) == (100.0, 50.0)
+    assert (kernels["nvjet_b"].busy_us, kernels["nvjet_b"].change) == (50.0, "appeared")
+
+
+def test_a_dataset_without_a_readable_trace_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text("")
+    with pytest.raises(UserError, match=r"cut\.json is empty"):
+        read_trace_dataset("old", tmp_path, [tmp_path / "cut.json"])

@@ -1,0 +1,108 @@
+"""GEMMs beside copies, on the CPU for real; on a GPU what only one shows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from timeit import timeit
+from typing import Any
+
+import pytest
+import torch
+
+from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.trace import analyse_trace
+from overlap_sweep.workloads.copy_engine import run as copy_overlap
+from overlap_sweep.workloads.copy_engine.run import run_copies
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def point(profile: str = "none", **asked: Any) -> dict[str, Any]:
+    copy_engine = {"matrix_size": 64, "copy_mb": 0.5, "direction": "device_to_device", "dtype": "float32"}
+    return {
+        "workload": {"name": "copy_engine", "warmup": 1, "repeats": 5, "seed": 0},
+        "copy_engine": copy_engine | {"gemms": 2, "copies": 3} | asked,
+        "profile": profile,
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_everything_is_timed_side_by_side_and_what_runs_at_once_and_in_sequence_is_profiled(
+    tmp_path: Path, dtype: str
+) -> None:
+    found = run_copies(point("all", dtype=dtype), tmp_path, ALONE)
+    copies = found["copies"]
+    assert list(copies.times) == ["gemm", "copy", "sequential", "overlapped"]
+    assert all(len(timing.samples_us) == 5 and timing.median_us > 0 for timing in copies.times.values())
+    assert found["objective_us"] == copies.times["overlapped"].median_us
+    assert (copies.bytes_copied, copies.flops) == (3 * 2**19, 2 * 2 * 64**3)
+    assert not found["launch_bound"]
+    assert found["traces"] == ["trace_rank0.json.gz", "trace_none_rank0.json.gz"]
+    for name in found["traces"]:
+        rows = [row for row in analyse_trace(tmp_path / name) if row.phase == "all"]
+        assert [row.num_gemm_events for row in rows] == [2, 2]
+
+
+def test_two_threads_hide_one_behind_the_other() -> None:
+    """Where sleeps stand for work, since how much real work overlaps is the machine's affair."""
+    with copy_overlap.ExitStack() as stack:
+        work = copy_overlap.Work(
+            gemms=lambda: time.sleep(0.05),
+            copies=lambda: time.sleep(0.04),
+            beside=copy_overlap._beside(ALONE.device, stack),
+            product=torch.zeros(1),
+            pairs=[],
+        )
+        took_s = {name: timeit(getattr(work, name), number=1) for name in ("sequential", "overlapped", "copy_alone")}
+        with pytest.raises(ZeroDivisionError):
+            replace(work, copies=lambda: 1 / 0).overlapped()
+    assert took_s["sequential"] >= 0.09
+    assert 0.05 <= took_s["overlapped"] < 0.085
+    assert 0.04 <= took_s["copy_alone"] < 0.05
+
+
+def test_what_is_lost_at_once_is_wrong_numbers() -> None:
+    with copy_overlap.ExitStack() as stack:
+        work = copy_overlap._work(point(), ALONE, stack)
+        copy_overlap._check(work, ALONE)
+        work.pairs[0][1].zero_()
+        with pytest.raises(WrongNumbers, match="at once"):
+            copy_overlap._check(replace(work, copies=lambda: None), ALONE)
+
+
+@pytest.mark.parametrize(("copy_mb", "copies", "count"), [(0.5, 3, 3), (1.0, 9, 3), (3.0, 9, 1)])
+def test_copies_take_turns_through_more_memory_than_caches_hold(
+    monkeypatch: pytest.MonkeyPatch, copy_mb: float, copies: int, count: int
+) -> None:
+    monkeypatch.setattr(copy_overlap, "LEAST_COPIED_BYTES", 5 * 2**19)
+    with copy_overlap.ExitStack() as stack:
+        work = copy_overlap._work(point(copy_mb=copy_mb, copies=copies), ALONE, stack)
+    assert len(work.pairs) == count
+
+
+def test_gpus_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, peer: False)
+    with pytest.raises(Refused, match="cuda:0 cannot reach the memory of cuda:1"):
+        copy_overlap._places("peer", torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    "direction",
+    [
+        pytest.param(name, marks=pytest.mark.gpu(count=2 if name == "peer" else 1))
+        for name in ("device_to_device", "host_to_device", "device_to_host", "peer")
+    ],
+)
+def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, direction: str) -> None:
+    ranks = Ranks(0, 1, torch.device("cuda", 0))
+    asked = point("all", direction=direction, dtype="bfloat16", matrix_size=4096, copy_mb=16.0, gemms=4, copies=4)
+    found = run_copies(asked, tmp_path, ranks)
+    assert not found["launch_bound"]
+    us = {name: timing.median_us for name, timing in found["copies"].times.items()}
+    # All of both is inside of what is timed.
+    assert us["overlapped"] >= 0.95 * max(us["gemm"], us["copy"])
+    assert us["sequential"] == pytest.approx(us["gemm"] + us["copy"], rel=0.2)
+    assert us["overlapped"] < us["sequential"]

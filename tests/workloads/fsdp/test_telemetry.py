@@ -1,0 +1,282 @@
+"""Telemetry of training runs: read in whatever state it is, its warm-up, and the steps that stand out. What its numbers
+are, which device explains a step, and what is said of runs that are left out: telemetry, made/compared and
+made/telemetry_troubles among the golden files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.estimate import estimate
+from overlap_sweep.workloads.fsdp import telemetry_runs as telemetry
+from overlap_sweep.workloads.fsdp.telemetry_dips import Dip, device_finding, find_dips, slow_devices
+from overlap_sweep.workloads.fsdp.telemetry_runs import Device, Run, read_telemetry
+from overlap_sweep.workloads.fsdp.telemetry_steps import aggregate, aggregates, select, series, spread
+from tests.make_point import make_point
+from tests.workloads.fsdp.telemetry_logs import USUAL_DEVICE, record, wobbling, write_logs, write_run
+
+
+def only_run(directory: Path) -> Run:
+    (run,) = read_telemetry(directory).runs
+    return run
+
+
+def measured_of(run: Run) -> dict[str, float]:
+    """The medians."""
+    selection = select(run)
+    found = aggregates(run, series(run, selection.measured), selection, dips=0)
+    return {name: known.median for name, known in found.items()}
+
+
+@pytest.mark.parametrize("step", [{"spread_us": 600.0}, {"step_us": 1000.0, "none_us": 1000.0, "floor_us": 1000.0}])
+def test_a_hidden_fraction_that_says_nothing_is_left_out(tmp_path: Path, step: dict[str, float]) -> None:
+    """All noise, or without communication."""
+    assert "hidden_fraction" not in measured_of(only_run(write_run(make_point("fsdp", tmp_path, **step))))
+
+
+def test_quartiles_mean_and_noise() -> None:
+    found = aggregate([1.0, 2.0, 3.0, 4.0, math.nan, 10.0])
+    assert found
+    assert (found.q1, found.median, found.q3, found.mean, found.count) == (2.0, 3.0, 4.0, 4.0, 5)
+    assert found.noise == pytest.approx(estimate([1.0, 2.0, 3.0, 4.0, 10.0]).noise_us)
+    assert aggregate([math.nan, 1.0]) is None
+
+
+def test_without_communication_nothing_is_hidden(tmp_path: Path) -> None:
+    records = [record(number, hidden_ms=0.0, exposed_ms=0.0) for number in range(8)]
+    run = only_run(write_logs(tmp_path, records))
+    medians = measured_of(run)
+    assert medians["comm_ms"] == 0
+    assert not medians.keys() & {"hidden_share", "overlap_ratio"}
+    assert find_dips(run, select(run).measured) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [([], [0]), ([0], [0]), ([0, 1, 2], [0, 1, 2]), ([0, 1, 2, 3, 4], [0, 1, 2]), ([2], [0])],
+)
+def test_warm_up_is_the_first_step_and_slow_ones_after_it_up_to_a_tenth(
+    tmp_path: Path, slow: list[int], expected: list[int]
+) -> None:
+    records = [
+        record(number, idle_ms=100.0 if number in slow else 0.0, **wobbling(number))  # type: ignore[arg-type]
+        for number in range(30)
+    ]
+    selection = select(only_run(write_logs(tmp_path, records)))
+    assert selection.warm_up == expected
+    assert selection.measured == list(range(len(expected), 30))
+
+
+def test_profiled_and_incomplete_steps_are_left_out(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=10, profiled=3)
+    path = directory / "rank_1_metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], *lines[5:-1]]))
+    selection = select(only_run(directory))
+    assert selection.profiled == [10, 11]
+    assert selection.incomplete == [4, 12]
+    assert selection.measured == [1, 2, 3, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_first_of_few_steps_is_warm_up_too(tmp_path: Path, steps: int) -> None:
+    run = only_run(write_logs(tmp_path, [record(number) for number in range(steps)]))
+    assert (select(run).warm_up, select(run).measured) == ([0], list(range(1, steps)))
+    assert find_dips(run, list(range(steps))) == []
+
+
+def test_many_runs_of_a_sweep_and_their_names(tmp_path: Path) -> None:
+    for place in ("a/fsdp_1", "a/fsdp_2", "b/fsdp_2"):
+        write_run(tmp_path / place, steps=5)
+    assert [run.name for run in read_telemetry(tmp_path).runs] == ["fsdp_1", "a/fsdp_2", "b/fsdp_2"]
+
+
+@pytest.mark.parametrize("cut", [1, 400])
+def test_a_cut_off_last_line_is_no_problem(tmp_path: Path, cut: int) -> None:
+    path = write_run(tmp_path, steps=6, ranks=1) / "rank_0_metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    reading = read_telemetry(tmp_path)
+    assert reading.problems == []
+    assert sorted(reading.runs[0].steps[0]) == list(range(5))
+
+
+Change = Callable[[dict[str, Any]], Any]
+Dips = Mapping[tuple[int, int], Mapping[str, Any]]
+
+BAD_LINES: dict[str, Change | bytes] = {
+    "binary": b"\0\1\xff",
+    "NaN": b'{"step": 3, "rank": 0, "step_ms": NaN}',
+    "deep": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "no time": lambda r: r.update(step_ms=0.0),
+    "endless time": lambda r: r.update(step_ms=1e300),
+    "negative overlap": lambda r: r.update(overlap_ms=-5.0),
+    "no streams": lambda r: r.update(streams_ms=[1.0]),
+    "an endless stream": lambda r: r["streams_ms"].update(compute=1e200),
+    "more overlap than there is": lambda r: r.update(overlap_ratio=7.0),
+    "negative step": lambda r: r.update(step=-1),
+    "huge step": lambda r: r.update(step=10**30),
+    "a fraction of a step": lambda r: r.update(step=1.5),
+    "another rank": lambda r: r.update(rank=5),
+    "a step once more": lambda r: r.update(step=2),
+    "a hot device": lambda r: r["device"].update(temperature_c=1e30),
+    "bits without end": lambda r: r["device"].update(throttle_reasons=2.0**80),
+    "negative bits": lambda r: r["device"].update(throttle_reasons=-1),
+}
+
+
+@pytest.mark.parametrize("change", BAD_LINES.values(), ids=BAD_LINES)
+def test_a_bad_line_is_one_sentence_and_the_rest_is_read(tmp_path: Path, change: Change | bytes) -> None:
+    path = write_run(tmp_path, steps=6, ranks=1) / "rank_0_metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    if isinstance(change, bytes):
+        lines[3] = change
+    else:
+        content = json.loads(lines[3])
+        change(content)
+        lines[3] = json.dumps(content).encode()
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    reading = read_telemetry(tmp_path)
+    (problem,) = reading.problems
+    assert problem.startswith(f"{path}: line 4 ")
+    assert len(problem) < 500
+    assert sorted(reading.runs[0].steps[0]) == [0, 1, 2, 4, 5]
+
+
+def test_a_file_of_nonsense_is_one_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", steps=6)
+    (tmp_path / "bad").mkdir()
+    for content, said in ((b"nonsense\n" * 1000, "and 999 more lines"), (b"\n" * 1_000_000, "line 1001 and what")):
+        (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(content)
+        reading = read_telemetry(tmp_path)
+        assert [run.name for run in reading.runs] == ["good"]
+        assert [said in problem for problem in reading.problems] == [True]
+
+
+def test_large_files_and_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_run(tmp_path, steps=6, ranks=2) / "rank_0_metrics.jsonl"
+    content = path.read_bytes()
+    with path.open("ab") as file:
+        file.truncate(telemetry.MOST_BYTES + 1)
+    assert ["1024 MiB" in problem for problem in read_telemetry(tmp_path).problems] == [True]
+    monkeypatch.setattr(telemetry, "MOST_LINE_BYTES", 1 << 20)
+    path.write_bytes(content + b" " * (2 << 20))
+    reading = read_telemetry(tmp_path)
+    assert ["line 7 has more than 1 MiB" in problem for problem in reading.problems] == [True]
+    assert len(reading.runs[0].steps[0]) == 6
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "elsewhere", steps=6)
+    root = tmp_path / "root"
+    write_run(root / "run", steps=6, ranks=1)
+    (root / "run" / "rank_1_metrics.jsonl").symlink_to(elsewhere / "rank_1_metrics.jsonl")
+    (root / "linked").symlink_to(elsewhere)
+    reading = read_telemetry(root)
+    assert [run.ranks for run in reading.runs] == [[0]]
+    assert len(reading.problems) == 2
+    assert all("leads out of" in problem for problem in reading.problems)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", steps=6, ranks=1)
+    os.mkfifo(tmp_path / "run" / "rank_1_metrics.jsonl")
+    (tmp_path / "run" / "rank_2_metrics.jsonl").mkdir()
+    assert read_telemetry(tmp_path).runs[0].ranks == [0]
+
+
+def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "rank_0_metrics.jsonl").write_bytes(b"{")
+    with pytest.raises(UserError, match="has no whole step"):
+        read_telemetry(tmp_path)
+
+
+def test_a_loss_that_is_no_number_any_more(tmp_path: Path) -> None:
+    records = [record(number, loss=math.nan if number > 3 else 0.5, **wobbling(number)) for number in range(8)]  # type: ignore[arg-type]
+    run = only_run(write_logs(tmp_path, records))
+    assert run.steps[0][7].loss is None
+    assert "final_loss" not in measured_of(run)
+
+
+def dips_of(directory: Path, dips: Dips, ranks: int = 2) -> list[Dip]:
+    run = only_run(write_run(directory, ranks=ranks, dips=dips))
+    return find_dips(run, select(run).measured)
+
+
+EXPOSED = {"hidden_ms": 10.0, "exposed_ms": 30.0}
+NOISY = {(n, r): {"compute_ms": 80.0 + (n * 37 % 11) * 2} for n in range(1, 30) for r in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("dips", "expected"),
+    [
+        ({}, []),
+        ({(9, 1): EXPOSED}, [(9, 1, [], True, True)]),
+        # Noisy steps dip only far beyond their noise.
+        (NOISY, []),
+        (NOISY | {(12, r): {"compute_ms": 160.0} for r in range(2)}, [(12, 0, [1], True, False)]),
+        # 4 % slower is far beyond the noise here, but nothing to look at.
+        ({(12, r): {"compute_ms": 83.5, "hidden_ms": 30.0} for r in range(2)}, []),
+    ],
+    ids=["all alike", "exposed", "noisy", "beyond the noise", "small"],
+)
+def test_steps_that_stand_out_dip(tmp_path: Path, dips: Dips, expected: list[tuple[Any, ...]]) -> None:
+    """By step, rank and other ranks: whether it was slower, and whether less was hidden."""
+    found = dips_of(tmp_path, dips)
+    assert [(dip.step, dip.rank, dip.other_ranks, dip.slower, dip.less_hidden) for dip in found] == expected
+
+
+def test_spread_is_not_widened_by_what_it_is_to_find() -> None:
+    assert spread([10.0] * 20 + [100.0] * 5) == spread([10.0] * 25)
+    assert spread([10.0] * 25, relative=0.05).tolerance == 0.5
+    assert spread([9.0, 10.0, 11.0]).tolerance == pytest.approx(4 * 1.4826)
+
+
+USUAL = msgspec.convert(USUAL_DEVICE, Device)
+CAPPED = Device(sm_clock_mhz=1700.0, throttle_reasons=4)
+
+
+@pytest.mark.parametrize(
+    ("bits", "clock", "usual", "reasons", "explains"),
+    [
+        (0x4, 1965.0, USUAL, ["SW power cap"], False),
+        (0x4, 1410.0, USUAL, ["SW power cap"], True),
+        (0x8 | 0x40, 1410.0, USUAL, ["HW slowdown", "HW thermal slowdown"], True),
+        (0x20, 1000.0, USUAL, ["SW thermal slowdown"], True),
+        (0x80, 1980.0, USUAL, ["HW power brake"], False),
+        (0x1, 1980.0, USUAL, ["GPU idle"], False),
+        (0x0, 1410.0, USUAL, [], True),
+        (0x0, 1965.0, USUAL, [], False),
+        (0x200, 1980.0, USUAL, [], False),
+        # What is there in most steps explains nothing, unless the clock drops.
+        (0x4, 1700.0, CAPPED, [], False),
+        (0x4, 1400.0, CAPPED, ["SW power cap"], True),
+    ],
+)
+def test_throttle_reasons_by_their_names(
+    bits: int, clock: float, usual: Device, reasons: list[str], explains: bool
+) -> None:
+    finding = device_finding(0, Device(sm_clock_mhz=clock, throttle_reasons=bits), usual, slowdown=0.1)
+    assert finding
+    assert (finding.reasons, finding.explains) == (reasons, explains)
+
+
+@pytest.mark.parametrize(("slowdown", "explains"), [(-0.1, True), (0.1, True), (0.4, True), (0.5, False), (3.2, False)])
+def test_a_clock_explains_what_it_has_a_sizeable_part_in(slowdown: float, explains: bool) -> None:
+    """It is a tenth slower."""
+    finding = device_finding(0, Device(sm_clock_mhz=1800.0), Device(sm_clock_mhz=1980.0), slowdown)
+    assert finding
+    assert (finding.slower_clock, finding.explains) == (True, explains)
+
+
+def test_a_rank_with_a_slow_clock_throughout_is_named(tmp_path: Path) -> None:
+    slow = {(n, 2): {"device": {**USUAL_DEVICE, "sm_clock_mhz": 1500.0}} for n in range(30)}
+    run = only_run(write_run(tmp_path / "run", ranks=4, dips=slow))
+    assert slow_devices(run, select(run).measured) == ["run: rank 2 runs at 1,500 MHz, the ranks' median is 1,980 MHz."]

@@ -1,0 +1,248 @@
+"""Training runs beside each other: verdicts, and what is other work. Which runs match, what is left out and what marks
+that disagree with kernels come to: telemetry, made/compared and made/telemetry_troubles among the golden files."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.points import read_points
+from overlap_sweep.workloads.fsdp.compare import (
+    QuantityRatio,
+    RunMatch,
+    TelemetryComparison,
+    Verdict,
+    compare_telemetry,
+    read_telemetry_dataset,
+    settings_throughout,
+)
+from overlap_sweep.workloads.fsdp.compare_rows import telemetry_summary
+from overlap_sweep.workloads.fsdp.marks_and_kernels import exposed
+from overlap_sweep.workloads.fsdp.run_pairs import settings_of
+from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate, single
+from tests.make_point import make_point, resolved
+from tests.results.traces_by_hand import write_trace
+from tests.sweeps import ROOT
+from tests.workloads.fsdp.telemetry_logs import record, write_logs, write_run
+
+DDP = ROOT / "tests" / "data" / "h200x2_fsdp" / "ddp_one_connection"
+POINT = resolved("fsdp", **{"distributed.dp_size": 2})
+
+
+def compared(**paths: Path) -> TelemetryComparison:
+    """With the first as the reference."""
+    datasets = [read_telemetry_dataset(label, path) for label, path in paths.items()]
+    return compare_telemetry(datasets, datasets[0].label)
+
+
+def only_match(**paths: Path) -> RunMatch:
+    (match,) = compared(**paths).matches
+    return match
+
+
+def run(directory: Path, point: dict[str, Any], factor: float = 1.0, **measured: Any) -> Path:
+    """Telemetry beside a result."""
+    return write_run(make_point("fsdp", directory.parent, point, name=directory.name, **measured), factor=factor)
+
+
+def around(median: float, noise: float | None) -> Aggregate:
+    return Aggregate(median, median - 1, median + 1, median, noise, 20)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "ours", "theirs", "noise", "expected"),
+    [
+        ("step_ms", 110.0, 100.0, 1.0, "worse"),
+        ("step_ms", 90.0, 100.0, 1.0, "better"),
+        ("step_ms", 101.0, 100.0, 1.0, "same"),
+        ("samples_per_s", 90.0, 100.0, 1.0, "worse"),
+        ("samples_per_s", 110.0, 100.0, 1.0, "better"),
+        ("power_w", 110.0, 100.0, 1.0, "higher"),
+        ("hidden_comm_ms", 90.0, 100.0, 1.0, "lower"),
+        ("exposed_comm_ms", 5.0, 0.0, 1.0, "worse"),
+        ("exposed_comm_ms", 0.0, 0.0, 1.0, "same"),
+        # Less than the margin is the same however small the noise.
+        ("step_ms", 100.4, 100.0, 1e-6, "same"),
+        ("step_ms", 100.6, 100.0, 1e-6, "worse"),
+    ],
+)
+def test_verdicts_beside_the_noise(quantity: str, ours: float, theirs: float, noise: float, expected: Verdict) -> None:
+    assert QuantityRatio(quantity, around(ours, noise), around(theirs, noise)).verdict == expected
+
+
+def test_ratios_and_their_noise() -> None:
+    one = QuantityRatio("step_ms", around(110.0, 1.1), around(100.0, 2.0))
+    assert one.ratio == pytest.approx(1.1)
+    assert one.ratio_noise == pytest.approx(1.1 * math.hypot(0.01, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        (None, around(1.0, 0.1), None),
+        (around(1.0, 0.1), None, None),
+        (single(3.0), single(4.0), None),
+        (around(1.0, 0.1), around(0.0, 0.1), "worse"),
+    ],
+)
+def test_what_is_unknown_has_no_noise(
+    ours: Aggregate | None, theirs: Aggregate | None, verdict: Verdict | None
+) -> None:
+    one = QuantityRatio("step_ms", ours, theirs)
+    assert math.isnan(one.ratio_noise)
+    assert one.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples"),
+    [
+        ({"training.batch_size": 32}, "same"),
+        ({"training.gradient_accumulation": 2}, "better"),
+        ({"training.mixed_precision": "none"}, "better"),
+        ({"distributed.dp_size": 4}, "better"),
+        # A smaller model's samples are other samples.
+        ({"ranking": {"num_layers": 4}}, "higher"),
+        ({"model": {"hidden_size": 64}}, "higher"),
+    ],
+)
+def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any], samples: str) -> None:
+    """Of a step that takes half as long."""
+    other = resolved("fsdp", **{"distributed.dp_size": 2, **changes})
+    ours = run(tmp_path / "b", other, 0.5, step_us=700.0, spread_us=1.0)
+    match = only_match(a=run(tmp_path / "a", POINT, step_us=1500.0, spread_us=1.0), b=ours)
+    assert match.different_work
+    assert match.quantities["point_ms"].verdict == "lower"
+    assert match.quantities["samples_per_s"].verdict == samples
+    others = {one.verdict for name, one in match.quantities.items() if name != "samples_per_s"}
+    assert not others & {"better", "worse"}
+
+
+def test_logs_of_other_ranks_are_other_work(tmp_path: Path) -> None:
+    match = only_match(a=write_run(tmp_path / "two", ranks=2), b=write_run(tmp_path / "four", ranks=4, factor=0.5))
+    assert match.different_work == {"ranks": (2, 4)}
+    assert match.quantities["step_ms"].verdict == "lower"
+
+
+def test_nothing_in_common_is_one_sentence(tmp_path: Path) -> None:
+    for place in ("a/x", "a/y", "b/z"):
+        write_run(tmp_path / place, steps=5)
+    with pytest.raises(UserError, match="No run is in both: 2 only in a, not in b: x, y") as error:
+        compared(a=tmp_path / "a", b=tmp_path / "b")
+    assert "\n" not in str(error.value)
+
+
+def test_a_dataset_of_runs_that_are_too_short_is_an_error(tmp_path: Path) -> None:
+    write_logs(tmp_path, [record(0)])
+    with pytest.raises(UserError, match="too few; train for more"):
+        read_telemetry_dataset("a", tmp_path)
+
+
+def test_a_quantity_that_one_of_both_knows_has_no_ratio(tmp_path: Path) -> None:
+    summary = telemetry_summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
+    ratios = msgspec.json.decode(msgspec.json.encode(summary))["datasets"]["b"]["ratios"]["fsdp"]
+    assert ratios["quantities"]["point_ms"] == {"ratio": None, "noise": None, "verdict": None}
+
+
+def test_a_profiled_step_that_is_startup_counts_neither_by_marks_nor_by_kernels(tmp_path: Path) -> None:
+    directory = make_point("fsdp", tmp_path, POINT, traces=["trace_rank0.json.gz"])
+    # Microseconds, since one step follows another after a millisecond there.
+    trace = write_trace(tmp_path / "trace.json", 0, [700.0, 10.0, 10.0], 100.0)
+    (directory / "trace_rank0.json.gz").write_bytes(trace.read_bytes())
+    exposed_ms = [80.0, 0.09, 0.09]
+    write_logs(directory, [record(40 + i, exposed_ms=ms, profiled=True) for i, ms in enumerate(exposed_ms)])
+    (point,) = read_points(directory).points
+    found = exposed(point)
+    assert found
+    assert (found.by_marks_ms, found.kernels_ms) == (0.09, [0.09, 0.09])
+
+
+def test_marks_and_kernels_are_compared_where_both_were_recorded_on_a_gpu(tmp_path: Path) -> None:
+    directory = shutil.copytree(DDP, tmp_path / "run")
+    (point,) = read_points(directory).points
+    assert exposed(point)
+    on_cpu = {**point.config, "runtime": {**point.config["runtime"], "device": "cpu"}}
+    assert exposed(replace(point, config=on_cpu)) is None
+    for name in ("rank_0_metrics.jsonl", "trace_rank0.json.gz"):
+        (directory / name).rename(tmp_path / name)
+        assert exposed(point) is None
+        (tmp_path / name).rename(directory / name)
+
+
+def write_sweep_of_runs(directory: Path, settings: Sequence[Mapping[str, Any]], **throughout: Any) -> Path:
+    """A training sweep as launch.py leaves it: runs are named by what was asked for."""
+    for given in settings:
+        asked = {**given, **throughout}
+        # Of the environment no variable is usual.
+        variables = {
+            key.rpartition(".")[2]: value for key, value in asked.items() if key.startswith("distributed.env.")
+        }
+        point = resolved(
+            "fsdp", **{key: value for key, value in asked.items() if not key.startswith("distributed.env.")}
+        )
+        point = {**point, "distributed": {**point["distributed"], "dp_size": 2, "env": variables}}
+        name = "_".join(["fsdp", *(f"{key}={value}" for key, value in asked.items())])
+        run(directory / name, point)
+    return directory
+
+
+SWEPT = [
+    {"fsdp.forward_prefetch": ahead, "fsdp.reshard_after_forward": reshard}
+    for ahead in (0, 1)
+    for reshard in (True, False)
+]
+CTAS = "distributed.env.NCCL_MAX_CTAS"
+
+
+def swept_of(match: RunMatch) -> list[Any]:
+    return [[settings_of(one.run)[name] for name in SWEPT[0]] for one in (match.theirs, match.ours)]
+
+
+@pytest.mark.parametrize("throughout", [{CTAS: "8"}, {CTAS: "8", "training.batch_size": 32}])
+def test_sweeps_match_by_what_was_swept_where_a_setting_differs_throughout(
+    tmp_path: Path, throughout: dict[str, Any]
+) -> None:
+    found = compared(
+        cuda=write_sweep_of_runs(tmp_path / "cuda", SWEPT),
+        rocm=write_sweep_of_runs(tmp_path / "rocm", SWEPT[::-1], **throughout),
+    )
+    assert len(found.matches) == 4
+    assert found.unmatched == []
+    assert all(ours == theirs for theirs, ours in map(swept_of, found.matches))
+    assert {name: ours for name, (_, ours) in settings_throughout(found.matches).items()} == throughout
+    told = telemetry_summary(found)["datasets"]["rocm"]["settings_that_differ_throughout"]
+    assert told[CTAS] == {"cuda": None, "rocm": "8"}
+    assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches)
+
+
+def test_what_only_one_sweep_has_swept_matches_the_value_that_the_other_has(tmp_path: Path) -> None:
+    found = compared(
+        cuda=write_sweep_of_runs(tmp_path / "cuda", SWEPT),
+        rocm=write_sweep_of_runs(tmp_path / "rocm", SWEPT[:2], **{CTAS: "8"}),
+    )
+    assert sorted(swept_of(match)[0] for match in found.matches) == [[0, False], [0, True]]
+    assert len(found.unmatched) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "throughout"),
+    [
+        # Swept in both, and never the same.
+        ([{"training.batch_size": size} for size in (64, 128)], {}),
+        # Which of the two it is nobody knows.
+        ([{"training.batch_size": 16, "runtime.threads_per_rank": threads} for threads in (1, 2)], {CTAS: "8"}),
+    ],
+)
+def test_runs_that_differ_in_what_was_swept_are_no_pairs(
+    tmp_path: Path, ours: list[dict[str, Any]], throughout: dict[str, Any]
+) -> None:
+    theirs = write_sweep_of_runs(tmp_path / "a", [{"training.batch_size": size} for size in (16, 32)])
+    with pytest.raises(UserError, match="No run is in both: 2 only in a"):
+        compared(a=theirs, b=write_sweep_of_runs(tmp_path / "b", ours, **throughout))

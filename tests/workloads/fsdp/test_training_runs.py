@@ -1,0 +1,387 @@
+"""Training runs of real processes: what they learn, and what of their communication overlaps; and the marks that tell
+it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.results.run_directory import TrainingRun, metrics_file
+from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.workloads.fsdp.spans import Anchor, Mark, Queue, Recorder, Span, Unit, launch_between, resolve
+from overlap_sweep.workloads.fsdp.telemetry import StepRecord
+from tests.processes import run_ranks
+from tests.workloads.fsdp.points import fsdp_point
+
+CPU = torch.device("cpu")
+Pair = tuple[Path, dict[str, dict[str, Any]]]
+FSDP2 = {
+    "defaults": [],
+    "forward_prefetch": ["fsdp.forward_prefetch=2"],
+    "backward_post": ["fsdp.backward_prefetch=BACKWARD_POST"],
+    "on demand": ["fsdp.backward_prefetch=null"],
+    "kept": ["fsdp.reshard_after_forward=false"],
+    "limited": ["fsdp.limit_all_gathers=true", "fsdp.forward_prefetch=true"],
+    "own streams": ["distributed.enable_overlap=true"],
+    "not synced": ["fsdp.sync_module_states=false"],
+    "compiled": ["compile.enabled=true", "compile.backend=aot_eager"],
+    "gated": ["model.gated_mlp=true", "model.num_kv_heads=2"],
+}
+DDP = {
+    "ddp": ["distributed.strategy=ddp"],
+    "ddp small buckets": ["distributed.strategy=ddp", "distributed.bucket_cap_mb=0.01"],
+    "ddp own streams": ["distributed.strategy=ddp", "distributed.enable_overlap=true"],
+    "ddp load": [
+        *("distributed.strategy=ddp", "distributed.enable_overlap=true", "distributed.overlap_reduce_scatter=true"),
+        *("distributed.bucket_cap_mb=0.01", "distributed.overlap_clone_for_reduce_scatter=false"),
+    ],
+}
+
+
+def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[str, dict[str, Any]]:
+    from overlap_sweep.workloads import fsdp
+
+    found = {}
+    for name, point in points.items():
+        directory = root / name.replace(" ", "_")
+        directory.mkdir(exist_ok=True)
+        found[name] = fsdp.run(point, directory, ranks)
+    return found
+
+
+def train(root: Path, ranks: int, **overrides: list[str]) -> dict[str, dict[str, Any]]:
+    """By name what rank 0 returns."""
+    points = {name: fsdp_point(f"distributed.dp_size={ranks}", *given) for name, given in overrides.items()}
+    found: dict[str, dict[str, Any]] = run_ranks(ranks, _train, points, root, keep="cpu")[0]
+    return found
+
+
+def losses(found: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    return {name: one["training"].losses for name, one in found.items()}
+
+
+def telemetry(directory: Path, rank: int = 0) -> list[StepRecord]:
+    lines = (directory / metrics_file(rank)).read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=StepRecord) for line in lines]
+
+
+def test_fsdp2_and_ddp_learn_the_same_with_their_own_collectives(tmp_path: Path) -> None:
+    found = train(tmp_path, 2, fsdp2=["fsdp.forward_prefetch=true"], ddp=["distributed.strategy=ddp"])
+    fsdp2, ddp = losses(found).values()
+    assert fsdp2 == pytest.approx(ddp, rel=1e-5)
+    assert fsdp2[0] != pytest.approx(fsdp2[-1], rel=1e-2)
+    assert all(list(one["training"].step) == ["point", "none", "floor"] for one in found.values())
+    kinds = {name: {kind for kind, ms in telemetry(tmp_path / name)[-1].streams_ms.items() if ms} for name in found}
+    # FSDP2's all-reduce is of the gradients' norm.
+    assert kinds["fsdp2"] == {"compute", "all_reduce", "reduce_scatter", "auxiliary"}
+    assert kinds["ddp"] == {"compute", "all_reduce"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """One process with the batches of two, and of four."""
+    twice = ["training.batch_size=4"]
+    accumulated = [*twice, "training.gradient_accumulation=2"]
+    asked = {"two": twice, "four": ["training.batch_size=8"], "gated": [*twice, *FSDP2["gated"]]}
+    return losses(train(tmp_path_factory.mktemp("alone"), 1, **asked, accumulated=accumulated))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    root = tmp_path_factory.mktemp("pair")
+    twice, bf16 = "training.gradient_accumulation=2", "training.mixed_precision=bf16"
+    more = {"accumulated": [twice], "ddp accumulated": [*DDP["ddp"], twice], "bf16": [bf16]}
+    more |= {"ddp_bf16": [bf16, *DDP["ddp"]], "fp16": ["training.mixed_precision=fp16"]}
+    return root, train(root, 2, **FSDP2, **DDP, **more)
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("name", [*FSDP2, *DDP, "accumulated", "ddp accumulated"])
+def test_two_processes_learn_what_one_learns(name: str, alone: dict[str, list[float]], pair: Pair) -> None:
+    expected = alone[name if name == "gated" else "accumulated" if "accumulated" in name else "two"]
+    assert losses(pair[1])[name] == pytest.approx(expected, rel=1e-5)
+    assert expected[0] != pytest.approx(expected[-1], rel=1e-2)
+
+
+@pytest.mark.end_to_end
+def test_replicas_of_shards_learn_it_too(tmp_path: Path, alone: dict[str, list[float]]) -> None:
+    found = train(tmp_path, 4, replicas=["fsdp.replicas=2"])
+    assert losses(found)["replicas"] == pytest.approx(alone["four"], rel=1e-5)
+    assert min(telemetry(tmp_path / "replicas")[-1].streams_ms.values()) > 0
+
+
+@pytest.mark.end_to_end
+def test_lower_precisions_learn_nearly_the_same(alone: dict[str, list[float]], pair: Pair) -> None:
+    for name in ("bf16", "ddp_bf16"):
+        assert losses(pair[1])[name] == pytest.approx(alone["two"], rel=0.1)
+    scales = {name: telemetry(pair[0] / name)[0].loss_scale for name in ("fp16", "bf16")}
+    assert scales == {"fp16": 2**16, "bf16": None}
+
+
+LARGER = ("model.hidden_size=256", "model.ffn_hidden_size=1024", "ranking.sequence_length=32", "training.batch_size=4")
+"""Layers that take longer than a thread takes to wake up."""
+
+
+def sum_of_comm(record: StepRecord) -> float:
+    return sum(record.streams_ms.values()) - record.streams_ms["compute"]
+
+
+@pytest.mark.end_to_end
+def test_what_is_asked_for_early_overlaps_and_what_is_asked_for_late_does_not(tmp_path: Path) -> None:
+    early = ("forward_prefetch", "ddp small buckets", "ddp load")
+    asked = {**FSDP2, **DDP, "ddp small buckets": ["distributed.strategy=ddp", "distributed.bucket_cap_mb=1"]}
+    train(tmp_path, 2, **{name: [*LARGER, *asked[name]] for name in (*early, "on demand", "backward_post")})
+    for name in early:
+        assert sum(record.overlap_ms for record in telemetry(tmp_path / name.replace(" ", "_"))) > 0, name
+    for record in telemetry(tmp_path / "on_demand"):
+        assert (record.overlap_ms, record.exposed_comm_ms) == (0.0, pytest.approx(sum_of_comm(record), rel=0.01))
+    # Beside nothing but the reduce-scatter before it.
+    assert [record.overlap_ms for record in telemetry(tmp_path / "backward_post")] == [0.0] * 4
+
+
+@pytest.mark.end_to_end
+def test_a_run_returns_its_steps_and_losses_and_lines_tell_rates_and_norms(pair: Pair) -> None:
+    measured = pair[1]["defaults"]
+    training: TrainingRun = measured["training"]
+    assert list(training.step) == ["point", "none", "floor"]
+    assert {len(timing.samples_us) for timing in training.step.values()} == {3}
+    assert measured["objective_us"] == training.step["point"].median_us
+    assert (training.samples_per_step, training.compiled, training.host_us) == (4, "no", {})
+    assert training.telemetry == [metrics_file(0), metrics_file(1)]
+    assert measured["launch_bound"] is False
+    assert pair[1]["compiled"]["training"].compiled == "aot_eager"
+    lines = [(line.step, line.rank, line.learning_rate, line.loss) for line in telemetry(pair[0] / "defaults", rank=1)]
+    assert lines == [(step, 1, 0.01, training.losses[step]) for step in range(4)]
+    norms = [[record.grad_norm for record in telemetry(pair[0] / name)] for name in ("defaults", "ddp")]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def _recording(ranks: Ranks, point: dict[str, Any]) -> Any:
+    """A model in training that records."""
+    from overlap_sweep.workloads.fsdp.run import _set_up
+
+    trained = _set_up(point, ranks)
+    trained.recorder.on = True
+    return trained
+
+
+def _spans(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Counter[str]]:
+    """How many spans of each kind the second step of each point has."""
+    found = {}
+    for name, point in points.items():
+        trained = _recording(ranks, point)
+        mode = name.partition(" ")[2] if name.startswith("load ") else "point"
+        trained.step(mode)
+        found[name] = Counter(span.stream for span in trained.step(mode).spans)
+    return found
+
+
+@pytest.mark.end_to_end
+def test_how_often_a_step_communicates() -> None:
+    twice = ["training.gradient_accumulation=2"]
+    asked = {"defaults": [], "accumulated": twice, "kept": FSDP2["kept"], "replicas": ["fsdp.replicas=2"]}
+    asked |= {"ddp": DDP["ddp small buckets"], "ddp accumulated": [*DDP["ddp small buckets"], *twice]}
+    asked |= dict.fromkeys(("load", "load none", "load floor"), DDP["ddp load"])
+    points = {name: fsdp_point("distributed.dp_size=4", *given) for name, given in asked.items()}
+    found = run_ranks(4, _spans, points, keep="cpu")
+    units = 5
+    # An all-reduce of the gradients' norm is in the middle of the optimizer's step.
+    norm, optimizer = 1, 2
+    for name, passes in {"defaults": 2, "accumulated": 4}.items():
+        assert found[0][name] == {
+            **{"compute": passes * units + optimizer, "auxiliary": passes * units},
+            **{"reduce_scatter": units, "all_reduce": norm},
+        }
+    assert found[0]["kept"]["auxiliary"] == units
+    assert found[0]["replicas"]["all_reduce"] == units + norm
+    assert found[0]["ddp"]["all_reduce"] == found[0]["ddp accumulated"]["all_reduce"] > units
+    # What loads the point loads it without overlap, too.
+    assert found[0]["load none"]["reduce_scatter"] == found[0]["load"]["reduce_scatter"]
+    assert set(found[0]["load"]) == {"compute", "all_reduce", "reduce_scatter"}
+    assert set(found[0]["load floor"]) == {"compute"}
+    assert found[0]["load"]["all_reduce"] == found[0]["load"]["reduce_scatter"] > units
+    assert found[1:] == found[:-1]
+
+
+@pytest.mark.end_to_end
+def test_the_profiler_and_the_marks_see_the_same_collectives(tmp_path: Path) -> None:
+    asked = ["profiling.enabled=true", "profiling.active=3", "model.hidden_size=128", "model.ffn_hidden_size=512"]
+    measured = train(tmp_path, 2, run=asked)["run"]
+    assert measured["traces"] == [
+        *("trace_rank0.json.gz", "trace_rank1.json.gz", "trace_none_rank0.json.gz", "trace_none_rank1.json.gz")
+    ]
+    marked = [record for record in telemetry(tmp_path / "run") if record.profiled]
+    rows = [row for row in analyse_trace(tmp_path / "run" / "trace_rank0.json.gz") if row.phase == "all"]
+    assert (len(marked), len(rows)) == (3, 3)
+    for record, row in zip(marked, rows, strict=True):
+        # gloo's own spans begin when its thread does, ours when the collective was handed over and a thread was free.
+        assert sum_of_comm(record) * 1e3 > 0.7 * row.comm_busy_us
+        assert row.comm_busy_us > 0
+    none = [row for row in analyse_trace(tmp_path / "run" / "trace_none_rank0.json.gz") if row.phase == "all"]
+    assert [row.overlap_us for row in none] == [0.0] * len(none)
+    assert all(row.comm_busy_us > 0 for row in none)
+
+
+def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[StepRecord]]:
+    """One step in each mode, recorded."""
+    from overlap_sweep.measure.device_samples import DeviceSampler
+    from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT
+    from overlap_sweep.workloads.fsdp.recording import Recording
+
+    trained = _recording(ranks, point)
+    trained.steps.freeze()
+    # The first step asks torch for much that it keeps.
+    trained.step(POINT)
+    parameters = list(trained.steps._model.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    found = {}
+    for mode in (POINT, NONE, FLOOR):
+        directory = root / mode
+        directory.mkdir(exist_ok=True)
+        recording = Recording(directory, ranks, DeviceSampler(ranks.device, 0.0), log_interval=1)
+        recording.add(trained.step(mode))
+        found[mode] = telemetry(directory, ranks.rank)
+    assert all(torch.equal(parameter, was) for parameter, was in zip(parameters, before, strict=True))
+    return found
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_the_baselines_are_what_they_are_called(strategy: str, tmp_path: Path) -> None:
+    point = fsdp_point(f"distributed.strategy={strategy}", "distributed.bucket_cap_mb=1", *LARGER)
+    for modes in run_ranks(2, _modes, point, tmp_path, keep="cpu"):
+        (overlapped,), (none,), (floor,) = modes["point"], modes["none"], modes["floor"]
+        assert overlapped.overlap_ms > 0
+        assert (none.overlap_ms, none.exposed_comm_ms) == (0.0, pytest.approx(sum_of_comm(none)))
+        assert sum_of_comm(none) > 0
+        assert sum_of_comm(floor) == 0
+        assert math.isfinite(floor.loss)
+
+
+def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> tuple[int, list[int]]:
+    """How many of the tensors that the points have made are there after them, and how many graphs torch.compile has
+    made for each."""
+    from overlap_sweep.workloads import fsdp
+
+    def count() -> int:
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    before, graphs, counters = count(), [], torch._dynamo.utils.counters
+    # A layer that was compiled for two points is not compiled for a third: torch would stop at eight.
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for point in points:
+            counters.clear()
+            fsdp.run(point, root, ranks)
+            graphs.append(counters["stats"]["unique_graphs"])
+    return count() - before, graphs
+
+
+@pytest.mark.end_to_end
+def test_a_point_leaves_neither_memory_nor_compiled_layers_to_the_next(tmp_path: Path) -> None:
+    asked = [FSDP2["defaults"], FSDP2["limited"], FSDP2["backward_post"], DDP["ddp load"]]
+    for left, _ in run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path, keep="cpu"):
+        # A model has dozens of parameters; clocks and counters stay.
+        assert left < 5
+    # torch would take what it has compiled for other points, and at last nothing.
+    compiled = ["compile.enabled=true", "compile.backend=eager", "ranking.num_layers=1", "training.max_steps=2"]
+    asked = [[*compiled, f"training.batch_size={batch}"] for batch in range(2, 7)]
+    for _, graphs in run_ranks(2, _left, [fsdp_point(*given) for given in asked], tmp_path, keep="cpu"):
+        assert graphs == [graphs[0]] * len(asked)
+        assert graphs[0] > 0
+
+
+def at(ns: int) -> Mark:
+    mark = Mark(CPU)
+    mark.host_ns = ns
+    return mark
+
+
+@pytest.mark.parametrize(
+    ("servers", "times", "expected"),
+    [
+        (1, [(0, 10), (2, 15), (20, 25)], [(0, 10), (10, 15), (20, 25)]),
+        (2, [(0, 10), (1, 12), (2, 20)], [(0, 10), (1, 12), (10, 20)]),
+        (2, [(0, 30), (1, 5), (2, 9), (3, 12)], [(0, 30), (1, 5), (5, 9), (9, 12)]),
+    ],
+)
+def test_a_queue_runs_as_many_at_once_as_it_has_servers(
+    servers: int, times: list[tuple[int, int]], expected: list[tuple[int, int]]
+) -> None:
+    """(handed over, ended) in the order in which they were handed over."""
+    queue = Queue(servers)
+    queue.spans = [Span("all_reduce", at(start), at(end), queue) for start, end in times]
+    assert resolve(queue.spans, at(0), Anchor(CPU)) == {"all_reduce": expected}
+
+
+def test_what_an_idle_stream_waits_for_begins_when_it_is_launched() -> None:
+    """The host's clock is 1000 ahead of the device's."""
+    anchor = Anchor(CPU)
+    anchor.host_ns = 50
+    anchor.after_ns = lambda origin: 50 - 1000 - origin.host_ns  # type: ignore[method-assign]
+    spans = [
+        Span("auxiliary", at(start), at(end), launched_ns=1000 + launched)
+        for start, end, launched in ((0, 100, 30), (0, 100, 120), (40, 100, 20))
+    ]
+    assert resolve(spans, at(0), anchor) == {"auxiliary": [(30, 100), (100, 100), (40, 100)]}
+
+
+def test_a_launch_is_guessed_between_the_mark_and_the_call_s_return() -> None:
+    assert launch_between(1000, 1200) == 1140
+    recorder = Recorder(CPU)
+    span = recorder.begin("auxiliary")
+    recorder.device = torch.device("cuda")
+    before_ns = span.start.host_ns
+    recorder.launched(span)
+    assert span.launched_ns is not None
+    assert before_ns <= span.launched_ns <= time.perf_counter_ns()
+
+
+def test_spans_are_only_kept_while_the_recorder_is_on() -> None:
+    recorder = Recorder(CPU)
+    recorder.end(recorder.begin("compute"))
+    assert recorder.take() == []
+    recorder.on = True
+    recorder.end(recorder.begin("compute"))
+    assert [span.stream for span in recorder.take()] == ["compute"]
+    assert recorder.take() == []
+
+
+def test_a_unit_marks_its_own_computation() -> None:
+    told: list[str] = []
+    recorder = Recorder(CPU, on=True)
+    linear = nn.Linear(4, 4)
+    linear.register_forward_hook(lambda *_: told.append("computes forward"))
+    linear.register_full_backward_hook(lambda *_: told.append("computes backward"))
+    unit = Unit(linear, recorder)
+    begin, end = recorder.begin, recorder.end
+
+    def begins(stream: str, queue: Any = None) -> Span:
+        told.append("begins")
+        return begin(stream, queue)
+
+    def ends(span: Span) -> None:
+        told.append("ends")
+        end(span)
+
+    recorder.begin, recorder.end = begins, ends  # type: ignore[method-assign]
+    unit.forward_ended = lambda: told.append("forward is over")
+    unit.backward_ended = lambda: told.append("backward is over")
+    output = unit(torch.ones(2, 4, requires_grad=True))
+    # As FSDP2 waits for the parameters: a hook of the tensor.
+    output.register_hook(lambda _: told.append("the gradient is there"))
+    output.sum().backward()
+    assert told == [
+        *("begins", "computes forward", "ends", "forward is over"),
+        *("the gradient is there", "begins", "computes backward", "ends", "backward is over"),
+    ]
+    assert [span.stream for span in recorder.take()] == ["compute", "compute"]

@@ -1,0 +1,120 @@
+"""The configurations that variants stand for; which names are none, or said twice, is in tests/golden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
+from overlap_sweep.workloads.layer import variants as layer_variants
+from overlap_sweep.workloads.layer.variants import PRESETS
+from tests.points import layer_point
+
+
+@pytest.mark.parametrize(
+    ("layer", "overlapped"),
+    [
+        ({}, None),
+        ({"ub_overlap_rs_dgrad": True}, "rs_dgrad"),
+        ({"tp_comm_overlap_cfg": "/a/b.yaml"}, "file:/a/b.yaml"),
+    ],
+)
+def test_unasked_the_users_one_configuration_or_the_default_runs_beside_none(
+    layer: dict[str, Any], overlapped: str | None
+) -> None:
+    assert layer_variants.names(layer_point(layer=layer)) == ["none", overlapped or "default", "floor"]
+    # A backend without a default runs none.
+    on_torch = layer_point(backend="torch", layer=layer)
+    assert layer_variants.names(on_torch) == ["none", *([overlapped] if overlapped else []), "floor"]
+
+
+def configuration(name: str, **changes: Any) -> OverlapConfig:
+    """By a list of variants, in which what does not overlap has no configuration."""
+    (config,) = layer_variants.configurations(layer_point(**changes, layer={"variants": ["none", name]})).values()
+    return config
+
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "none given": {},
+    "num_sm alone": {"num_sm": 2},
+    "all": {
+        **{"num_sm": 1, "aggregate": True, "num_splits": 2, "cga_size": 1, "set_sm_margin": False, "use_ce": False},
+        **{"atomic_gemm": False, "fp8_buf": True},
+    },
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
+def test_every_preset_is_one_that_the_library_takes(preset: str, knobs: dict[str, Any]) -> None:
+    config = configuration(preset, **knobs)
+    assert overlap_cfg.slots_refusal(config.slots) is None
+    assert overlap_cfg.switches_refusal(config) is None
+    assert set(config.switches) == set(SWITCH_DEFAULTS)
+    assert config.switches["tp_comm_overlap"]
+    # What a preset configures its switches let run, and what a method does not configure is off.
+    allowed = methods_allowed(config.switches)
+    assert all(setting["method"] in allowed[slot] for slot, setting in config.slots.items())
+    if preset in ("bulk", "ring_exchange", "pipeline", "split"):
+        assert {slot for slot, methods in allowed.items() if methods} == set(config.slots)
+
+
+GATHERING = ["qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad"]
+SCATTERING = ["proj_fprop", "fc2_fprop"]
+BULK = ["qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"]
+OWN_SCATTER = ["qkv_dgrad", "fc1_dgrad"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "methods", "switches"),
+    [
+        ("default", {}, {}),
+        ("bulk", dict.fromkeys(BULK, "bulk"), None),
+        ("ring_exchange", dict.fromkeys([*GATHERING, *SCATTERING, *OWN_SCATTER], "ring_exchange"), None),
+        ("pipeline", dict.fromkeys([*SCATTERING, *OWN_SCATTER], "pipeline"), None),
+        ("split", {**dict.fromkeys(GATHERING, "ring_exchange"), **dict.fromkeys(SCATTERING, "pipeline")}, None),
+        ("rs_dgrad", dict.fromkeys(OWN_SCATTER, "ring_exchange"), {"tp_comm_overlap_rs_dgrad": True}),
+        ("atomic", dict.fromkeys(["qkv_fprop", "proj_fprop", "fc1_fprop", "fc2_fprop"], "ring_exchange"), {}),
+    ],
+)
+def test_the_slots_of_every_preset_and_switches_that_are_not_at_their_defaults(
+    preset: str, methods: dict[str, str], switches: dict[str, bool] | None
+) -> None:
+    config = configuration(preset, num_sm=1)
+    assert {slot: setting["method"] for slot, setting in config.slots.items()} == methods
+    if switches is not None:
+        assert config.switches == {**SWITCH_DEFAULTS, **switches}
+    if preset == "atomic":
+        assert all((s["atomic_gemm"], s["num_sm"]) == (True, 1) for s in config.slots.values())
+
+
+def test_knobs_go_to_every_slot_that_has_them_and_others_are_the_methods_defaults() -> None:
+    slots = configuration("split", **KNOBS["all"]).slots
+    ring = {"method": "ring_exchange", "num_sm": 1, "cga_size": 1, "set_sm_margin": False, "use_ce": False}
+    assert {**ring, "aggregate": True, "atomic_gemm": False}.items() <= slots["qkv_fprop"].items()
+    pipeline = {"method": "pipeline", "num_sm": 1, "num_splits": 2, "cga_size": 1, "set_sm_margin": False}
+    assert slots["fc2_fprop"] == {**pipeline, "atomic_gemm": False, "fp8_buf": True}
+    slots = configuration("split", num_sm=3).slots
+    assert slots["qkv_fprop"] == {**ring, "num_sm": 3, "use_ce": True, "aggregate": False}
+    assert slots["proj_fprop"] == {**pipeline, "num_sm": 3, "num_splits": 4, "cga_size": 2, "set_sm_margin": True}
+    # Of torch they are its own affair.
+    assert configuration("split", backend="torch", num_sm=3).slots == {
+        **{slot: {"method": "ring_exchange", "num_sm": 3} for slot in GATHERING},
+        **{slot: {"method": "pipeline", "num_sm": 3} for slot in SCATTERING},
+    }
+
+
+def test_a_file_is_read_with_its_switches_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = {"fc1_dgrad": {"method": "pipeline", "num_sm": 4}}
+    path = tmp_path / "cfg.yaml"
+    path.write_text("#   tp_comm_overlap_disable_qkv: true\n" + yaml.safe_dump(slots))
+    changed = {"tp_comm_overlap_disable_qkv": True, "tp_comm_overlap_rs_dgrad": True}
+    config = OverlapConfig(slots, {**SWITCH_DEFAULTS, **changed})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert configuration(f"file:{path}") == configuration("file:~/cfg.yaml") == config
+    same = layer_variants.configurations(layer_point(layer={"tp_comm_overlap_cfg": str(path)}))
+    assert same == {f"file:{path}": config}

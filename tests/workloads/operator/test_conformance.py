@@ -1,0 +1,129 @@
+"""What every workload is asked for: points that say what they are, and results of real ranks that fit the record."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep import workloads
+from overlap_sweep.errors import UserError
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result
+from overlap_sweep.runtime.limits import TimeLimits
+from tests.processes import run_ranks
+from tests.workloads.fsdp.points import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
+
+MEASURED_IN = {
+    "operator": "times",
+    "layer": "variants",
+    "kernel": "implementations",
+    "fsdp": "training",
+    "copy_engine": "copies",
+    "tp_training": "tp_training",
+}
+"""The field of Result that each fills."""
+SMALL_MODEL = (
+    "model.hidden_size=32",
+    "model.ffn_hidden_size=64",
+    "model.num_attention_heads=4",
+    "model.num_kv_heads=2",
+)
+QUICK = ("runtime.device=cpu", "workload.tokens=16", "workload.repeats=3", "workload.warmup=1", "workload.profiled=1")
+OPERATOR = ("tp_size=2", *TINY_MODEL, *QUICK, "profile=all")
+ASKED: dict[str, tuple[str, ...]] = {
+    "operator": ("workload=operator", "operator=fc1", "method=bulk", "num_sm=2", *OPERATOR),
+    "layer": ("workload=layer", "layer.variants=[none,bulk]", *OPERATOR),
+    "kernel": (
+        *("workload=kernel", "kernel=gemm_rs", "m=16", "n=24", "k=32", "implementations=[ring]"),
+        *("tp_size=2", "profile=all", "runtime.device=cpu", "iters=3", "warmup_iters=1"),
+    ),
+    "fsdp": (*TINY_FSDP, "profiling.enabled=true", "profiling.active=1"),
+    "copy_engine": (
+        *("workload=copy_engine", "copy_engine.matrix_size=32", "copy_engine.copy_mb=0.25", "profile=all"),
+        *("runtime.device=cpu", "copy_engine.direction=device_to_device", "workload.repeats=3"),
+    ),
+    "tp_training": (*TINY_OPTIONS, *TINY_MODEL, "profile=all", "tp_training.num_training_steps=3"),
+}
+
+
+def test_every_workload_is_asked() -> None:
+    assert set(ASKED) == set(MEASURED_IN) == set(workloads.WORKLOADS)
+
+
+def test_an_unknown_workload_is_told_the_known_ones() -> None:
+    with pytest.raises(UserError, match="choose one of operator, layer, kernel"):
+        workloads.load("magic")
+
+
+def asked(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `complete` is given."""
+    with monkeypatch.context() as patched:
+        patched.setattr(workloads.load(name), "complete", dict)
+        return composed(*ASKED[name])
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_a_point_is_completed_to_plain_data_that_stays_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, given = workloads.load(name), asked(name, monkeypatch)
+    before = copy.deepcopy(given)
+    point = workload.complete(given)
+    assert given == before
+    assert workload.complete(before) == point == composed(*ASKED[name])
+    recorded = json.loads(json.dumps(point))
+    assert recorded == point
+    assert point["workload"]["name"] == name
+    assert point["backend"] != "auto"
+    for one in (point, recorded):
+        assert workload.refusal(one) is None
+        for config in workload.overlap_configs(one).values():
+            assert isinstance(config, OverlapConfig)
+        assert TimeLimits().limit_s(one) == one["runtime"]["timeout_s"]
+        assert key_of(point_identity(one)) == key_of(point_identity(point))
+    assert point == recorded
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_a_point_of_another_size_is_another_point(name: str) -> None:
+    other = {
+        "kernel": "m=32",
+        "fsdp": "training.batch_size=4",
+        "copy_engine": "copy_engine.copy_mb=0.5",
+        "tp_training": "tp_training.batch_size=4",
+    }
+    changed = [option for option in ASKED[name] if not option.startswith("m=")]
+    points = [composed(*ASKED[name]), composed(*changed, other.get(name, "workload.tokens=32"))]
+    assert points[0]["workload"]["tokens"] != points[1]["workload"]["tokens"] or name == "copy_engine"
+    assert len({key_of(point_identity(point)) for point in points}) == 2
+    assert len({space.world_size(point) for point in points}) == 1
+
+
+def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> dict[str, Any]:
+    measured: dict[str, Any] = workloads.load(point["workload"]["name"]).run(point, directory, ranks)
+    return measured
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_path: Path) -> None:
+    point = composed(*ASKED[name])
+    of_ranks = run_ranks(space.world_size(point), _run, point, tmp_path, keep="cpu")
+    fields = of_ranks[0]
+    assert set(fields) <= set(Result.__struct_fields__)
+    assert fields[MEASURED_IN[name]]
+    assert fields["objective_us"] > 0
+    assert fields["traces"]
+    assert all((tmp_path / trace).stat().st_size > 500 for trace in fields["traces"])
+    assert not set(MEASURED_IN.values()) - {MEASURED_IN[name]} & set(fields)
+    for other in of_ranks[1:]:
+        assert (other["objective_us"], set(other)) == (fields["objective_us"], set(fields))
+    result = Result(name=name, point=point, status="ok", **fields)
+    write_result(tmp_path, result)
+    assert read_result(tmp_path / RESULT_FILE) == result
+    assert math.isfinite(result.objective_us or math.nan)

@@ -1,0 +1,262 @@
+"""Asserts what a tuner's layers prove and how variants of a layer compare. Numbers and sentences: made/rare_layers,
+made/rare_proofs, tuner and layer among the golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.analysis.sweep import Analysis, analyse
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.results.run_directory import VariantTimes
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.proof import Proof, Unproven
+from overlap_sweep.workloads.operator.trials import NO_OVERLAP
+from tests.made_sweeps import (
+    BEST,
+    BEST_SLOTS,
+    BEST_SWITCHES,
+    LABELS,
+    OTHER,
+    PRESET_SLOTS,
+    TOGETHER,
+    TUNED,
+    WINS,
+    rounds,
+    trial,
+    write_operators,
+    write_proof,
+    write_together,
+    write_tuned_sweep,
+    write_tuner,
+)
+from tests.make_point import layer_config, make_point, operator_config, rewrite, variant
+from tests.results.reading import layer_point
+
+TUNED_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
+PRESET_CONFIG = OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
+
+
+def analysis_of(directory: Path) -> Analysis:
+    return analyse(directory, AnalysisConfig())
+
+
+def case_of(directory: Path) -> CaseAnalysis:
+    (case,) = analysis_of(directory).cases
+    return case
+
+
+def proof_of(directory: Path) -> Proof:
+    proof = case_of(directory).outcomes[4]
+    assert isinstance(proof, Proof)
+    return proof
+
+
+def unproven_of(directory: Path) -> Unproven:
+    unproven = case_of(directory).outcomes[4]
+    assert isinstance(unproven, Unproven)
+    return unproven
+
+
+@pytest.mark.parametrize(
+    ("given", "best_other", "recommended", "config"),
+    [
+        ({}, "default", "tuned", TUNED_CONFIG),
+        ({"ratios": {**WINS, "tuned": 0.945}, "noise": 0.0095}, "default", "default", OverlapConfig()),
+        ({"ratios": {**WINS, "preset preset_tp4": 0.89}}, *["preset preset_tp4"] * 2, PRESET_CONFIG),
+        ({"ratios": {"none": 1.0, "default": 1.03, "tuned": 1.02, "floor": 0.9}}, "none", "none", NO_OVERLAP),
+        # Rounds are paired: the machine gets slower by 3 %, six times the difference.
+        ({"ratios": {**WINS, "tuned": 0.945}}, "default", "tuned", TUNED_CONFIG),
+        # A tie of the others goes to no overlap.
+        ({"ratios": {"none": 1.0, "default": 1.0, "tuned": 1.1, "floor": 0.9}}, "none", "none", NO_OVERLAP),
+        # Launch-bound others have no say.
+        ({"changed": {"default": {"launch_bound": True}}}, "preset preset_tp4", "tuned", TUNED_CONFIG),
+    ],
+    ids=["wins", "a tie", "a preset wins", "no overlap wins", "drift", "a tie of the others", "launch-bound"],
+)
+def test_the_best_of_the_others_is_recommended_unless_tuned_is_faster(
+    tmp_path: Path, given: dict[str, Any], best_other: str, recommended: str, config: OverlapConfig
+) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, **given))
+    assert (proof.best_other, proof.recommended, proof.config) == (best_other, recommended, config)
+    assert ("default" in proof.against) == ("changed" not in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"ratios": {}, "status": "skipped", "error": "10 tokens"}, "was skipped: 10 tokens"),
+        ({"ratios": {}, "status": "timeout", "error": "no answer"}, "timed out: no answer"),
+        ({"changed": {"tuned": {"launch_bound": True}}}, "tuned was launch-bound"),
+    ],
+)
+def test_what_cannot_be_judged(tmp_path: Path, given: dict[str, Any], reason: str) -> None:
+    unproven = unproven_of(write_tuned_sweep(tmp_path, **given))
+    assert reason in unproven.reason
+    case = case_of(tmp_path)
+    assert not case.proofs
+    assert case.config(4) == case.plans[4].config == TUNED_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("ratios", "instead"),
+    [
+        ({"none": 1.0, "default": 0.95, "floor": 0.9}, OverlapConfig()),
+        ({"default": 1.0, "none": 1.0, "floor": 0.9}, NO_OVERLAP),
+    ],
+)
+def test_a_tuned_layer_that_computes_wrong_numbers_is_not_what_is_written(
+    tmp_path: Path, ratios: dict[str, float], instead: OverlapConfig
+) -> None:
+    warning = f"{TUNED} computes wrong numbers and was not measured: output differs."
+    unproven = unproven_of(write_tuned_sweep(tmp_path, ratios=ratios, warnings=[warning]))
+    assert unproven.reason.startswith("tuned computes wrong numbers")
+    assert case_of(tmp_path).config(4) == unproven.instead == instead
+
+
+def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
+    write_operators(tmp_path)
+    write_operators(tmp_path, model="qwen3_0_6b")
+    point = layer_config(model="qwen3_0_6b", precision=None)
+    proof = write_proof(tmp_path, {}, status="timeout", error="no answer", point=point)
+    rewrite(proof, lambda result: result["environment"].update(gpu=None))
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
+    first, second = analysis_of(tmp_path).cases
+    assert [case.outcomes[4].trial is None for case in (first, second)] == [True, False]
+    assert "timed out" in second.unproven[4].reason
+
+
+@pytest.mark.parametrize(
+    ("dropped", "reason"),
+    [
+        ({"llama3_8b TP=8": "no.", "qwen TP=4": "no"}, "the tuner ran no layer at this TP size"),
+        ({"llama3_8b TP=4": "it cannot scale."}, "it cannot scale"),
+    ],
+)
+def test_why_there_is_no_proof(tmp_path: Path, dropped: dict[str, str], reason: str) -> None:
+    write_operators(tmp_path)
+    write_tuner(tmp_path, dropped=dropped)
+    unproven = unproven_of(tmp_path)
+    assert (unproven.reason, unproven.trial) == (reason, None)
+
+
+def test_another_combination_may_be_taken(tmp_path: Path) -> None:
+    proof = proof_of(write_tuned_sweep(tmp_path, changed={"tuned": OTHER}))
+    assert proof.together[0].taken == "fc1 bwd by none"
+    assert proof.config != case_of(tmp_path).plans[4].config
+
+
+def test_what_was_tried_together_is_known_without_a_proof(tmp_path: Path) -> None:
+    point = layer_config()
+    point["layer"]["configurations"] = {TUNED: {"slots": BEST["settings"], "switches": BEST["switches"]}}
+    failed = unproven_of(write_tuned_sweep(tmp_path / "a", ratios={}, status="failed", error="boom", point=point))
+    assert failed.together[0].taken == "best of each slot"
+    write_operators(tmp_path / "b")
+    write_together(tmp_path / "b")
+    write_tuner(tmp_path / "b", together=[TOGETHER])
+    unproven = unproven_of(tmp_path / "b")
+    assert (unproven.trial, unproven.together[0].taken) == (None, None)
+    assert not analysis_of(tmp_path / "b").loose_layers
+
+
+def test_the_latest_proof_stands_also_where_a_later_attempt_failed(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path / "10", started="2026-11-20T10:00:00+00:00")
+    write_tuned_sweep(tmp_path / "11", ratios={**WINS, "tuned": 0.9}, started="2026-11-20T11:00:00+00:00")
+    write_tuned_sweep(tmp_path / "12", ratios={}, status="failed", started="2026-11-20T12:00:00+00:00")
+    make_point("layer", tmp_path / "13", variants={"none": rounds(1.0)}, name="loose")
+    analysis = analysis_of(tmp_path)
+    (case,) = analysis.cases
+    assert case.proofs[4].directory.name == "11"
+    assert [outcome.directory.name for outcome in case.superseded] == ["10", "12"]
+    assert [layer.point.name for layer in analysis.loose_layers] == ["loose"]
+
+
+def test_several_models_in_one_sweep(tmp_path: Path) -> None:
+    for model, ratio in (("llama3_8b", 0.9), ("qwen3_0_6b", 0.8)):
+        write_operators(tmp_path, model=model)
+        write_proof(tmp_path, {**WINS, "tuned": ratio}, name=model, point=layer_config(model=model))
+    write_tuner(tmp_path, proofs=[trial(name, LABELS) for name in ("qwen3_0_6b", "llama3_8b")])
+    ratios = {case.case.model: case.proofs[4].against["none"].ratio for case in analysis_of(tmp_path).cases}
+    assert ratios == {"llama3_8b": pytest.approx(0.9), "qwen3_0_6b": pytest.approx(0.8)}
+
+
+def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path)
+    (tmp_path / "tuner.json").write_text('{"schema": 1, "comm')
+    (tmp_path / "search.json").write_text('{"schema": 99}')
+    analysis = analysis_of(tmp_path)
+    for problem, name, said in zip(
+        analysis.problems, ("tuner", "search"), ("run the tuner again", "has schema 99"), strict=True
+    ):
+        assert problem.startswith(f"{tmp_path}/{name}.json ")
+        assert said in problem
+    assert not analysis.proofs
+
+
+def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path) -> None:
+    write_tuned_sweep(tmp_path, changed={"tuned": {"switches": {**BEST_SWITCHES, "tp_comm_bulk_wgrad": False}}})
+    advice = {advice.name: (advice.value, advice.reason) for advice in case_of(tmp_path).switches(4)}
+    assert advice == {
+        "tp_comm_bulk_wgrad": (False, "as tuned was measured"),
+        "tp_comm_overlap_ag": (False, "no overlap for fc1_fprop; qkv_fprop, proj_dgrad, fc2_dgrad not measured"),
+    }
+
+
+def test_a_proof_needs_no_operators_of_its_size(tmp_path: Path) -> None:
+    make_point("operator", tmp_path, operator_config(2, backend="megatron"))
+    write_proof(tmp_path)
+    write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
+    case = case_of(tmp_path)
+    assert case.tp_sizes == [2, 4]
+    assert case.config(4) == case.proofs[4].config
+    assert [advice.name for advice in case.switches(4)] == ["tp_comm_overlap_ag"]
+    assert case.slots(4) == []
+
+
+NONE = [1000.0, 1010.0, 1020.0, 1030.0, 1040.0, 1050.0]
+"""Six rounds of a machine that gets slower by 5 %."""
+
+
+def times(ratio: float) -> list[float]:
+    """What is by this ratio slower than NONE, in every round."""
+    return [ratio * time_us for time_us in NONE]
+
+
+def analysed(directory: Path, variants: Mapping[str, VariantTimes]) -> LayerAnalysis:
+    make_point("layer", directory, variants=variants)
+    return analyse_layer(layer_point(directory))
+
+
+@pytest.mark.parametrize(
+    ("whole_us", "ratio", "differs"),
+    [
+        # 0.5 % faster in every round, while the machine drifts by ten times that.
+        (times(0.995), 0.995, True),
+        # Points differ by more than that.
+        (times(0.999), 0.999, False),
+        # Some rounds contradict.
+        ([0.98 * time_us for time_us in NONE[:4]] + [1.01 * time_us for time_us in NONE[4:]], 0.98, False),
+    ],
+)
+def test_rounds_are_paired_so_that_drift_cancels(
+    tmp_path: Path, whole_us: Sequence[float], ratio: float, differs: bool
+) -> None:
+    _, default = analysed(tmp_path, {"none": variant(NONE), "default": variant(whole_us)}).rows
+    assert default.ratio == pytest.approx(ratio)
+    assert default.interval.low < ratio < default.interval.high
+    assert default.differs == differs
+
+
+def test_the_winner_can_be_used_and_was_measured(tmp_path: Path) -> None:
+    ratios = {"none": 1.0, "floor": 0.5, "file:a": 0.95, "file:b": 0.9, "file:c": 1.2}
+    variants = {name: variant(times(ratio)) for name, ratio in ratios.items()}
+    analysis = analysed(tmp_path, {**variants, "default": variant(times(0.6), launch_bound=True)})
+    assert [row.name for row in analysis.contenders] == ["file:b", "file:a", "file:c"]
+    assert analysis.winner
+    assert analysis.winner.name == "file:b"
+    assert analysis.launch_bound

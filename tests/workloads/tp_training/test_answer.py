@@ -1,0 +1,202 @@
+"""Which stack is fastest. How it is told: made/stack_answers, made/every_workload and tp_training among the golden
+files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.run_directory import TpTrainingStep
+from overlap_sweep.workloads.tp_training.answer import (
+    Shares,
+    TpTrainingAnalysis,
+    analyse_tp_training,
+    setting_of,
+    shares_of,
+)
+from overlap_sweep.workloads.tp_training.frame import answer_rows
+from overlap_sweep.workloads.tp_training.losses import tolerance_of
+from overlap_sweep.workloads.tp_training.sentences import warnings
+from overlap_sweep.workloads.tp_training.step_communication import StepCommunication, communication_of
+from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
+from tests.results.reading import trace_row
+
+Stacks = Mapping[str, Mapping[str, Any]]
+
+
+def analyses_of(
+    directory: Path, communication: Mapping[Path, StepCommunication] | None = None
+) -> list[TpTrainingAnalysis]:
+    reading = read_points(directory)
+    assert not reading.problems
+    return analyse_tp_training(reading.points, communication or {})
+
+
+def analysis_of(directory: Path) -> TpTrainingAnalysis:
+    (analysis,) = analyses_of(directory)
+    return analysis
+
+
+def test_losses_of_the_warm_up_are_compared_too(tmp_path: Path) -> None:
+    for impl, step_us, losses in (
+        ("autotp", 5_000.0, falling(off={0: 7.2})),
+        ("megatron", 10_000.0, falling()),
+        ("async_tp", 12_000.0, falling()),
+    ):
+        make_point("tp_training", tmp_path, stack_config(impl), step_us=step_us, losses=losses)
+    analysis = analysis_of(tmp_path)
+    assert [(row.impl, row.deviates) for row in analysis.rows] == [
+        ("autotp", True),
+        ("megatron", False),
+        ("async_tp", False),
+    ]
+    assert analysis.best
+    assert analysis.best.impl == "megatron"
+
+
+def test_many_settings_of_one_implementation_do_not_outvote_the_others(tmp_path: Path) -> None:
+    for stage in (0, 1, 2):
+        point = stack_config("autotp", **{"tp_training.zero_stage": stage})
+        make_point("tp_training", tmp_path, point, losses=falling(times=1.1))
+    for impl in ("fsdp_dtensor", "megatron"):
+        make_point("tp_training", tmp_path, stack_config(impl))
+    assert {row.impl for row in analysis_of(tmp_path).rows if row.deviates} == {"autotp"}
+
+
+@pytest.mark.parametrize(("dtype", "times", "agrees"), [("float32", 1.0005, False), ("bfloat16", 1.0005, True)])
+def test_what_rounding_explains_is_no_deviation(tmp_path: Path, dtype: str, times: float, agrees: bool) -> None:
+    exact = {"tp_training.dtype": dtype}
+    make_point("tp_training", tmp_path, stack_config("autotp", **exact), losses=falling(times=times))
+    make_point("tp_training", tmp_path, stack_config("megatron", **exact))
+    assert [row.deviates for row in analysis_of(tmp_path).rows] == [not agrees] * 2
+    assert tolerance_of("fp32") == (1e-4, 1e-3)
+
+
+def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None:
+    make_point("tp_training", tmp_path / "other", stack_config("autotp", 2, 1))
+    make_point("tp_training", tmp_path / "other", stack_config("autotp", 1, 2), losses=falling(times=2.0))
+    other = analysis_of(tmp_path / "other")
+    assert ([row.losses for row in other.rows], other.losses) == ([None, None], [])
+    assert {row["losses_agree"] for row in answer_rows([other])} == {None}
+    make_point("tp_training", tmp_path / "same", stack_config("megatron", 2, 1))
+    make_point("tp_training", tmp_path / "same", stack_config("megatron", 4, 1), losses=falling(times=1.1))
+    assert all(row.deviates for row in analysis_of(tmp_path / "same").rows)
+
+
+def test_repetitions_are_one_row(tmp_path: Path) -> None:
+    for repetition, step_us in enumerate((9_000.0, 11_000.0)):
+        make_point("tp_training", tmp_path, stack_config(repetition=repetition), step_us=step_us)
+    make_point("tp_training", tmp_path, stack_config(runtime={"device": "cuda", "max_connections": 1}), step_us=8_000.0)
+    analysis = analysis_of(tmp_path)
+    rows = sorted((row.setting, len(row.points), row.step.repeats) for row in analysis.rows)
+    assert rows == [("fsdp_dtensor", 2, 10), ("fsdp_dtensor #2", 1, 5)]
+    assert len(analysis.of_points) == 3
+
+
+@pytest.mark.parametrize(
+    ("impl", "options", "setting"),
+    [
+        ("autotp", {}, "autotp"),
+        ("autotp", {"zero_stage": 2, "vocab_parallel": False}, "autotp zero2 whole vocabulary"),
+        ("fsdp_dtensor", {"compile": True, "sequence_parallel": True}, "fsdp_dtensor sequence parallel compiled"),
+        ("async_tp", {"attn_impl": "eager", "autocast": True}, "async_tp eager autocast"),
+        ("megatron", {"tp_comm_overlap_cfg": "/a/tp_comm_overlap_cfg.yaml"}, "megatron tuned"),
+        ("megatron", {"tp_comm_overlap_cfg": "/a/tp_comm_overlap_cfg_tp4.yaml"}, "megatron tuned tp4"),
+        ("megatron", {"tp_comm_overlap_cfg": "/a/my_best.yaml"}, "megatron tuned my_best"),
+        (
+            "megatron",
+            {"tp_comm_overlap": False, "sequence_parallel": False},
+            "megatron no overlap no sequence parallel",
+        ),
+        ("megatron", {"activation_checkpointing": True}, "megatron checkpointing"),
+    ],
+)
+def test_a_setting_names_what_is_not_at_its_default(impl: str, options: dict[str, Any], setting: str) -> None:
+    changed = {f"tp_training.{name}": value for name, value in options.items()}
+    assert setting_of(stack_config(impl, **changed)) == setting
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tp_training.seq_length": 1024},
+        {"tp_training.seed": 1},
+        {"tp_training.dtype": "float16"},
+        {"tp_training.gradient_accumulation_steps": 2},
+        {"language_model": {**LANGUAGE_MODEL, "hidden_size": 128}},
+    ],
+    ids=str,
+)
+def test_what_trains_otherwise_is_another_case(tmp_path: Path, other: dict[str, Any]) -> None:
+    make_point("tp_training", tmp_path, stack_config("autotp"))
+    make_point("tp_training", tmp_path, stack_config("megatron", **other))
+    assert len(analyses_of(tmp_path)) == 2
+
+
+def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
+    seen = {}
+    for impl, waiting_us in (("autotp", 600.0), ("megatron", 400.0), ("fsdp_dtensor", 2_000.0)):
+        total_us = 3_000.0 if impl == "fsdp_dtensor" else 300.0
+        directory = make_point("tp_training", tmp_path, stack_config(impl))
+        seen[directory] = StepCommunication(total_us, 100.0, waiting_us)
+    (analysis,) = analyses_of(tmp_path, seen)
+    (said,) = warnings(analysis)
+    assert said.endswith(": TP=2 DP=1 autotp (0.600 ms).")
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "mfu"),
+    [
+        ({"gpu": "NVIDIA H100 80GB HBM3"}, {}, 100 / 989.4),
+        ({"gpu": "NVIDIA H20"}, {}, 100 / 148),
+        ({"gpu": "NVIDIA A100-SXM4-80GB"}, {}, 100 / 312),
+        ({"gpu": "AMD Instinct MI300X"}, {}, 100 / 1307.4),
+        ({"gpu": "NVIDIA A100-SXM4-80GB"}, {"dtype": "float32"}, 100 / 19.5),
+        ({"gpu": "Tesla V100-SXM2-32GB"}, {}, None),
+        ({"gpu": "Tesla V100-PCIE-16GB"}, {"dtype": "float16"}, 100 / 112),
+        ({"gpu": "NVIDIA H100 PCIe"}, {}, 100 / 756),
+        ({"gpu": "NVIDIA GB300"}, {}, 100 / 2500),
+        ({"gpu": "something else"}, {}, None),
+        ({"device": "cpu"}, {}, None),
+        ({"device": "cpu"}, {"peak_tflops": 200.0}, 0.5),
+        ({"gpu": "NVIDIA H200"}, {"peak_tflops": 200.0}, 0.5),
+    ],
+)
+def test_utilisation_is_of_the_peak_that_is_known(
+    tmp_path: Path, environment: dict[str, Any], options: dict[str, Any], mfu: float | None
+) -> None:
+    changed = {f"tp_training.{name}": value for name, value in options.items()}
+    make_point("tp_training", tmp_path, stack_config(**changed), environment=environment)
+    (row,) = analysis_of(tmp_path).rows
+    assert row.mfu == (None if mfu is None else pytest.approx(mfu))
+
+
+@pytest.mark.parametrize(
+    ("parts_us", "shares"),
+    [
+        ((30.0, 50.0, 10.0), Shares(0.3, 0.5, 0.1, 0.1)),
+        # Different ranks were the slowest.
+        ((60.0, 60.0, 30.0), Shares(0.4, 0.4, 0.2, 0.0)),
+    ],
+)
+def test_shares_add_up(parts_us: tuple[float, float, float], shares: Shares) -> None:
+    parts = dict(zip(("forward_us", "backward_us", "optimizer_us"), parts_us, strict=True))
+    step = TpTrainingStep(step=0, warmup=False, loss=1.0, grad_norm=1.0, step_us=100.0, **parts)
+    assert shares_of([step, step]) == pytest.approx(shares)
+
+
+def test_communication_is_that_of_the_rank_that_waits_least() -> None:
+    rows = [
+        trace_row(0, 0, "all", 100.0, comm_busy_us=90.0, exposed_comm_us=90.0),
+        trace_row(1, 0, "all", 200.0, comm_busy_us=40.0, exposed_comm_us=10.0),
+        trace_row(0, 1, "all", 300.0, comm_busy_us=60.0, exposed_comm_us=30.0),
+        trace_row(1, 1, "all", 200.0, comm_busy_us=10.0, exposed_comm_us=0.0),
+    ]
+    found = communication_of(rows)
+    assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
+    assert (found.hidden_us, found.hidden_fraction) == (20.0, 0.8)
+    assert communication_of([]) is None

@@ -1,0 +1,162 @@
+"""What a point of workload=tp_training is; which are refused is in tests/golden/expected/refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
+from overlap_sweep.runtime.group import GroupConfig
+from overlap_sweep.workloads import tp_training
+from overlap_sweep.workloads.tp_training.architectures import architecture
+from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
+from overlap_sweep.workloads.tp_training.memory import least_bytes
+from tests.sweeps import ROOT
+from tests.workloads.fsdp.points import composed, tp_point
+
+
+def test_a_point_says_all_that_is_trained() -> None:
+    point = tp_point("impl=fsdp_dtensor", "dp_size=2", "tp_training.gradient_accumulation_steps=3")
+    assert (point["backend"], point["precision"], point["tp_size"], point["dp_size"]) == ("fsdp_dtensor", "fp32", 2, 2)
+    assert space.world_size(point) == 4
+    # Two sequences of 16 tokens a micro batch, three of them, on two data-parallel ranks.
+    assert point["workload"]["tokens"] == 2 * 16 * 3 * 2
+    assert point["workload"]["repeats"] == 4
+    fields = point["language_model"]
+    assert (fields["model_type"], fields["num_hidden_layers"], fields["vocab_size"]) == ("qwen3", 2, 1019)
+    assert fields["rope_parameters"] == {"rope_type": "default", "rope_theta": 1_000_000.0}
+
+
+def test_options_of_other_implementations_make_no_other_point() -> None:
+    plain = tp_point("impl=fsdp_dtensor")
+    assert tp_point("impl=fsdp_dtensor", "tp_training.zero_stage=2", "tp_training.tp_comm_overlap=false") == plain
+    assert tp_point("impl=autotp", "tp_training.zero_stage=2")["tp_training"]["zero_stage"] == 2
+    assert tp_point("impl=megatron")["tp_training"]["attn_impl"] is None
+    # Null is the usual.
+    nulls = ("tp_training.zero_stage=null", "tp_training.attn_impl=null", "tp_training.tp_comm_overlap=null")
+    for impl in ("autotp", "megatron"):
+        assert tp_point(f"impl={impl}", *nulls) == tp_point(f"impl={impl}")
+
+
+@pytest.mark.parametrize(
+    ("impl", "in_sequence", "compiled"),
+    [("autotp", False, False), ("fsdp_dtensor", False, False), ("async_tp", True, True), ("megatron", True, False)],
+)
+def test_who_overlaps_has_its_sequence_cut(impl: str, in_sequence: bool, compiled: bool) -> None:
+    training = tp_point(f"impl={impl}")["tp_training"]
+    assert (training["sequence_parallel"], training["compile"]) == (in_sequence, compiled)
+    assert not tp_point(f"impl={impl}", "tp_size=1")["tp_training"]["sequence_parallel"]
+
+
+def test_implementations_share_no_process() -> None:
+    configs = {GroupConfig.of(tp_point(f"impl={impl}")) for impl in ("autotp", "fsdp_dtensor", "megatron")}
+    assert len(configs) == 3
+    assert GroupConfig.of(tp_point("impl=megatron")).max_connections == 1
+    assert GroupConfig.of(tp_point("impl=autotp")).max_connections == 8
+
+
+def test_a_tuned_file_becomes_part_of_the_point(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.yaml"
+    path.write_text("# Switches:\n#   tp_comm_bulk_wgrad: false\nfc1_fprop:\n  method: ring_exchange\n  num_sm: 1\n")
+    point = tp_point("impl=megatron", f"tp_training.tp_comm_overlap_cfg={path}")
+    (config,) = tp_training.overlap_configs(point).values()
+    assert config.slots == {"fc1_fprop": {"method": "ring_exchange", "num_sm": 1}}
+    assert not config.switches["tp_comm_bulk_wgrad"]
+    # The others ignore it, so that all can be swept together.
+    assert tp_training.overlap_configs(tp_point("impl=autotp", f"tp_training.tp_comm_overlap_cfg={path}")) == {}
+
+
+CONFIG = {
+    **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6, "vocab_size": 333},
+    **{"rope_theta": 12345.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+}
+
+
+def hf_point(root: Path, *overrides: str, **config: Any) -> dict[str, Any]:
+    (root / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    unset = [f"model.{name}=null" for name in ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads")]
+    return tp_point("model=hf", f"model.name={root}", *unset, *overrides)
+
+
+def test_a_hugging_face_config_is_trained_as_it_is_but_for_what_is_given(tmp_path: Path) -> None:
+    fields = hf_point(tmp_path)["language_model"]
+    told = {name: fields[name] for name in ("model_type", "num_hidden_layers", "vocab_size", "rms_norm_eps")}
+    assert told == {"model_type": "qwen2", "num_hidden_layers": 6, "vocab_size": 333, "rms_norm_eps": 1e-5}
+    assert (fields["rope_parameters"]["rope_theta"], fields["tie_word_embeddings"]) == (12345.0, True)
+    given = ("model.num_layers=3", "model.rope_theta=500000", "model.tie_word_embeddings=false")
+    fields = hf_point(tmp_path, *given)["language_model"]
+    assert (fields["num_hidden_layers"], fields["vocab_size"]) == (3, 333)
+    assert (fields["rope_parameters"]["rope_theta"], fields["tie_word_embeddings"]) == (500_000.0, False)
+    # What concerns stored weights is no part of the point.
+    stored = {"quantization_config": {"quant_method": "fp8"}, "torch_dtype": "float16", "pad_token_id": 7}
+    assert hf_point(tmp_path, **stored) == hf_point(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_each_layer_has_its_type_whatever_their_number(tmp_path: Path, model_type: str) -> None:
+    narrow = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    for layers in (6, 3, 9):
+        fields = hf_point(tmp_path, f"model.num_layers={layers}", model_type=model_type, **narrow)["language_model"]
+        with torch.device("meta"):
+            model: Any = architecture(model_type).build(fields, "sdpa")
+        assert model.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * (layers - 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gpt2"}, "has no rotary embedding"),
+        ({"model_type": "gemma2"}, "model.architecture=gemma2 cannot be trained; choose one of llama"),
+        ({"model_type": "llama", "num_attention_heads": 6}, "not a multiple of the number of attention heads (6)"),
+    ],
+)
+def test_a_config_that_cannot_be_trained_is_told_in_one_line(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        hf_point(tmp_path, **config)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_parameters_and_flops_are_those_that_are_published() -> None:
+    fields = composed("workload=tp_training", "runtime.device=cpu", "model=llama3_8b")["language_model"]
+    # 8.03 billion, norms included.
+    assert parameters(fields) == pytest.approx(8.03e9, rel=1e-3)
+    qwen3 = composed("workload=tp_training", "runtime.device=cpu", "model=qwen3_32b")["language_model"]
+    assert parameters(qwen3) == pytest.approx(32.76e9, rel=1e-3)
+    without_attention = flops_per_token(fields, 0)
+    assert without_attention == 6 * (parameters(fields) - 128256 * 4096)
+    assert flops_per_token(fields, 2048) - without_attention == 12 * 32 * 4096 * 2048
+
+
+def test_the_experiment_is_the_references_two_commands_for_all_implementations() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", ["+experiment=tp_training"], return_hydra_config=True)
+    swept = {"model": "qwen3_32b", "tp_size": "4", "dp_size": "2", "impl": "fsdp_dtensor,autotp,async_tp,megatron"}
+    assert dict(config.hydra.sweeper.params) == swept
+    training = config.tp_training
+    assert (training.batch_size, training.seq_length, training.num_training_steps) == (1, 2048, 100)
+    assert config.workload.name == "tp_training"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bytes_per_parameter"),
+    [
+        (["impl=fsdp_dtensor"], 16 / 4),
+        (["impl=autotp", "tp_training.zero_stage=0"], 16 / 2),
+        (["impl=autotp", "tp_training.zero_stage=1"], 4 / 2 + 12 / 4),
+        (["impl=autotp", "tp_training.zero_stage=2"], 2 / 2 + 14 / 4),
+        (["impl=megatron"], 4 / 2 + 12 / 4),
+        (["impl=autotp", "tp_training.zero_stage=1", "tp_training.dtype=float32"], 8 / 2 + 12 / 4),
+    ],
+)
+def test_the_least_memory_is_what_each_keeps(overrides: list[str], bytes_per_parameter: float) -> None:
+    dtype = [] if "tp_training.dtype=float32" in overrides else ["tp_training.dtype=bfloat16"]
+    point = tp_point("dp_size=2", *dtype, *overrides)
+    assert least_bytes(point) == pytest.approx(bytes_per_parameter * parameters(point["language_model"]))

@@ -1,0 +1,96 @@
+"""Megatron-Core's model computes what Hugging Face's does, for every architecture that it is said to, and is trained
+for no other."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, PreTrainedConfig
+
+from overlap_sweep.workloads.tp_training import architectures, megatron_refusal
+from overlap_sweep.workloads.tp_training.architectures import architecture, known
+from tests.processes import run_ranks
+from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
+from tests.workloads.tp_training.stacks import Trained, differences, train_points
+
+pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="needs Megatron-Core")
+
+SAME = [name for name in known() if architecture(name).megatron]
+PLAIN: dict[str, Any] = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2},
+    **{"vocab_size": 333, "rms_norm_eps": 1e-3, "initializer_range": 0.05},
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "grouped": {"num_key_value_heads": 2, "rope_theta": 500.0},
+    "wide heads, tied": {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True},
+    "as many keys as queries": {"num_key_value_heads": 4, "sliding_window": 4096},
+}
+"""Of config.json; large enough an epsilon and weights that no difference is lost."""
+WITHIN = 1e-4
+
+
+def point_of(directory: Path, model_type: str, config: dict[str, Any]) -> dict[str, Any]:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type, **PLAIN, **config}))
+    rate = "tp_training.learning_rate=0.01"
+    return composed(*TINY_OPTIONS, "impl=megatron", "tp_size=1", "model=hf", f"model.name={directory}", rate)
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    root = tmp_path_factory.mktemp("configs")
+    return {
+        f"{name}, {of}": point_of(root / name / str(index), name, config)
+        for name in SAME
+        for index, (of, config) in enumerate(CONFIGS.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+    assert [megatron_refusal.refusal(point) for point in points.values()] == [None] * len(points)
+    (found,) = run_ranks(1, train_points, points, keep="megatron")
+    return found
+
+
+@pytest.mark.parametrize("name", [f"{name}, {of}" for name in SAME for of in CONFIGS])
+def test_it_trains_what_hugging_face_does(
+    name: str, points: dict[str, dict[str, Any]], trained: dict[str, Trained]
+) -> None:
+    assert max(differences([trained[name]], points[name])) < WITHIN
+
+
+KNOWN_FIELDS = {
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps"),
+    *("num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_parameters", "initializer_range"),
+    *("hidden_act", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window"),
+    *("max_window_layers", "layer_types"),
+    *("max_position_embeddings", "use_cache", "pretraining_tp", "attention_dropout"),
+    *("pad_token_id", "bos_token_id", "eos_token_id"),
+}
+"""What is configured, what is refused, what says where the window is whose width is looked at, and what changes nothing
+or is left out for all."""
+
+
+@pytest.mark.parametrize("model_type", SAME)
+def test_every_field_of_its_config_is_known(model_type: str) -> None:
+    """One that transformers adds may change what is computed."""
+    fields = set(AutoConfig.for_model(model_type).to_dict()) - set(PreTrainedConfig().to_dict())
+    assert fields <= KNOWN_FIELDS
+
+
+def test_another_architecture_is_refused_by_megatron_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "granite.py").write_text(
+        "from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture\n"
+        "ARCHITECTURE = Architecture('granite', more={'embedding_multiplier': 3.0})\n"
+    )
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    granite = tp_point("impl=megatron", "model.architecture=granite")
+    assert megatron_refusal.refusal(granite) == (
+        "impl=megatron is not known to compute what Hugging Face's granite does, as it is for llama, mistral, qwen2, "
+        "qwen3; use impl=fsdp_dtensor or autotp"
+    )

@@ -1,0 +1,229 @@
+"""The model that every stack trains: its architecture, initial weights and batches; and what a stack refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlap_sweep.errors import Refused
+from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.workloads.tp_training import architectures, hugging_face, implementation, megatron_refusal
+from overlap_sweep.workloads.tp_training.architectures import architecture, known
+from overlap_sweep.workloads.tp_training.batches import TokenBatches
+from overlap_sweep.workloads.tp_training.initial_weights import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
+from tests.workloads.fsdp.points import tp_point
+from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+def from_meta(point: dict[str, Any]) -> Any:
+    """The whole model as implementations build it."""
+    of = architecture(point["language_model"]["model_type"])
+    model = hugging_face.build_on_meta(point, of)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    model.to_empty(device="cpu")
+    hugging_face.tie_weights(model, of)
+    hugging_face.restore_buffers(model, of, ALONE.device)
+    draw = initial_weights(point, ALONE)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(draw(name, parameter.shape))
+    return model
+
+
+@pytest.mark.parametrize(("name", "attention"), [*((name, "sdpa") for name in known()), ("qwen3", "eager")])
+def test_from_meta_it_is_the_model_that_hugging_face_makes_in_parts_that_can_be_cut(name: str, attention: str) -> None:
+    tied = f"model.tie_word_embeddings={str(attention == 'eager').lower()}"
+    point = tp_point(f"model.architecture={name}", f"tp_training.attn_impl={attention}", tied)
+    tokens = TokenBatches(point, ALONE, 0)[0].tokens
+    theirs: Any = whole_model(point)
+    mine, of = from_meta(point), architecture(name)
+    assert torch.allclose(mine(tokens).logits, theirs(tokens).logits, atol=1e-6)
+    assert (mine.lm_head.weight is mine.model.embed_tokens.weight) == (attention == "eager")
+    names = [each for each, _ in theirs.named_parameters(remove_duplicate=False)]
+    of_layer = [each.removeprefix(f"{of.layers}.0.") for each in names if each.startswith(f"{of.layers}.0.")]
+    parts = (*of.column_parallel, *of.row_parallel, *of.layer_norms, *of.head_norms)
+    assert {each.rpartition(".")[0] for each in of_layer} == set(parts)
+    assert ("self_attn.q_proj.bias" in of_layer) == of.qkv_bias
+    outside = {each for each in names if not each.startswith(of.layers)}
+    assert outside == {f"{part}.weight" for part in (of.embedding, of.final_norm, of.output)}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_sliding_window_is_kept(attention: str) -> None:
+    point = tp_point("model.architecture=mistral", f"tp_training.attn_impl={attention}")
+    narrow = {**point, "language_model": {**point["language_model"], "sliding_window": 4}}
+    tokens = TokenBatches(point, ALONE, 0)[0].tokens
+    theirs: Any = whole_model(narrow)
+    assert torch.allclose(from_meta(narrow)(tokens).logits, theirs(tokens).logits, atol=1e-6)
+    assert not torch.allclose(from_meta(point)(tokens).logits, theirs(tokens).logits, atol=1e-3)
+
+
+def test_nothing_of_a_config_is_lost_but_dropout(tmp_path: Path) -> None:
+    # Not at once: it takes more than a second.
+    from transformers import AutoConfig
+
+    point = config_point(tmp_path)
+    theirs = AutoConfig.from_pretrained(tmp_path).to_dict()
+    trained = AutoConfig.for_model(**point["language_model"]).to_dict()
+    assert theirs["mlp_bias"]
+    differing = {name for name in theirs if trained[name] != theirs[name]}
+    assert differing == {"attention_dropout", "architectures", "dtype", "pad_token_id", "_name_or_path"}
+    assert trained["attention_dropout"] == 0.0
+
+
+def drawn(name: str, *shape: int, of_rank: Ranks = ALONE, **point: Any) -> Tensor:
+    return initial_weights({**tp_point(), **point}, of_rank)(name, shape)
+
+
+def test_weights_are_those_of_a_language_model_and_all_ranks_draw_the_same_of_each_name() -> None:
+    weight = drawn(QUERY, 512, 512)
+    assert weight.dtype == torch.float32
+    assert weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(weight.mean().item()) < 1e-3
+    assert torch.equal(drawn("model.norm.weight", 64), torch.ones(64))
+    assert not drawn("model.layers.0.self_attn.q_proj.bias", 64).any()
+    assert torch.equal(weight, drawn(QUERY, 512, 512, of_rank=Ranks(1, 2, torch.device("cpu"))))
+    assert not torch.equal(weight, drawn(QUERY.replace("0", "1"), 512, 512))
+    other_seed = {**tp_point()["tp_training"], "seed": 43}
+    assert not torch.equal(weight, drawn(QUERY, 512, 512, tp_training=other_seed))
+
+
+def test_the_padding_is_zero_and_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an architecture calls its vocabulary."""
+    (tmp_path / "renamed.py").write_text(
+        "from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture\n"
+        "ARCHITECTURE = Architecture('renamed', embedding='model.wte', output='head')\n"
+    )
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    model = {**tp_point()["language_model"], "model_type": "renamed"}
+    for name in ("model.wte.weight", "head.weight"):
+        whole, padded, more = (drawn(name, rows, 8, language_model=model) for rows in (1019, 1024, 1056))
+        assert whole.all(dim=1).any()
+        assert not padded[1019:].any()
+        assert torch.equal(padded[:1019], whole)
+        assert torch.equal(more[:1019], whole)
+
+
+def test_every_rank_has_equally_many_rows() -> None:
+    for tp_size in (1, 2, 3, 8):
+        for vocab_size in (1, 1019, 1024, 151_936):
+            rows = padded_vocab_size(vocab_size, tp_size)
+            assert vocab_size <= rows < vocab_size + 8 * tp_size
+            assert rows % (8 * tp_size) == 0
+
+
+def test_batches_are_of_the_data_parallel_rank() -> None:
+    mine, same, other = (TokenBatches(tp_point(), ALONE, dp_rank) for dp_rank in (0, 0, 1))
+    of_other_seed = TokenBatches(tp_point("tp_training.seed=43"), ALONE, 0)
+    assert torch.equal(mine[3].tokens, same[3].tokens)
+    assert not torch.equal(mine[3].tokens, other[3].tokens)
+    assert not torch.equal(mine[3].tokens, of_other_seed[3].tokens)
+    assert not torch.equal(mine[3].tokens, mine[4].tokens)
+    assert torch.equal(mine[3].tokens[:, 1:], mine[3].labels[:, :-1])
+    assert mine[3].tokens.min() >= 0
+    assert mine[3].labels.max() < 1019
+
+
+def test_the_loss_leaves_logits_as_they_are() -> None:
+    logits = torch.randn(4, 24)
+    before = logits.clone()
+    vocab_parallel_cross_entropy(logits, torch.zeros(4, dtype=torch.int64), 20, None)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    ("impl", "overrides", "nccl", "reason"),
+    [
+        ("async_tp", [], False, "needs a PyTorch with NCCL"),
+        ("async_tp", [], True, "runtime.device is cpu; use impl=fsdp_dtensor"),
+        ("autotp", ["tp_training.dtype=float16", "tp_training.autocast=true"], True, "zero_stage=0"),
+    ],
+)
+def test_a_stack_refuses_what_it_has_nothing_for(
+    impl: str, overrides: list[str], nccl: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+    with pytest.raises(Refused, match=reason):
+        implementation.load(impl).build(tp_point(f"impl={impl}", *overrides), ALONE, None)
+
+
+def test_async_tp_warns_where_nothing_was_fused() -> None:
+    found = implementation.load("async_tp").Collectives()
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (x, 2, "0"))
+    gathered = graph.call_function(
+        torch.ops.symm_mem.fused_all_gather_matmul.default, (x, [x], 0, "0"), {"return_A": False}
+    )
+    found.count(graph)
+    facts = found.facts()
+    assert facts.details == {
+        **{FUSED[0]: 1, FUSED[1]: 0, "all_gathers_left": 1, "reduce_scatters_left": 0, "compiled_graphs": 1}
+    }
+    assert facts.warnings == [
+        "async TP made no fused_matmul_reduce_scatter of the layers' graphs: that part of the communication is not "
+        "overlapped."
+    ]
+    # Or it might be gathered by multicast.
+    assert gathered.kwargs["return_A"]
+
+
+ROPE = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("qwen3", {}, ""),
+        ("qwen3", {"rope_parameters": ROPE}, "rotary embedding"),
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act is gelu"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("mistral", {"sliding_window": 8}, "sliding_window=8 is shorter"),
+        ("mistral", {"sliding_window": 16}, ""),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": False}, ""),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True}, "sliding_window=8"),
+    ],
+)
+def test_megatron_refuses_what_it_would_compute_differently(
+    architecture: str, fields: dict[str, Any], reason: str
+) -> None:
+    point = tp_point("impl=megatron", f"model.architecture={architecture}")
+    found = megatron_refusal.refusal({**point, "language_model": {**point["language_model"], **fields}}) or ""
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+SETTING = {"method": "ring_exchange"}
+
+
+def on_gpu(slots: dict[str, Any] | None = None, switches: dict[str, bool] | None = None, **changes: Any) -> str:
+    """Megatron-Core's refusal of what is to be overlapped on a GPU, empty where there is none."""
+    point = tp_point("impl=megatron")
+    point |= {"runtime": {**point["runtime"], "device": "cuda"}, "precision": "bf16", **changes}
+    if slots is not None:
+        point["overlap_cfg"] = {"slots": slots, "switches": {**SWITCH_DEFAULTS, **(switches or {})}}
+    return megatron_refusal.refusal(point) or ""
+
+
+def test_megatron_refuses_overlap_that_userbuffers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(megatron_refusal, "missing", lambda: None)
+    alone = {**tp_point("impl=megatron")["tp_training"], "sequence_parallel": False}
+    assert on_gpu() == on_gpu({"fc2_fprop": SETTING}) == ""
+    assert "set up for bfloat16" in on_gpu(precision="fp16")
+    assert "no kernels for tp_size=3" in on_gpu(tp_size=3)
+    assert on_gpu({"fc2_fprop": SETTING}, tp_size=3) == ""
+    assert "qkv_dgrad is not set to" in on_gpu({"fc1_dgrad": SETTING}, {"tp_comm_overlap_rs_dgrad": True})
+    assert "without tp_training.sequence_parallel" in on_gpu({"fc2_fprop": SETTING}, tp_training=alone)
+    # Nothing is overlapped.
+    assert on_gpu({}, {"tp_comm_overlap": False}, precision="fp16") == ""
+    assert on_gpu(precision="fp16", tp_training=alone) == ""
