@@ -38,9 +38,10 @@ def print_measured() -> None:
     told = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
     measured = [o.directory for o in outcomes.all if o.workload in told and o.status == "ok"]
     if measured:
+        from overlap_sweep.analysis.sweep import sections_of_points
         from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.terminal import print_section
         from overlap_sweep.results.points import read_points
-        from overlap_sweep.workloads.copy_engine.section import print_copies
         from overlap_sweep.workloads.fsdp.section import print_training
         from overlap_sweep.workloads.kernel.section import print_kernels
         from overlap_sweep.workloads.layer.section import print_layer
@@ -58,7 +59,8 @@ def print_measured() -> None:
         print_training(points, console)
         for problem in write_and_print(points, console):
             print(f"warning: {problem}", file=sys.stderr)
-        print_copies(points, console)
+        for section in sections_of_points(points):
+            print_section(section, console)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.frame import Row
+from overlap_sweep.report.section import Section, Sources
 from overlap_sweep.results.conditions import gpu_conditions
-from overlap_sweep.results.points import Case, Reading, group_cases, read_points
+from overlap_sweep.results.points import Case, Point, Reading, group_cases, read_points
 from overlap_sweep.results.records import Records, read_records
 from overlap_sweep.results.traces import read_traces
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, analyse_copies, copy_rows
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training, is_host_limited
 from overlap_sweep.workloads.fsdp.frame import training_rows
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels
@@ -52,9 +54,8 @@ class Analysis:
     training_rows: list[Row]
     """The tidy table of training runs, see training_frame.COLUMNS."""
     training: list[TrainingAnalysis]
-    copy_rows: list[Row]
-    """The tidy table of GEMMs beside copies, see copies.COPY_COLUMNS."""
-    copies: list[CopyAnalysis]
+    sections: list[Section]
+    """What workloads say that say it all themselves."""
     tp_training_rows: list[Row]
     """The tidy table of tensor-parallel stacks, see tp_training_frame.COLUMNS."""
     tp_training: list[TpTrainingAnalysis]
@@ -96,7 +97,7 @@ class Analysis:
         launch_bound += sum(kernel.launch_bound_points for kernel in self.kernels)
         training = (point.result for of_case in self.training for point in of_case.points)
         launch_bound += sum(is_host_limited(result) for result in training if result)
-        launch_bound += sum(row.launch_bound for of_case in self.copies for row in of_case.rows)
+        launch_bound += sum(section.launch_bound for section in self.sections)
         launch_bound += sum(row.host_limits for of_case in self.tp_training for row in of_case.of_points)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
@@ -140,7 +141,8 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         )
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
     kernels = analyse_kernels(reading.points)
-    training, copies = analyse_training(reading.points, records.knobs), analyse_copies(reading.points)
+    training = analyse_training(reading.points, records.knobs)
+    sections = sections_of(Sources(reading, records, config))
     communication = read_communication(p for p in reading.points if p.is_tp_training and p.status == "ok")
     tp_training = analyse_tp_training(reading.points, communication.of_point)
     return Analysis(
@@ -154,8 +156,7 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         kernels=kernels,
         training_rows=training_rows(reading.points, training, root),
         training=training,
-        copy_rows=copy_rows(reading.points, root),
-        copies=copies,
+        sections=sections,
         tp_training_rows=tp_training_rows(reading.points, tp_training, root),
         tp_training=tp_training,
         records=records,
@@ -166,12 +167,27 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
             *records.problems,
             *(problem for of_point in traces.values() for problem in of_point.problems),
             *communication.problems,
+            *(problem for section in sections for problem in section.problems),
         ],
         warnings=[
             *(warning for of_point in traces.values() for warning in of_point.warnings),
             *communication.warnings,
+            *(warning for section in sections for warning in section.warnings),
         ],
     )
+
+
+def sections_of(sources: Sources) -> list[Section]:
+    """Returns what each workload that has points says."""
+    found = (module.section(sources) for module in workloads.section_modules())
+    return [section for section in found if section]
+
+
+def sections_of_points(points: Sequence[Point]) -> list[Section]:
+    """Returns what the workloads of these points alone say."""
+    root = Path(os.path.commonpath([point.directory for point in points]))
+    records = Records(tuners={}, searches={}, knobs={}, problems=[])
+    return sections_of(Sources(Reading(root, list(points), problems=[]), records, AnalysisConfig()))
 
 
 def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:

@@ -252,7 +252,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     operators, unless there are only kernels, only training runs, only tensor-parallel stacks, or only
     copies."""
     from overlap_sweep.report.files import (
-        COPY_TABLE_FILE,
         KERNEL_TABLE_FILE,
         LAYER_TABLE_FILE,
         TABLE_FILE,
@@ -263,7 +262,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     from overlap_sweep.results.points import read_points
     from overlap_sweep.results.records import read_records
     from overlap_sweep.results.traces import read_traces
-    from overlap_sweep.workloads.copy_engine.answer import COPY_COLUMNS, copy_rows
+    from overlap_sweep.workloads.copy_engine.section import TABLE as COPY_TABLE
     from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.fsdp.answer import analyse_training
     from overlap_sweep.workloads.kernel import frame as kernel_frame
@@ -280,7 +279,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
         Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
         Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
-        Rows.copies: (directory / f"{COPY_TABLE_FILE}.parquet", COPY_COLUMNS),
+        Rows.copies: (directory / f"{COPY_TABLE.name}.parquet", COPY_TABLE.types),
         Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
     }
     try:
@@ -302,7 +301,12 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         of_training = training_frame.training_rows(points, analyses, directory)
         return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows is Rows.copies:
-        return to_frame(copy_rows(points, directory), COPY_COLUMNS), rows, list(reading.problems)
+        from overlap_sweep.config import AnalysisConfig
+        from overlap_sweep.report.section import Sources
+        from overlap_sweep.workloads.copy_engine.section import section
+
+        found = section(Sources(reading, read_records(directory), AnalysisConfig()))
+        return to_frame(found.records if found else [], COPY_TABLE.types), rows, list(reading.problems)
     if rows is Rows.tp_training:
         seen = read_communication(point for point in points if point.is_tp_training and point.status == "ok")
         for warning in seen.warnings:

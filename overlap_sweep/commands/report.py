@@ -122,14 +122,12 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
     """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
     there are."""
     from overlap_sweep.report.files import (
-        COPY_TABLE_FILE,
         KERNEL_TABLE_FILE,
         TABLE_FILE,
         TP_TRAINING_TABLE_FILE,
         TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.workloads.copy_engine import answer as copies
     from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.kernel import frame as kernel_frame
     from overlap_sweep.workloads.operator import answers
@@ -149,7 +147,13 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
             *("tensor-parallel stacks", analysis.tp_training_rows, TP_TRAINING_TABLE_FILE),
             *(tp_training_frame.answer_rows(analysis.tp_training), tp_training_frame.ANSWER_COLUMNS),
         ),
-        _Told("copies", analysis.copy_rows, COPY_TABLE_FILE, analysis.copy_rows, copies.COPY_COLUMNS),
+        *(
+            _Told(
+                *(section.what, section.records, section.points.table.name),
+                *(section.answered.records, section.answered.table.types),
+            )
+            for section in analysis.sections
+        ),
     ]
     told, *others = [one for one in found if one.points] or found[:1]
     if format is not TableFormat.table:

@@ -18,7 +18,6 @@ from overlap_sweep.report.page.page import page_files
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.places import is_below
-from overlap_sweep.workloads.copy_engine import answer as copies
 from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
@@ -33,7 +32,6 @@ TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
 KERNEL_TABLE_FILE = "kernels"
 TRAINING_TABLE_FILE = "training"
-COPY_TABLE_FILE = "copies"
 TP_TRAINING_TABLE_FILE = "tp_training"
 
 if TYPE_CHECKING:
@@ -74,8 +72,9 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
         yield from _table(to_frame(analysis.kernel_rows, kernel_frame.COLUMNS), directory / KERNEL_TABLE_FILE)
     if analysis.training_rows:
         yield from _table(to_frame(analysis.training_rows, training_frame.COLUMNS), directory / TRAINING_TABLE_FILE)
-    if analysis.copy_rows:
-        yield from _table(to_frame(analysis.copy_rows, copies.COPY_COLUMNS), directory / COPY_TABLE_FILE)
+    for section in analysis.sections:
+        table = section.points.table
+        yield from _table(to_frame(section.records, table.types), directory / table.name)
     if analysis.tp_training_rows:
         frame = to_frame(analysis.tp_training_rows, tp_training_frame.COLUMNS)
         yield from _table(frame, directory / TP_TRAINING_TABLE_FILE)

@@ -45,6 +45,15 @@ def some_ranks(ranks: Sequence[int]) -> str:
     return f"{', '.join(map(str, ranks[:RANKS_NAMED]))}{more}"
 
 
+NAMES_TOLD = 4
+
+
+def some_names(names: Sequence[str], most: int = NAMES_TOLD) -> str:
+    """`a; b`; of many the first ones, and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{'; '.join(names[:most])}{more}"
+
+
 def visible(text: str) -> str:
     """With escapes for what is not to be seen, such as control characters: a terminal would obey them."""
     if text.isprintable():

@@ -13,13 +13,13 @@ from rich.table import Table
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.conditions import GpuConditions, gpu_conditions
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.search.knob_report import print_knob_searches
 from overlap_sweep.search.searches_text import print_searches
-from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
@@ -59,6 +59,9 @@ def summary_text(analysis: Analysis) -> str:
     for of_model in analysis.tp_training:
         _heading(console, f"Details of {tp_training.title(of_model)}")
         print_lines([_measured(of_model.points), *_in_conditions(gpu_conditions(of_model.points))], console)
+    for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
+        _heading(console, f"Details of {answer.title}")
+        print_lines(answer.details, console)
     print_searches(analysis, console)
     commands = launch_commands(analysis.reading.points)
     if commands:
@@ -80,7 +83,8 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
     training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
     tp_training.print_analyses(analysis.tp_training, console)
-    copies.print_analyses(analysis.copies, console)
+    for section in analysis.sections:
+        print_section(section, console, whole=most_tables is None)
     proofs.print_tuners(analysis, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")

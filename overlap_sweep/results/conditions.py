@@ -52,3 +52,12 @@ def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
         sm_clock_mhz=(min(clocks), max(clocks)),
         slowed={reason: names for reason, names in slowed.items() if names},
     )
+
+
+def slowed_gpus(points: Iterable[Point]) -> list[str]:
+    """Returns a sentence for each reason for which GPUs were slowed down."""
+    conditions = gpu_conditions(points)
+    return [
+        f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}."
+        for reason, names in (conditions.slowed.items() if conditions else ())
+    ]

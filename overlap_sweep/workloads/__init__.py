@@ -32,6 +32,15 @@ WORKLOADS = {
 }
 
 
+WITH_SECTIONS = ("copy_engine",)
+"""The workloads whose `section` module says all that is told of them."""
+
+
+def section_modules() -> list[Any]:
+    """The modules with `section(sources)`, what a workload says of what was measured, and its TABLE of points."""
+    return [import_module(f"{WORKLOADS[name]}.section") for name in WITH_SECTIONS]
+
+
 def load(name: str) -> Any:
     """The workload's module. UserError for an unknown name."""
     if name not in WORKLOADS:

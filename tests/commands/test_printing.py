@@ -18,7 +18,7 @@ from overlap_sweep.commands.trace_rows import FIELDS, PART_FIELDS, RANK_FIELDS
 from overlap_sweep.compare import history, trace_rows
 from overlap_sweep.compare import rows as comparison_rows
 from overlap_sweep.results.points import read_points
-from overlap_sweep.workloads.copy_engine import answer as copies
+from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
 from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
@@ -51,13 +51,13 @@ TABLES: dict[str, Sequence[str]] = {
     "report kernels": list(kernel_frame.ANSWER_COLUMNS),
     "report training": list(training_frame.ANSWER_COLUMNS),
     "report stacks": list(tp_training_frame.ANSWER_COLUMNS),
-    "report copies": list(copies.COPY_COLUMNS),
+    "report copies": list(copies.TABLE.types),
     "query operators": list(frame.COLUMNS),
     "query operators tp_size==16": list(frame.COLUMNS),
     "query tuned --layers": list(layer_frame.COLUMNS),
     "query kernels": list(kernel_frame.COLUMNS),
     "query training": list(training_frame.COLUMNS),
-    "query copies": list(copies.COPY_COLUMNS),
+    "query copies": list(copies.TABLE.types),
     "query stacks": list(tp_training_frame.COLUMNS),
     f"trace {DEFAULT} {CPU}": FIELDS,
     f"trace {DEFAULT} --median": of_medians(FIELDS),

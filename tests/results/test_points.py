@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.frame import Row, to_frame
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, Reading, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.results.traces import read_traces
-from overlap_sweep.workloads.copy_engine.answer import COPY_COLUMNS, copy_rows
+from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
 from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.fsdp.config import CopyEngine
 from overlap_sweep.workloads.kernel import frame as kernel_frame
@@ -162,7 +163,7 @@ TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
     "layer": (lambda reading: layer_frame.layer_rows(reading.points, [], reading.root), layer_frame.COLUMNS),
     "kernel": (lambda reading: kernel_frame.kernel_rows(reading.points, [], reading.root), kernel_frame.COLUMNS),
     "fsdp": (lambda reading: training_frame.training_rows(reading.points, [], reading.root), training_frame.COLUMNS),
-    "copy_engine": (lambda reading: copy_rows(reading.points, reading.root), COPY_COLUMNS),
+    "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
     "tp_training": (lambda reading: tp_training_rows(reading.points, [], reading.root), STACK_COLUMNS),
 }
 """By workload the rows of its table, and the table's columns and their types."""

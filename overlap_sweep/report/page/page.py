@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from overlap_sweep.report.page.environment import machines
 from overlap_sweep.report.page.figures import Figure, script_safe
 from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.page.pngs import column, png
-from overlap_sweep.report.page.points_table import Table, layers_table, points_table
+from overlap_sweep.report.page.points_table import layers_table, points_table
+from overlap_sweep.report.page.tables import PageTable, page_table
+from overlap_sweep.report.page.tables import points_table as points_table_of
+from overlap_sweep.report.section import Answer as Told
+from overlap_sweep.report.section import Exhibit, Section
 from overlap_sweep.results.provenance import launch_commands, measured_when
 from overlap_sweep.search.knob_report import told_searches
-from overlap_sweep.workloads.copy_engine import section as copies
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.knob_effects import contributed
-from overlap_sweep.workloads.fsdp.page_tables import copies_table, settings_table, sizes_table, training_table
+from overlap_sweep.workloads.fsdp.page_tables import settings_table, training_table
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis, answers_in_words
 from overlap_sweep.workloads.kernel.page_tables import compared_table, kernels_table
@@ -30,7 +33,6 @@ from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.case_figures import (
     CaseFigures,
     case_figures,
-    copies_figure,
     kernel_figure,
     loose_layer_figures,
     stacks_figures,
@@ -91,7 +93,7 @@ class KernelSection:
     """None beyond MOST_KERNEL_CHARTS."""
     single: bool
     """Whether it has one m: then the chart shows every implementation, and needs the page's whole width."""
-    table: Table
+    table: PageTable
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class TrainingSection:
     chart: Figure
     knobs: Figure | None
     knob_notes: list[str]
-    table: Table
+    table: PageTable
     how_timed: str
 
 
@@ -117,16 +119,37 @@ class StacksSection:
     cautions: list[str]
     chart: Figure
     losses: Figure
-    table: Table
+    table: PageTable
 
 
 @dataclass(frozen=True)
-class CopySection:
-    number: int
-    direction: str
-    answer: str
-    chart: Figure
-    table: Table
+class ShownExhibit:
+    """A chart or a table beside the one of what was compared, as the page has it."""
+
+    heading: str
+    explained: str
+    notes: Sequence[str]
+    chart: Figure | None
+    table: PageTable | None
+
+
+@dataclass(frozen=True)
+class ShownAnswer:
+    """An answer as the page has it."""
+
+    address: str
+    answer: Told
+    exhibits: list[ShownExhibit]
+    table: PageTable
+
+
+@dataclass(frozen=True)
+class ShownSection:
+    """A section as the page has it."""
+
+    section: Section
+    answers: list[ShownAnswer]
+    points: PageTable
 
 
 @dataclass(frozen=True)
@@ -138,7 +161,7 @@ class Sections:
     kernels: list[KernelSection]
     training: list[TrainingSection]
     stacks: list[StacksSection]
-    copies: list[CopySection]
+    others: list[ShownSection]
 
 
 def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -149,7 +172,7 @@ def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Itera
         kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
         training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
         stacks=[_stacks(of_case, i) for i, of_case in enumerate(analysis.tp_training, start=1)],
-        copies=[_copies(of_case, i) for i, of_case in enumerate(analysis.copies, start=1)],
+        others=[_shown(section) for section in analysis.sections],
     )
     yield FILE_NAME, _page(analysis, sections, command, beside).encode()
     for section in sections.cases:
@@ -170,7 +193,8 @@ def _single_charts(sections: Sections) -> Iterator[Figure]:
     for of_stacks in sections.stacks:
         yield of_stacks.chart
         yield of_stacks.losses
-    yield from (of_copies.chart for of_copies in sections.copies)
+    answers = (answer for shown in sections.others for answer in shown.answers)
+    yield from (exhibit.chart for answer in answers for exhibit in answer.exhibits if exhibit.chart)
 
 
 def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
@@ -240,9 +264,25 @@ def _stacks(of_case: TpTrainingAnalysis, number: int) -> StacksSection:
     )
 
 
-def _copies(of_case: CopyAnalysis, number: int) -> CopySection:
-    chart = copies_figure(of_case, f"copies_{number}")
-    return CopySection(number, of_case.case.direction, of_case.answer, chart, sizes_table(of_case))
+def _shown(section: Section) -> ShownSection:
+    """Charts are numbered throughout the section, since each is a file, too."""
+    numbers = itertools.count(1)
+
+    def exhibit(one: Exhibit) -> ShownExhibit:
+        chart = one.chart(f"{section.name}_{next(numbers)}").untitled if one.chart else None
+        table = page_table(one.listing) if one.listing else None
+        return ShownExhibit(one.heading, one.explained, one.notes, chart, table)
+
+    answers = [
+        ShownAnswer(
+            address=f"{section.name}-{number}",
+            answer=answer,
+            exhibits=[exhibit(one) for one in (*answer.charts, *answer.more)],
+            table=page_table(answer.compared),
+        )
+        for number, answer in enumerate(section.answers, start=1)
+    ]
+    return ShownSection(section, answers, points_table_of(section.points))
 
 
 def _plots(figures: CaseFigures) -> Iterator[tuple[str, bytes]]:
@@ -287,10 +327,7 @@ def _page(
         knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
         stacks=sections.stacks,
         stacks_legend=tp_training.LEGEND,
-        copies=sections.copies,
-        copies_title=copies.title(analysis.copies) if analysis.copies else "",
-        copies_legend=copies.LEGEND,
-        copies_cautions=copies.cautions(analysis.copies),
+        others=sections.others,
         most_charts=MOST_KERNEL_CHARTS,
         counts={name: count for name, count in analysis.counts().items() if count},
         points=points_table(analysis),
@@ -299,7 +336,6 @@ def _page(
         kernel_rows=len(analysis.kernel_rows),
         training_points=training_table(analysis),
         stack_points=stack_points_table(analysis),
-        copy_points=copies_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),
@@ -324,7 +360,11 @@ def _subjects(analysis: Analysis) -> list[str]:
     )
     models = list(dict.fromkeys(named))
     kernels_alone = list(dict.fromkeys(kernel.case.kernel for kernel in analysis.kernels)) if not models else []
-    return [*models, *kernels_alone, *(["GEMMs and copies"] if analysis.copies else [])]
+    return [
+        *models,
+        *kernels_alone,
+        *(["GEMMs and copies"] if any(point.is_copy for point in analysis.reading.points) else []),
+    ]
 
 
 def _tuners(analysis: Analysis) -> list[str]:

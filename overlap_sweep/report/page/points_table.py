@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.overlap import space
 from overlap_sweep.report.frame import Row
 from overlap_sweep.report.numbers import as_ms, as_percent, as_us
+from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line, number
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.run_directory import PassTimes
@@ -19,33 +18,12 @@ from overlap_sweep.workloads.operator.failures import frozen, of_pass
 from overlap_sweep.workloads.operator.hidden_chart import short_name
 from overlap_sweep.workloads.operator.proof import named
 
-
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    order: float | str | None = None
-    """What it sorts by, where that is not its text."""
-    kind: str = ""
-    """`number`, or what a style sheet tells apart."""
-
-
-@dataclass(frozen=True)
-class Table:
-    columns: list[str]
-    rows: list[list[Cell]]
-    numeric: frozenset[str]
-    high_first: frozenset[str]
-    """The columns whose highest numbers one looks for."""
-
-
 TOLD_FIRST = ("time us", "no overlap us", "speedup", "hidden", "overlap ratio")
 TOLD_LAST = ("quartiles us", "GEMMs us")
 HIGH_FIRST = frozenset({"speedup", "hidden", "overlap ratio"})
-BEYOND = 1e300
-"""Sorts below everything that is measured."""
 
 
-def points_table(analysis: Analysis) -> Table:
+def points_table(analysis: Analysis) -> PageTable:
     """Of operators. The case is a column where there is more than one."""
     chosen = _chosen(analysis)
     ratios = {(row["directory"], row["pass"]): _ratio(row) for row in analysis.rows}
@@ -58,12 +36,12 @@ def points_table(analysis: Analysis) -> Table:
         head = [Cell(str(point.case))] if several else []
         for cells in _rows(point, directory, chosen, ratios):
             rows.append([*head, *cells, Cell(directory if directory != "." else point.name)])
-    return Table(
+    return PageTable(
         [*(["case"] if several else []), *columns], rows, frozenset({"TP", *TOLD_FIRST, *TOLD_LAST}), HIGH_FIRST
     )
 
 
-def layers_table(analysis: Analysis) -> Table:
+def layers_table(analysis: Analysis) -> PageTable:
     """Of whole layers, one row for each variant."""
     times = ("whole ms", "forward ms", "backward ms")
     columns = ["TP", "layer", "variant", "status", *times, "ratio", "interval", "hidden", "note", "point"]
@@ -84,7 +62,7 @@ def layers_table(analysis: Analysis) -> Table:
                 Cell(row["directory"]),
             ]
         )
-    return Table(columns, rows, frozenset({"TP", *times, "ratio", "hidden"}), HIGH_FIRST)
+    return PageTable(columns, rows, frozenset({"TP", *times, "ratio", "hidden"}), HIGH_FIRST)
 
 
 def _layer_status(row: Row) -> Cell:
@@ -174,12 +152,6 @@ def _nothing(column: str) -> Cell:
     return Cell("", -BEYOND if column in HIGH_FIRST else BEYOND, "number")
 
 
-def number(value: float | None, written: Callable[[float], str], place_of_nothing: float = BEYOND) -> Cell:
-    if value is None or math.isnan(value):
-        return Cell("", place_of_nothing, "number")
-    return Cell(written(value), round(value, 6), "number")
-
-
 def _passes(config: Mapping[str, Any]) -> str:
     passes = space.passes(config)
     return passes[0] if len(passes) == 1 else "both"
@@ -190,7 +162,3 @@ def _asked(config: Mapping[str, Any]) -> str:
         return " + ".join(f"{phase} {space.setting_name(asked)}" for phase, asked in config["phases"].items())
     phase = "" if config["phase"] == "all" else f"{config['phase']} "
     return phase + space.setting_name({knob: config.get(knob) for knob in ("method", *space.KNOBS)})
-
-
-def first_line(text: str | None) -> str:
-    return next(iter((text or "").strip().splitlines()), "")

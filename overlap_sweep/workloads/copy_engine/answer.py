@@ -6,10 +6,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_sweep.report.frame import Row, column_types, common_cells
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import CopyTimes
@@ -50,6 +48,11 @@ class CopyRow:
     launch_bound: bool
 
     @property
+    def direction(self) -> str:
+        """Where the copies go, such as `device_to_host`."""
+        return str(self.point.config["copy_engine"]["direction"])
+
+    @property
     def saving_share(self) -> float:
         """Of the time one after the other."""
         return self.saving.time_us / self.sequential.time_us
@@ -83,6 +86,17 @@ class CopyRow:
     def unclear(self) -> bool:
         """Neither faster nor slower beyond the noise, which would hide a saving that is worth it."""
         return abs(self.saving.time_us) <= self.saving.noise_us and self.saving.noise_us > WORTH * self.ideal_us
+
+    @property
+    def note(self) -> str:
+        """What tells it from the others."""
+        if self.launch_bound:
+            return "launch-bound"
+        if self.saves:
+            return "hides all" if self.hidden_fraction > 0.95 else ""
+        if self.slower:
+            return "slower"
+        return "cannot tell" if self.unclear else "hides nothing"
 
     @property
     def size(self) -> str:
@@ -145,23 +159,6 @@ class CopyAnalysis:
         )
 
 
-COPY_COLUMNS = {
-    **column_types("point", "directory", "device", "direction", "dtype", "status", "error", "matrix_size", "copy_mb"),
-    **column_types("gemms", "copies", "repeats", "gemm_us", "copy_us", "sequential_us", "overlapped_us"),
-    **column_types("saving_us", "saving_noise_us", "saving_share", "ideal_us", "hidden_fraction", "slowdown"),
-    **column_types("tflops_alone", "tflops_overlapped", "gb_per_s_alone", "gb_per_s_overlapped", "launch_bound"),
-    **dict.fromkeys(("direction", "dtype"), "string"),
-    **dict.fromkeys(("matrix_size", "gemms", "copies"), "Int64"),
-}
-"""Every column in its order, and its pandas type: one row per point. Times are medians in microseconds, of an iteration
-with all its GEMMs and copies.
-
-saving_us is sequential less overlapped, round by round; saving_share is of sequential_us. ideal_us is the shorter of
-gemm_us and copy_us, hidden_fraction the share of it that is saved; slowdown is overlapped_us over the longer, minus 1.
-Rates overlapped are over the whole of overlapped_us.
-"""
-
-
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
     """The `ok` copy points by direction."""
     cases: dict[CopyCase, list[CopyRow]] = defaultdict(list)
@@ -172,7 +169,7 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
 
 
 def copy_row(point: Point) -> CopyRow:
-    """Of a point that is ok."""
+    """Returns what a point that is ok measured."""
     assert point.result
     assert point.result.copies
     measured, asked = point.result.copies, point.config["copy_engine"]
@@ -194,40 +191,6 @@ def copy_row(point: Point) -> CopyRow:
         bytes_copied=measured.bytes_copied,
         launch_bound=point.result.launch_bound or any(measured.launch_bound.values()),
     )
-
-
-def copy_rows(points: Iterable[Point], root: Path) -> list[Row]:
-    """With exactly the keys of COPY_COLUMNS; what does not apply is None."""
-    rows = []
-    for point in points:
-        if point.is_copy:
-            asked = point.config["copy_engine"]
-            sizes = {name: asked[name] for name in ("direction", "dtype", "matrix_size", "copy_mb", "gemms", "copies")}
-            common = {**common_cells(point, root), **sizes}
-            rows.append({**common, **copy_cells(copy_row(point))} if point.status == "ok" else common)
-    return [{column: row.get(column) for column in COPY_COLUMNS} for row in rows]
-
-
-def copy_cells(row: CopyRow) -> Row:
-    """The columns of what was measured."""
-    return {
-        "repeats": row.overlapped.repeats,
-        "gemm_us": row.gemm.time_us,
-        "copy_us": row.copy.time_us,
-        "sequential_us": row.sequential.time_us,
-        "overlapped_us": row.overlapped.time_us,
-        "saving_us": row.saving.time_us,
-        "saving_noise_us": row.saving.noise_us,
-        "saving_share": row.saving_share,
-        "ideal_us": row.ideal_us,
-        "hidden_fraction": row.hidden_fraction,
-        "slowdown": row.slowdown,
-        "tflops_alone": row.tflops(beside=False),
-        "tflops_overlapped": row.tflops(beside=True),
-        "gb_per_s_alone": row.gb_per_s(beside=False),
-        "gb_per_s_overlapped": row.gb_per_s(beside=True),
-        "launch_bound": row.launch_bound,
-    }
 
 
 def _savings_us(measured: CopyTimes) -> Sequence[float]:

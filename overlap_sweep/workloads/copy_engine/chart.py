@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.page import time_bars
+from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.report.page.time_bars import BarsPanel, Part, TimeBar, cut, lines_of
 from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow
-from overlap_sweep.workloads.copy_engine.section import note
 
 MOST_BARS = 40
 """As many as are looked at; the table has all."""
@@ -15,6 +16,12 @@ PARTS = [
     Part("added by the other", "comm", 1.0),
     Part("saved", "comm", 0.28),
 ]
+
+
+def copies_figure(analysis: CopyAnalysis, name: str) -> Figure:
+    """Returns the chart under that name."""
+    panel = copies_panel(analysis)
+    return figure(name, time_bars.describe(panel), panel, time_bars.chart)
 
 
 def copies_panel(analysis: CopyAnalysis) -> BarsPanel:
@@ -52,6 +59,6 @@ def _bar(row: CopyRow, name: str) -> TimeBar:
             "one after the other": f"{as_us(row.sequential.time_us)} us",
             "at once": f"{as_us(time_us)} us, noise {as_us(noise_us)}",
             "saved": f"{as_us(row.saving.time_us)} us, noise {as_us(row.saving.noise_us)}",
-            "note": note(row),
+            "note": row.note,
         },
     )

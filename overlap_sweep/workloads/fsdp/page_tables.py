@@ -1,13 +1,11 @@
-"""Training runs and copies as tables of the page: what was compared, and every point as it was measured."""
+"""Training runs as tables of the page: what was compared, and every point as it was measured."""
 
 from __future__ import annotations
 
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.frame import Row
-from overlap_sweep.report.numbers import as_loss, as_ms, as_percent, as_rate, as_us
-from overlap_sweep.report.page.points_table import BEYOND, Cell, Table, first_line, number
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
-from overlap_sweep.workloads.copy_engine.section import cells as copy_cells
+from overlap_sweep.report.numbers import as_loss, as_ms
+from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line, number
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.section import note
 from overlap_sweep.workloads.fsdp.step_hidden import Hidden
@@ -15,19 +13,16 @@ from overlap_sweep.workloads.fsdp.step_hidden import Hidden
 _TIMES = ("step ms", "noise ms", "none ms", "floor ms", "exposed ms")
 _RATES = ("hidden", "speedup", "samples/s", "tokens/s")
 _REST = ("host ms", "memory GB", "loss")
-_COPY_TIMES = ("GEMM us", "copy us", "sequential us", "overlapped us", "saved us")
-_COPY_SHARES = ("of sequential", "of the ideal", "slowdown")
-_COPY_RATES = ("TFLOP/s", "overlapped TFLOP/s", "GB/s", "overlapped GB/s")
 
 
-def settings_table(analysis: TrainingAnalysis) -> Table:
+def settings_table(analysis: TrainingAnalysis) -> PageTable:
     """Of one case: a row for each setting, from fast to slow."""
     rows = [_setting(row, analysis) for row in analysis.rows]
     columns = ["setting", *_TIMES, *_RATES, *_REST, "note"]
-    return Table(columns, rows, frozenset({*_TIMES, *_RATES, *_REST}), frozenset(_RATES))
+    return PageTable(columns, rows, frozenset({*_TIMES, *_RATES, *_REST}), frozenset(_RATES))
 
 
-def training_table(analysis: Analysis) -> Table:
+def training_table(analysis: Analysis) -> PageTable:
     """All points of training runs, also those that could not be measured."""
     rows = [
         [
@@ -46,49 +41,7 @@ def training_table(analysis: Analysis) -> Table:
         for row in analysis.training_rows
     ]
     columns = ["model", "ranks", "batch", "precision", "setting", "status", *_TIMES, *_RATES, *_REST, "note", "point"]
-    return Table(columns, rows, frozenset({"ranks", "batch", *_TIMES, *_RATES, *_REST}), frozenset(_RATES))
-
-
-def sizes_table(analysis: CopyAnalysis) -> Table:
-    """Of one direction: a row for each size."""
-    rows = []
-    for row in analysis.rows:
-        told = copy_cells(row, analysis)
-        times_us = (row.gemm, row.copy, row.sequential, row.overlapped, row.saving)
-        rows.append(
-            [
-                Cell(told["size"], kind="setting"),
-                *(number(one.time_us, as_us) for one in times_us),
-                *_shares(row.saving_share, row.hidden_fraction, row.slowdown),
-                *(number(rate, as_rate, -BEYOND) for rate in (row.tflops(False), row.tflops(True))),
-                *(number(rate, as_rate, -BEYOND) for rate in (row.gb_per_s(False), row.gb_per_s(True))),
-                Cell(told["note"], kind="reason"),
-            ]
-        )
-    columns = ["size", *_COPY_TIMES, *_COPY_SHARES, *_COPY_RATES, "note"]
-    numeric = frozenset({*_COPY_TIMES, *_COPY_SHARES, *_COPY_RATES})
-    return Table(columns, rows, numeric, frozenset({"saved us", *_COPY_SHARES[:2], *_COPY_RATES}))
-
-
-def copies_table(analysis: Analysis) -> Table:
-    """All copy points, also those that could not be measured."""
-    times = ("gemm_us", "copy_us", "sequential_us", "overlapped_us", "saving_us")
-    rows = [
-        [
-            Cell(row["direction"]),
-            Cell(str(row["matrix_size"]), row["matrix_size"], "number"),
-            Cell(f"{row['copy_mb']:g}", row["copy_mb"], "number"),
-            _status(row),
-            *(number(row[name], as_us) for name in times),
-            *_shares(row["saving_share"], row["hidden_fraction"], row["slowdown"]),
-            Cell(first_line(row["error"]), kind="reason"),
-            Cell(row["directory"]),
-        ]
-        for row in analysis.copy_rows
-    ]
-    columns = ["direction", "matrix", "copy MiB", "status", *_COPY_TIMES, *_COPY_SHARES, "note", "point"]
-    numeric = frozenset({"matrix", "copy MiB", *_COPY_TIMES, *_COPY_SHARES})
-    return Table(columns, rows, numeric, frozenset({"saved us", *_COPY_SHARES[:2]}))
+    return PageTable(columns, rows, frozenset({"ranks", "batch", *_TIMES, *_RATES, *_REST}), frozenset(_RATES))
 
 
 def _setting(row: TrainingRow, analysis: TrainingAnalysis) -> list[Cell]:
@@ -123,14 +76,6 @@ def _rest(host_us: float | None, peak_memory_gb: float | None, loss: float | Non
         number(host_us, as_ms),
         number(peak_memory_gb, lambda value: f"{value:.1f}"),
         number(loss, as_loss),
-    ]
-
-
-def _shares(saving_share: float | None, hidden_fraction: float | None, slowdown: float | None) -> list[Cell]:
-    return [
-        number(saving_share, as_percent, -BEYOND),
-        number(hidden_fraction, as_percent, -BEYOND),
-        number(slowdown, lambda value: f"{value:+.0%}"),
     ]
 
 

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
-from overlap_sweep.results.conditions import gpu_conditions
+from overlap_sweep.report.numbers import NAMES_TOLD, some_names
+from overlap_sweep.results.conditions import slowed_gpus
 from overlap_sweep.results.drift import NOTABLE, later_change
 from overlap_sweep.results.points import Point
-from overlap_sweep.workloads.copy_engine.answer import CopyRow
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, train_alike
 from overlap_sweep.workloads.fsdp.marks_and_kernels import disagreements
@@ -20,7 +20,6 @@ LOSS_TOLERANCE = {"fp32": 1e-3}
 DEFAULT_LOSS_TOLERANCE = 0.05
 """By how much of itself, and of the run's first one, a loss may be off: reductions in another order round differently,
 and steps add it up. What is learnt by heart has a loss that is next to nothing, and rounding is all of it."""
-_MOST_NAMED = 4
 
 
 def warnings(analysis: TrainingAnalysis) -> list[str]:
@@ -33,19 +32,10 @@ def warnings(analysis: TrainingAnalysis) -> list[str]:
         *_host_limits(analysis),
         *_not_compiled(analysis),
         *_drift(analysis),
-        *_slowed(analysis.points),
+        *slowed_gpus(analysis.points),
         *disagreements(analysis.points),
         *dict.fromkeys(warning for point in analysis.points if point.result for warning in point.result.warnings),
     ]
-
-
-def copy_warnings(rows: list[CopyRow]) -> list[str]:
-    """The same of GEMMs beside copies."""
-    points = [row.point for row in rows]
-    bound = [row.point.name for row in rows if row.launch_bound]
-    lines = [f"Launch-bound, their times say nothing about the device: {_some(bound)}."] if bound else []
-    told = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
-    return [*lines, *_slowed(points), *told]
 
 
 def _trains_differently(analysis: TrainingAnalysis) -> Iterator[str]:
@@ -137,7 +127,7 @@ def _not_compiled(analysis: TrainingAnalysis) -> Iterator[str]:
             reason = next(iter(row.compiled.removeprefix("no").removeprefix(":").strip().splitlines()), "")
             found[reason or "no reason given"].append(row.setting)
     for reason, settings in found.items():
-        yield f"The layers could not be compiled in {_some(settings)}: {reason.removesuffix('.')}."
+        yield f"The layers could not be compiled in {some_names(settings)}: {reason.removesuffix('.')}."
 
 
 def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
@@ -152,26 +142,15 @@ def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
     worst = max(changes, key=abs, default=0.0)
     if abs(worst) >= NOTABLE:
         as_measured = [row.setting for row in analysis.rows if not row.relative]
-        but = f", but for {_some(as_measured)}" if as_measured else ""
+        but = f", but for {some_names(as_measured)}" if as_measured else ""
         how = f"settings are compared by the one that was measured beside them{but}"
         if len(as_measured) == len(analysis.rows):
             how = "settings are compared by their times as measured"
         yield f"Baselines drifted: the step without communication by up to {worst:+.0%}; {how}."
 
 
-def _slowed(points: list[Point]) -> Iterator[str]:
-    conditions = gpu_conditions(points)
-    for reason, names in conditions.slowed.items() if conditions else ():
-        yield f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}."
-
-
 def _where(settings: list[str], analysis: TrainingAnalysis) -> str:
     if len(settings) < len(analysis.rows) or len(settings) == 1:
-        several = f"{len(settings)} of {len(analysis.rows)} settings: " if len(settings) > _MOST_NAMED else ""
-        return f"in {several}{_some(settings)}"
+        several = f"{len(settings)} of {len(analysis.rows)} settings: " if len(settings) > NAMES_TOLD else ""
+        return f"in {several}{some_names(settings)}"
     return "in all settings"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{'; '.join(names[:_MOST_NAMED])}{more}"

@@ -7,7 +7,7 @@ from typing import Any
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.frame import Row
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
-from overlap_sweep.report.page.points_table import BEYOND, Cell, Table, first_line, number
+from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line, number
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, ShapeAnalysis
 from overlap_sweep.workloads.kernel.frame import LEFT_OUT
 from overlap_sweep.workloads.kernel.section import as_error, note
@@ -16,14 +16,14 @@ RATES = ("TFLOP/s", "GB/s", "hidden", "speedup", "vs bound")
 HIGH_FIRST = frozenset({"TFLOP/s", "GB/s", "hidden", "speedup"})
 
 
-def compared_table(analysis: KernelAnalysis) -> Table:
+def compared_table(analysis: KernelAnalysis) -> PageTable:
     """Of one case: a row for each implementation at each m, times comparable within an m."""
     columns = ["m", "implementation", "backend", "time us", "noise us", *RATES, "error", "note"]
     rows = [_compared(row, shape) for shape in analysis.shapes for row in shape.rows]
-    return Table(columns, rows, frozenset({"m", "time us", "noise us", *RATES, "error"}), HIGH_FIRST)
+    return PageTable(columns, rows, frozenset({"m", "time us", "noise us", *RATES, "error"}), HIGH_FIRST)
 
 
-def kernels_table(analysis: Analysis) -> Table:
+def kernels_table(analysis: Analysis) -> PageTable:
     """All points of kernels by m, one row for each implementation, also of what could not be measured. What is the same
     everywhere is no column."""
     several = [name for name in _SIZES if len({row[name] for row in analysis.kernel_rows}) > 1]
@@ -43,7 +43,7 @@ def kernels_table(analysis: Analysis) -> Table:
         for row in sorted(analysis.kernel_rows, key=_place)
     ]
     numeric = frozenset({"m", "n", "k", "TP", "time us", *RATES})
-    return Table([*columns, "note", "point"], rows, numeric, HIGH_FIRST)
+    return PageTable([*columns, "note", "point"], rows, numeric, HIGH_FIRST)
 
 
 _SIZES = {"kernel": "kernel", "n": "n", "k": "k", "tp_size": "TP", "precision": "precision"}

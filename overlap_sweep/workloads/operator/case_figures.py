@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.page import time_bars, timeline
 from overlap_sweep.report.page.figures import Figure, figure
-from overlap_sweep.workloads.copy_engine import chart as copies_chart
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
 from overlap_sweep.workloads.fsdp import chart as training_chart
 from overlap_sweep.workloads.fsdp import knob_chart
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
@@ -137,11 +135,6 @@ def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figur
         figure(name, time_bars.describe(panel), panel, time_bars.chart),
         figure(f"{name}_losses", loss_curves.describe(curves), curves, loss_curves.chart),
     )
-
-
-def copies_figure(copies: CopyAnalysis, name: str) -> Figure:
-    panel = copies_chart.copies_panel(copies)
-    return figure(name, time_bars.describe(panel), panel, time_bars.chart)
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:

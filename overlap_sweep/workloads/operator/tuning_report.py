@@ -14,12 +14,10 @@ from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
 from overlap_sweep.results.run_directory import VariantTimes
-from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.frame import answer_rows as training_answer_rows
 from overlap_sweep.workloads.fsdp.frame import contribution_cells, setting_cells
 from overlap_sweep.workloads.fsdp.knob_effects import contributed
-from overlap_sweep.workloads.fsdp.warnings import copy_warnings
 from overlap_sweep.workloads.fsdp.warnings import warnings as training_warnings
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, answers_in_words
 from overlap_sweep.workloads.kernel.frame import answer_rows, comparable_cells
@@ -106,8 +104,7 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "kernel_points": _finite(analysis.kernel_rows),
         "training": [_training(of_case) for of_case in analysis.training],
         "training_points": _finite(analysis.training_rows),
-        "copies": [_copies(of_case) for of_case in analysis.copies],
-        "copy_points": _finite(analysis.copy_rows),
+        **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
         "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
         "tp_training_points": _finite(analysis.tp_training_rows),
         "proof": outcome_entries(analysis),
@@ -252,18 +249,6 @@ def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
     }
 
 
-def _copies(of_case: CopyAnalysis) -> dict[str, Any]:
-    points = [row.point for row in of_case.rows]
-    return {
-        **of_case.case._asdict(),
-        "measured": measured_when(points),
-        "environment": environments(points)[0],
-        "answer": of_case.answer,
-        "warnings": copy_warnings(of_case.rows),
-        "points": [point.name for point in points],
-    }
-
-
 def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:
     environment, *others = environments(of_case.points)
     return {
@@ -279,6 +264,13 @@ def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:
             for row, cells in zip(of_case.rows, _finite(map(tp_training_frame.row_cells, of_case.rows)), strict=True)
         ],
     }
+
+
+def _plain(said: Any) -> Any:
+    """The same without the numbers that JSON has not, however deep they lie."""
+    if isinstance(said, dict):
+        return {name: _plain(value) for name, value in said.items()}
+    return [_plain(value) for value in said] if isinstance(said, list) else finite(said)
 
 
 def _finite(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.frame import Row
 from overlap_sweep.report.numbers import as_loss, as_ms, as_percent
-from overlap_sweep.report.page.points_table import BEYOND, Cell, Table, first_line, number
+from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line, number
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
 from overlap_sweep.workloads.tp_training.frame import row_cells
 from overlap_sweep.workloads.tp_training.section import note
@@ -20,7 +20,7 @@ _HIGH_FIRST = frozenset({*_RATES, "hidden"})
 _MEASURED = (*_TIMES, *_PARTS, *_RATES, *_MEMORY, *_COMMUNICATION, "loss")
 
 
-def stacks_table(analysis: TpTrainingAnalysis) -> Table:
+def stacks_table(analysis: TpTrainingAnalysis) -> PageTable:
     """Of one case: a row for each setting, by grid of ranks, from fast to slow."""
     rows = [
         [
@@ -30,10 +30,10 @@ def stacks_table(analysis: TpTrainingAnalysis) -> Table:
         ]
         for row in analysis.rows
     ]
-    return Table(["TP", "DP", "setting", *_MEASURED, "note"], rows, _NUMERIC, _HIGH_FIRST)
+    return PageTable(["TP", "DP", "setting", *_MEASURED, "note"], rows, _NUMERIC, _HIGH_FIRST)
 
 
-def stack_points_table(analysis: Analysis) -> Table:
+def stack_points_table(analysis: Analysis) -> PageTable:
     """All points, also those that could not be measured."""
     rows = [
         [
@@ -48,7 +48,7 @@ def stack_points_table(analysis: Analysis) -> Table:
         for row in analysis.tp_training_rows
     ]
     columns = ["model", "dtype", "TP", "DP", "setting", "status", *_MEASURED, "note", "point"]
-    return Table(columns, rows, _NUMERIC, _HIGH_FIRST)
+    return PageTable(columns, rows, _NUMERIC, _HIGH_FIRST)
 
 
 def _who(row: Row) -> list[Cell]:

@@ -1,0 +1,89 @@
+"""Tables of the page, which can be sorted and filtered: cells with what they sort by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_sweep.report.table import Column, Listing, PointRow, is_unknown
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    order: float | str | None = None
+    """What it sorts by, where that is not its text."""
+    kind: str = ""
+    """`number`, or what a style sheet tells apart."""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    columns: list[str]
+    rows: list[list[Cell]]
+    numeric: frozenset[str]
+    high_first: frozenset[str]
+    """The columns whose highest numbers one looks for."""
+    caption: str = ""
+
+
+BEYOND = 1e300
+"""Sorts below everything that is measured."""
+
+
+def page_table(listing: Listing[Any]) -> PageTable:
+    """Returns the listing's rows with the columns that people see."""
+    columns = listing.columns
+    rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in listing.rows]
+    return _table(columns, rows, listing.caption)
+
+
+def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
+    """Returns all points, with a note on each, which of one that is not ok is the reason, and where it lies."""
+    columns = [column for column in listing.columns if column.header != "note"]
+    rows = [
+        [*(_cell(column, row, chosen=False) for column in columns), _note(listing, row), Cell(row.directory)]
+        for row in listing.rows
+    ]
+    table = _table(columns, rows, listing.caption)
+    return PageTable([*table.columns, "note", "point"], rows, table.numeric, table.high_first, table.caption)
+
+
+def _table(columns: list[Column[Any]], rows: list[list[Cell]], caption: str) -> PageTable:
+    return PageTable(
+        [column.header for column in columns],
+        rows,
+        numeric=frozenset(column.header for column in columns if column.is_number),
+        high_first=frozenset(column.header for column in columns if column.high_first),
+        caption=caption,
+    )
+
+
+def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
+    value, kind = column.value(row), column.style if isinstance(column.style, str) else column.style(row)
+    if not column.is_number:
+        return Cell(column.text(row), kind="chosen" if chosen and kind == "reason" else kind)
+    if is_unknown(value):
+        return Cell("", -BEYOND if column.high_first else BEYOND, "number")
+    return Cell(column.text(row), round(value, 6), "number")
+
+
+def _note(listing: Listing[PointRow[Any]], row: PointRow[Any]) -> Cell:
+    if row.point.status != "ok":
+        return Cell(row.point.why_not_ok, kind="reason")
+    notes = [column.text(row) for column in listing.table.shown if column.header == "note"]
+    return Cell(notes[0] if notes else "", kind="chosen" if listing.chosen(row) else "reason")
+
+
+def number(value: float | None, written: Callable[[float], str], place_of_nothing: float = BEYOND) -> Cell:
+    """Returns the cell of a number; an empty one where there is none."""
+    if value is None or math.isnan(value):
+        return Cell("", place_of_nothing, "number")
+    return Cell(written(value), round(value, 6), "number")
+
+
+def first_line(text: str | None) -> str:
+    """Returns the first line of a text; an empty one where there is none."""
+    return next(iter((text or "").strip().splitlines()), "")

@@ -1,0 +1,106 @@
+"""What a workload says of what was measured. Terminal, summary.txt, report.html, tables and tuning_report.json are
+renderings of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.report.table import Listing, PointRow, Row
+from overlap_sweep.results.points import Point, Reading
+from overlap_sweep.results.records import Records
+
+if TYPE_CHECKING:
+    from overlap_sweep.report.page.figures import Figure
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All that an analysis is made of."""
+
+    reading: Reading
+    records: Records
+    """What the sweeps that searched say of themselves."""
+    config: AnalysisConfig
+
+    def points(self, workload: str) -> list[Point]:
+        """The points of a workload, whatever became of them."""
+        return [point for point in self.reading.points if point.workload == workload]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A chart or a table with what is to be said of it."""
+
+    chart: Callable[[str], Figure] | None = None
+    """Draws it under a name that is fit for a file; only the page asks for it."""
+    listing: Listing[Any] | None = None
+    heading: str = ""
+    explained: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of one case: points that may be compared with each other."""
+
+    title: str
+    """What was measured, and on what."""
+    sentences: list[str]
+    """What to do first, then what that comes from."""
+    cautions: list[str]
+    """What to know before believing it."""
+    compared: Listing[Any]
+    """What the answer was chosen from."""
+    points: list[Point]
+    legend: str = ""
+    """What the columns mean, below the table on the terminal."""
+    charts: list[Exhibit] = field(default_factory=list)
+    more: list[Exhibit] = field(default_factory=list)
+    """Tables beside the one of what was compared."""
+    details: list[str] = field(default_factory=list)
+    """For summary.txt alone."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """All that a workload says."""
+
+    name: str
+    """Fit for an address of the page, and for the names of charts."""
+    what: str
+    """What was measured, in a word or two and in plural: `copies`."""
+    title: str
+    explained: str
+    """What was measured and how it is to be read, on the page."""
+    answers: list[Answer]
+    points: Listing[PointRow[Any]]
+    """Every point, for files, queries and the page."""
+    report: dict[str, Any]
+    """What tuning_report.json says, by its keys."""
+    decided: Listing[Any] | None = None
+    """The answers as rows, for `--format` and `--fail-if`; None: the points."""
+    launch_bound: int = 0
+    """Points whose times say nothing about the device."""
+    problems: list[str] = field(default_factory=list)
+    """A sentence for each file that could not be read."""
+    warnings: list[str] = field(default_factory=list)
+    """A sentence for each file that was read only in part."""
+
+    @cached_property
+    def records(self) -> list[Row]:
+        """The points as rows, with every column of files."""
+        return self.points.table.records(self.points.rows)
+
+    @property
+    def answered(self) -> Listing[Any]:
+        """The answers as rows."""
+        return self.decided or self.points
+
+    @property
+    def file(self) -> str:
+        """The table of all points."""
+        return f"{self.points.table.name}.csv"

@@ -1,0 +1,215 @@
+"""Columns and tables. A column is declared once: DataFrame, CSV, Parquet, JSON, terminal, page, `--help` and the docs
+come from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from overlap_sweep.results.points import Point
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+R = TypeVar("R")
+"""What a row of a table is made of."""
+
+Row = dict[str, Any]
+"""A row as programs take it: by column; None for what is unknown or does not apply."""
+
+Kind = Literal["text", "count", "number", "flag"]
+PANDAS: Mapping[Kind, str] = {"text": "string", "count": "Int64", "number": "float64", "flag": "boolean"}
+
+
+def as_text(value: Any) -> str:
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """One column of a table of `R`."""
+
+    name: str
+    """In files and queries, with its unit; empty for a column that only people see."""
+    value: Callable[[R], Any]
+    """The cell; None or NaN for what is unknown or undefined."""
+    about: str = ""
+    """A sentence for the column reference, where the name does not say it all."""
+    kind: Kind = "number"
+    header: str = ""
+    """In tables for people; empty for a column that is in files alone."""
+    show: Callable[[Any], str] = as_text
+    """How people read the value. Not called for what is unknown or undefined, which is an empty cell."""
+    words: Callable[[R], str] | None = None
+    """Instead of `show`, where the text takes more than the value; the value is what the page sorts by."""
+    dropped: int = 0
+    """In which turn a narrow terminal does without it, from 1 on; 0: it is always there."""
+    high_first: bool = False
+    """Whether one looks for its highest numbers first."""
+    style: str | Callable[[R], str] = ""
+    """A class of the page's style sheet, such as `setting` or `reason`."""
+
+    def text(self, row: R) -> str:
+        """The cell for people."""
+        if self.words:
+            return self.words(row)
+        value = self.value(row)
+        return "" if is_unknown(value) else self.show(value)
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in ("count", "number")
+
+
+def is_unknown(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+@dataclass(frozen=True)
+class Table(Generic[R]):
+    """Columns in their order, and what their rows are."""
+
+    name: str
+    """The stem of its files: `copies` of copies.csv and copies.parquet."""
+    rows: str
+    """What they are, for the column reference: `one row per point`."""
+    columns: tuple[Column[R], ...]
+
+    @property
+    def written(self) -> list[Column[R]]:
+        """The columns of files."""
+        return [column for column in self.columns if column.name]
+
+    @property
+    def shown(self) -> list[Column[R]]:
+        """The columns of tables for people."""
+        return [column for column in self.columns if column.header]
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The pandas type of each column of files, in their order."""
+        return {column.name: PANDAS[column.kind] for column in self.written}
+
+    def records(self, rows: Iterable[R]) -> list[Row]:
+        """The rows with every column of files."""
+        return [{column.name: column.value(row) for column in self.written} for row in rows]
+
+
+@dataclass(frozen=True)
+class Listing(Generic[R]):
+    """Rows of a table, as they are shown to people."""
+
+    table: Table[R]
+    rows: Sequence[R]
+    caption: str = ""
+    """What the rows are, above the table of the page."""
+    chosen: Callable[[R], bool] = field(default=lambda row: False)
+    """Whether the row is the answer, or one of them."""
+    faint: Callable[[R], bool] = field(default=lambda row: False)
+    """Whether the row is only there to be compared with."""
+    group: Callable[[R], Any] = field(default=lambda row: None)
+    """Rows next to each other that differ in it are set apart."""
+    most_rows: int | None = None
+    """On a terminal; of more the first ones, and the chosen."""
+
+    @property
+    def records(self) -> list[Row]:
+        """The rows as programs take them."""
+        return self.table.records(self.rows)
+
+    @property
+    def columns(self) -> list[Column[R]]:
+        """The shown columns that have a text in any row."""
+        return [column for column in self.table.shown if any(column.text(row) for row in self.rows)]
+
+
+def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
+    """`types`: the pandas type of each column."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
+
+
+@dataclass(frozen=True)
+class PointRow(Generic[R]):
+    """One point of a sweep, whatever became of it."""
+
+    point: Point
+    root: Path
+    """The directory that was analysed."""
+    measured: R | None
+    """What a point that is ok measured."""
+
+    @property
+    def directory(self) -> str:
+        return self.point.directory.relative_to(self.root).as_posix()
+
+    @property
+    def is_launch_bound(self) -> bool:
+        return bool(self.measured is not None and getattr(self.measured, "launch_bound", False))
+
+
+def _status(row: PointRow[Any]) -> str:
+    return f"{row.point.status}, launch-bound" if row.is_launch_bound else row.point.status
+
+
+def _error(row: PointRow[Any]) -> str | None:
+    if row.point.result:
+        return row.point.result.error
+    return "no result.json: the point was given up, or is still running"
+
+
+POINT: Column[PointRow[Any]] = Column("point", lambda row: row.point.name, "The run directory's name.", "text")
+DIRECTORY: Column[PointRow[Any]] = Column(
+    "directory", lambda row: row.directory, "The run directory, from the analysed one on.", "text"
+)
+MODEL: Column[PointRow[Any]] = Column("model", lambda row: row.point.case.model, kind="text", header="model")
+BACKEND: Column[PointRow[Any]] = Column("backend", lambda row: row.point.case.backend, kind="text", header="backend")
+DEVICE: Column[PointRow[Any]] = Column("device", lambda row: row.point.case.device, "The GPU, or cpu.", "text")
+PRECISION: Column[PointRow[Any]] = Column(
+    "precision", lambda row: row.point.case.precision, kind="text", header="precision"
+)
+STATUS: Column[PointRow[Any]] = Column(
+    *("status", lambda row: row.point.status, "ok, failed, timeout, skipped or missing.", "text"),
+    header="status",
+    words=_status,
+    style=lambda row: "doubtful" if row.is_launch_bound else row.point.status,
+)
+ERROR: Column[PointRow[Any]] = Column("error", _error, "Why the point is not ok.", "text")
+
+
+def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
+    """A column of the point's configuration, at `path` (by default at its own name)."""
+
+    def value(row: PointRow[Any]) -> Any:
+        found: Any = row.point.config
+        for key in path or (name,):
+            found = found[key]
+        return found
+
+    return Column(name, value, **more)
+
+
+def of_measured(column: Column[R]) -> Column[PointRow[R]]:
+    """The same column of points: empty for those that measured nothing."""
+
+    def of(call: Callable[[R], Any], nothing: Any) -> Callable[[PointRow[R]], Any]:
+        return lambda row: nothing if row.measured is None else call(row.measured)
+
+    style = column.style
+    return replace(  # type: ignore[return-value]
+        column,
+        value=of(column.value, None),  # type: ignore[arg-type]
+        words=of(column.words, "") if column.words else None,  # type: ignore[arg-type]
+        style=style if isinstance(style, str) else of(style, ""),  # type: ignore[arg-type]
+    )
+
+
+def points_table(
+    name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
+) -> Table[PointRow[R]]:
+    """The table of all points of a workload: what is known of each, then what was measured."""
+    return Table(name, rows, (*of_point, *map(of_measured, measured)))

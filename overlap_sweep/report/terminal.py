@@ -1,0 +1,76 @@
+"""Sections on a terminal of any width, in a pipe, and in summary.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from overlap_sweep.report.console import print_lines
+from overlap_sweep.report.plain_table import PlainRow, print_table
+from overlap_sweep.report.section import Answer, Exhibit, Section
+from overlap_sweep.report.table import Column, Listing
+
+R = TypeVar("R")
+
+
+def print_section(section: Section, console: Console, whole: bool = False) -> None:
+    """Prints every answer with the table that it comes from; `whole`: with all rows of each."""
+    for answer in section.answers:
+        print_answer(answer, console, section.file, whole)
+
+
+def print_answer(answer: Answer, console: Console, file: str, whole: bool = False) -> None:
+    """Prints the answer first, then what was compared, then what to know before believing it."""
+    console.print(f"\n{answer.title}", style="bold")
+    print_lines(answer.sentences, console)
+    print_listing(answer.compared, console, file, whole)
+    print_lines([answer.legend] if answer.legend else [], console, indent=0)
+    for exhibit in answer.more:
+        _print_exhibit(exhibit, console, file, whole)
+    print_lines(answer.cautions, console, indent=0)
+
+
+def _print_exhibit(exhibit: Exhibit, console: Console, file: str, whole: bool) -> None:
+    if exhibit.listing:
+        console.print(f"\n{exhibit.heading}", style="bold")
+        print_listing(exhibit.listing, console, file, whole)
+    print_lines([*([exhibit.explained] if exhibit.explained else []), *exhibit.notes], console, indent=0)
+
+
+def print_listing(listing: Listing[R], console: Console, file: str, whole: bool = False) -> None:
+    """Prints the rows below their headers; one below the other where the terminal is too narrow. Of more than
+    `most_rows` the first and the chosen, unless the `whole` table is wanted: `file` has all."""
+    most = None if whole else listing.most_rows
+    rows = [row for i, row in enumerate(listing.rows) if most is None or i < most or listing.chosen(row)]
+    if not rows:
+        return
+    columns = listing.columns
+    groups = [listing.group(row) for row in rows]
+    table = [
+        PlainRow(
+            [column.text(row) for column in columns],
+            "green" if listing.chosen(row) else "dim" if listing.faint(row) else "",
+            ends_section=i + 1 < len(rows) and groups[i + 1] != groups[i],
+        )
+        for i, row in enumerate(rows)
+    ]
+    left = [column.header for column in columns if not column.is_number]
+    droppable = sorted((column for column in columns if column.dropped), key=lambda column: column.dropped)
+    headers = [column.header for column in columns]
+    if not print_table(headers, table, left, console, [column.header for column in droppable]):
+        _print_stacked(columns, rows, console)
+    if len(rows) < len(listing.rows):
+        print_lines([f"... and {len(listing.rows) - len(rows)} more, all in {file}"], console, indent=0)
+
+
+def _print_stacked(columns: Sequence[Column[Any]], rows: Sequence[Any], console: Console) -> None:
+    """Prints each row as lines: its texts first, then its numbers by their headers."""
+    for row in rows:
+        texts = [column.text(row) for column in columns if not column.is_number and column.header != "note"]
+        notes = [column.text(row) for column in columns if column.header == "note"]
+        told = f" ({notes[0]})" if any(notes) else ""
+        print_lines([f"{', '.join(filter(None, texts))}{told}"], console)
+        numbers = [(column.header, column.text(row)) for column in columns if column.is_number]
+        print_lines([", ".join(f"{header} {text}" for header, text in numbers if text)], console, indent=4)
