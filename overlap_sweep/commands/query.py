@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from overlap_sweep.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
+
+    from overlap_sweep.report.section import Sources
+    from overlap_sweep.report.table import Table
 
 ALL = "all"
 CASE = ("model", "backend", "device", "precision", "tokens")
@@ -57,10 +60,6 @@ SHOWN_OF_TRAINING = (
     ),
     *("samples_per_s", "peak_memory_gb", "loss", "chosen", "launch_bound", "status"),
 )
-SHOWN_OF_COPIES = (
-    *("direction", "matrix_size", "copy_mb", "gemm_us", "copy_us", "sequential_us", "overlapped_us", "saving_us"),
-    *("saving_share", "hidden_fraction", "slowdown", "launch_bound", "status"),
-)
 
 SHOWN_OF_TP_TRAINING = (
     *("tp_size", "dp_size", "setting", "step_us", "noise_us", "forward_pct", "backward_pct", "optimizer_pct"),
@@ -85,9 +84,10 @@ _SHOWN = {
     Rows.layers: SHOWN_OF_LAYERS,
     Rows.kernels: SHOWN_OF_KERNELS,
     Rows.training: SHOWN_OF_TRAINING,
-    Rows.copies: SHOWN_OF_COPIES,
     Rows.tp_training: SHOWN_OF_TP_TRAINING,
 }
+_SECTION = {Rows.copies: "copy_engine"}
+"""Workloads that say all of themselves in a section."""
 _ALONE = {
     **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
     "tp_training": Rows.tp_training,
@@ -251,6 +251,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     """All rows, what they are of, and a sentence for each file that cannot be read. Where nothing was asked for, of
     operators, unless there are only kernels, only training runs, only tensor-parallel stacks, or only
     copies."""
+    from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.files import (
         KERNEL_TABLE_FILE,
         LAYER_TABLE_FILE,
@@ -259,10 +260,10 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
+    from overlap_sweep.report.section import Sources
     from overlap_sweep.results.points import read_points
     from overlap_sweep.results.records import read_records
     from overlap_sweep.results.traces import read_traces
-    from overlap_sweep.workloads.copy_engine.section import TABLE as COPY_TABLE
     from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.fsdp.answer import analyse_training
     from overlap_sweep.workloads.kernel import frame as kernel_frame
@@ -279,7 +280,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
         Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
         Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
-        Rows.copies: (directory / f"{COPY_TABLE.name}.parquet", COPY_TABLE.types),
+        **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
         Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
     }
     try:
@@ -300,13 +301,8 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         analyses = analyse_training(points, read_records(directory).knobs)
         of_training = training_frame.training_rows(points, analyses, directory)
         return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
-    if rows is Rows.copies:
-        from overlap_sweep.config import AnalysisConfig
-        from overlap_sweep.report.section import Sources
-        from overlap_sweep.workloads.copy_engine.section import section
-
-        found = section(Sources(reading, read_records(directory), AnalysisConfig()))
-        return to_frame(found.records if found else [], COPY_TABLE.types), rows, list(reading.problems)
+    if rows in _SECTION:
+        return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
     if rows is Rows.tp_training:
         seen = read_communication(point for point in points if point.is_tp_training and point.status == "ok")
         for warning in seen.warnings:
@@ -324,6 +320,27 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     for warning in (warning for of_point in traces.values() for warning in of_point.warnings):
         print_warning(warning)
     return to_frame(table_rows(reading, traces), COLUMNS), rows, problems
+
+
+def _of_section(rows: Rows, sources: Sources) -> tuple[pd.DataFrame, Rows, list[str]]:
+    """Returns the rows of a workload's section, and a sentence for each file that cannot be read."""
+    from overlap_sweep.report.frame import to_frame
+    from overlap_sweep.workloads import section_module
+
+    module = section_module(_SECTION[rows])
+    section = module.section(sources)
+    reading = sources.reading
+    for warning in section.warnings if section else ():
+        print_warning(warning)
+    problems = [*reading.problems, *(section.problems if section else ())]
+    return to_frame(section.records if section else [], module.TABLE.types), rows, problems
+
+
+def _tables() -> dict[Rows, Table[Any]]:
+    """Returns the tables of points of the workloads with sections."""
+    from overlap_sweep.workloads import section_module
+
+    return {rows: section_module(workload).TABLE for rows, workload in _SECTION.items()}
 
 
 def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
@@ -367,7 +384,7 @@ def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str
     why = ["error"] if len(rows) and not is_ok.any() else []
     # A point that was not measured doesn't know its GPU, only that there was to be one.
     known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
-    usual = _SHOWN[of]
+    usual = _SHOWN[of] if of in _SHOWN else _tables()[of].told
     in_question = [name for name in CASE if name in rows and name not in usual]
     cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]

@@ -89,6 +89,12 @@ class Table(Generic[R]):
         return [column for column in self.columns if column.header]
 
     @property
+    def told(self) -> list[str]:
+        """The columns of files that a query shows unasked: those that no terminal does without."""
+        shown = [column.name for column in self.shown if column.name and not column.dropped and column.name != "status"]
+        return [*shown, "launch_bound", "status"]
+
+    @property
     def types(self) -> dict[str, str]:
         """The pandas type of each column of files, in their order."""
         return {column.name: PANDAS[column.kind] for column in self.written}

@@ -38,7 +38,12 @@ WITH_SECTIONS = ("copy_engine",)
 
 def section_modules() -> list[Any]:
     """The modules with `section(sources)`, what a workload says of what was measured, and its TABLE of points."""
-    return [import_module(f"{WORKLOADS[name]}.section") for name in WITH_SECTIONS]
+    return [section_module(name) for name in WITH_SECTIONS]
+
+
+def section_module(name: str) -> Any:
+    """The workload's `section` module."""
+    return import_module(f"{WORKLOADS[name]}.section")
 
 
 def load(name: str) -> Any:
