@@ -10,6 +10,7 @@ from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Timing, trace_file
+from overlap_sweep.workloads.naming import point_name
 from tests.make_point import default_timing, make_point, operator_config, pass_times, timing_of
 
 TRACES = Path(__file__).parent.parent / "tests" / "data" / "traces"
@@ -31,7 +32,7 @@ def write_sweep_of_300(directory: Path, points: int = 300, traced: bool = True) 
     chosen = [configurations[i % len(configurations)] for i in range(points)]
     for i, (tp_size, operator, phase, method, knobs) in enumerate(chosen):
         point = operator_config(tp_size, operator, phase, method, **knobs, model="llama3_70b")
-        name = f"{space.point_name(point, [])}_{i:03}"
+        name = f"{point_name(point, [])}_{i:03}"
         started = f"2026-11-20T{20 + i // 120}:{i // 2 % 60:02}:{i % 2 * 30:02}+00:00"
         if refused := space.refusal(point):
             make_point("operator", directory, point, status="skipped", error=refused, name=name)

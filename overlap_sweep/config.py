@@ -11,6 +11,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from overlap_sweep import workloads
 from overlap_sweep.declared import one_of, ranged
 from overlap_sweep.overlap.kernel_shape import KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.overlap.models import SIZES
@@ -21,9 +22,6 @@ from overlap_sweep.overlap.space import (
     OPERATORS,
     PHASES,
     PRECISIONS,
-    gpus_of,
-    point_name,
-    world_size,
 )
 from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.workloads.fsdp.config import (
@@ -446,11 +444,13 @@ def register_schemas() -> None:
 
 
 def _point_name(*, _root_: DictConfig) -> str:
+    from overlap_sweep.workloads.naming import point_name
+
     return point_name(_root_, list(_root_.hydra.overrides.task))
 
 
 def _gpus_of_point(*, _root_: DictConfig) -> int | None:
-    return None if _root_.runtime.device == "cpu" else gpus_of(_root_)
+    return None if _root_.runtime.device == "cpu" else workloads.gpus(_root_)
 
 
 def _output_dir(*, _root_: DictConfig) -> str | None:
@@ -466,7 +466,7 @@ def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
 
 
 def _cpus_of_point(*, _root_: DictConfig) -> int:
-    return 2 * world_size(_root_) * int(_root_.runtime.threads_per_rank)
+    return 2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank)
 
 
 def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:

@@ -34,6 +34,7 @@ from overlap_sweep.results.run_directory import (
     write_result,
 )
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
+from overlap_sweep.workloads.naming import point_name
 from overlap_sweep.workloads.tp_training.config import PRECISION_OF
 
 ENVIRONMENT: dict[str, Any] = {
@@ -164,7 +165,7 @@ def make_point(
     """
     point = dict(point or resolved(workload))
     number = len(list(directory.glob("*")))
-    name = name or f"{space.point_name(point, []) if workload == 'operator' else workload}_{number}"
+    name = name or f"{point_name(point, []) if workload == 'operator' else workload}_{number}"
     settings = space.settings(point) if workload == "operator" else {}
     fields = {"environment": ENVIRONMENT, "started": STARTED, "settings": settings}
     also_taken = {"kernel": "implementations", "copy_engine": "launch_bound"}.get(workload)

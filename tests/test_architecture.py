@@ -46,7 +46,6 @@ NOT_YET: dict[str, set[str]] = {
     },
     "commands/compare": {"workloads/fsdp"},
     "commands/query": {
-        "workloads/copy_engine",
         "workloads/fsdp",
         "workloads/kernel",
         "workloads/layer",
@@ -73,7 +72,6 @@ NOT_YET: dict[str, set[str]] = {
     "compare/slots": {"workloads/operator"},
     "compare/sweeps": {"workloads/fsdp", "workloads/tp_training"},
     "config": {"overlap", "results", "workloads"},
-    "overlap/space": {"results"},
     "report/files": {"analysis", "workloads"},
     "report/page/page": {"analysis", "search", "workloads"},
     "report/page/points_table": {"analysis", "workloads"},

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from overlap_sweep import workloads
 from overlap_sweep.compare.matching import Verdict, verdict
 from overlap_sweep.compare.ratios import ratio
 from overlap_sweep.errors import UserError
@@ -218,7 +219,7 @@ def _samples(kept: Kept) -> dict[str, _Sample]:
     result = kept.result
     if _workload(result.point) == "fsdp":
         step = measured_training(result).step
-        ranks, knobs = space.world_size(result.point), knobs_of(result.point)
+        ranks, knobs = workloads.world_size(result.point), knobs_of(result.point)
         setting = f"{ranks} ranks, {setting_in_words(knobs, knobs)}"
         return {setting: _Sample(kept, (step["point"],), step["none"].median_us)}
     if _workload(result.point) == "tp_training":
@@ -311,7 +312,7 @@ def point_cells(series: Series) -> Row:
         # The rows of a copy point's matrices are nothing that a model reads.
         "tokens": None if _workload(point) == "copy_engine" else point["workload"]["tokens"],
         "tp_size": point["tp_size"],
-        "operator": space.subject(point),
+        "operator": workloads.of(point).subject(point),
         "pass": _passes(point),
         "setting": series.setting,
     }

@@ -112,6 +112,11 @@ def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) 
     return f"{operator}: {reason}" if reason else None
 
 
+def short_name(model: Mapping[str, Any]) -> str:
+    """Returns the model's name without folders."""
+    return str(model["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+
+
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
     """The model with every size filled in; reads the Hugging Face config where `source=hf`. UserError if it can't.
 

@@ -6,12 +6,9 @@ communication that the slot carries decides which methods it takes.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
-
-from overlap_sweep.results.identity import HOW_TO_RUN
 
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer and the dimension of the weight that tensor parallelism cuts."""
@@ -237,40 +234,6 @@ def setting_of(name: str) -> Setting | None:
     return setting
 
 
-def subject(point: Mapping[str, Any]) -> str:
-    """What a point of any workload runs, in a word: an operator, a kind of layer, a kernel with its shape."""
-    workload = point["workload"]["name"]
-    if workload == "layer":
-        return str(point["layer"]["kind"])
-    if workload == "kernel":
-        return "{kernel} {m}x{n}x{k}".format(**point)
-    if workload == "fsdp":
-        return f"{point['distributed']['strategy']} step"
-    if workload == "tp_training":
-        return f"{point['impl']} step"
-    if workload == "copy_engine":
-        return "{matrix_size} GEMM, {copy_mb:g} MiB {direction}".format(**point["copy_engine"])
-    return str(point["operator"])
-
-
-def world_size(point: Mapping[str, Any]) -> int:
-    """Ranks that the point runs on."""
-    if point["workload"]["name"] == "fsdp":
-        return int(point["distributed"]["dp_size"])
-    if point["workload"]["name"] == "copy_engine":
-        return 1
-    if point["workload"]["name"] == "tp_training":
-        return int(point["tp_size"] * (point["dp_size"] or 1))
-    replicas = point["layer"]["num_replicas"] if point["workload"]["name"] == "layer" else 1
-    return int(point["tp_size"] * replicas)
-
-
-def gpus_of(point: Mapping[str, Any]) -> int:
-    """GPUs that the point needs: one for each rank, and one to copy to from another."""
-    to_peer = point["workload"]["name"] == "copy_engine" and point["copy_engine"]["direction"] == "peer"
-    return world_size(point) + int(to_peer)
-
-
 USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
     "none": {},
     "bulk": {"cga_size": 2, "set_sm_margin": True},
@@ -339,77 +302,3 @@ def settings_name(settings: Mapping[str, Setting]) -> str:
     if len(settings) < 2 and not any(setting["method"] == "bulk" for setting in settings.values()):
         return next(map(brief_name, settings.values()), "none")
     return " + ".join(f"{slot.partition('_')[2]} {brief_name(setting)}" for slot, setting in settings.items())
-
-
-LONGEST_NAME = 160
-"""File systems take 255 bytes; a longer name ends in a digest of itself."""
-
-_NOT_NAMED = (
-    *(
-        "hydra",
-        "experiment=",
-        "search.",
-        "tuner.",
-        "max_tp_size=",
-        "resume=",
-        "store=",
-        "reuse=",
-        "training.output_dir=",
-        "tp_training.output_dir=",
-    ),
-    *(f"runtime.{name}=" for name in HOW_TO_RUN),
-)
-_NAMED = {"model", "model.name", "tp_size"}
-_NAMED_OF_OPERATOR = {"workload", "operator", "phase", "method", "phases", *KNOBS}
-_NAMED_OF_LAYER = {"workload", "layer", "layer.num_replicas"}
-_NAMED_OF_FSDP = {"workload", "distributed.strategy", "distributed.dp_size"}
-_NAMED_OF_TP_TRAINING = {"workload", "impl", "dp_size"}
-_NAMED_OF_COPY = {"workload", *(f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction"))}
-_NAMED_OF_KERNEL = {"workload", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *KNOBS}
-
-
-def point_name(point: Mapping[str, Any], overrides: list[str]) -> str:
-    """The name of a point's run directory: short, stable, and different for every point of a sweep.
-
-    `overrides` are the command line's; those that the fixed part of the name does not show are appended.
-    """
-    model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-    setting = {"method": point["method"], **{k: point[k] for k in KNOBS if point.get(k) is not None}}
-    parts = [model, f"tp{point['tp_size']}"]
-    if point["workload"]["name"] == "layer":
-        layer, named = point["layer"], _NAMED | _NAMED_OF_LAYER
-        parts += [layer["kind"]] + ([f"dp{layer['num_replicas']}"] if layer["num_replicas"] > 1 else [])
-    elif point["workload"]["name"] == "fsdp":
-        named = {*_NAMED, *_NAMED_OF_FSDP} - {"tp_size"}
-        parts = [model, f"dp{point['distributed']['dp_size']}", point["distributed"]["strategy"]]
-    elif point["workload"]["name"] == "tp_training":
-        named = _NAMED | _NAMED_OF_TP_TRAINING
-        parts += [f"dp{point['dp_size'] or 1}", point["impl"] or "fsdp_dtensor"]
-    elif point["workload"]["name"] == "copy_engine":
-        copy, named = point["copy_engine"], {"model", *_NAMED_OF_COPY}
-        parts = ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]
-    elif point["workload"]["name"] == "kernel":
-        named = _NAMED | _NAMED_OF_KERNEL
-        own_shape = point["n"] is not None
-        parts = [str(point["kernel"]), parts[1]] if own_shape else [*parts, point["operator"]]
-        parts += [str(point["kernel"])] if point["kernel"] and not own_shape else []
-        parts += [f"{name}{point[name]}" for name in ("m", "n", "k") if point[name] is not None]
-    else:
-        named = _NAMED | _NAMED_OF_OPERATOR
-        parts += [point["operator"]]
-        absent = absent_knobs(point.get("backend"), point)
-        setting = {name: value for name, value in setting.items() if name not in absent}
-        if point.get("phases"):
-            parts += ["+".join(f"{phase}.{brief_name(asked)}" for phase, asked in point["phases"].items())]
-        else:
-            parts += [point["phase"]] if point["phase"] != "all" else []
-            parts += ["none" if point["method"] == "none" else setting_name(setting)]
-            if point["method"] == "none" and "num_sm" not in absent:
-                parts += [f"sm{point['num_sm']}"] if any(o.startswith("num_sm=") for o in overrides) else []
-    others = (o.lstrip("+~") for o in overrides if o.lstrip("+~").partition("=")[0] not in named)
-    parts += [o for o in others if not o.startswith(_NOT_NAMED)]
-    name = re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", "_".join(parts)).removesuffix(".json")
-    if len(name) <= LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: LONGEST_NAME - 9]}_{digest}"

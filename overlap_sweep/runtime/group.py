@@ -23,8 +23,8 @@ from typing import IO, Any
 import msgspec
 
 import overlap_sweep
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import space
 from overlap_sweep.results.machine import machine
 from overlap_sweep.results.run_directory import FailedAttempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
@@ -108,7 +108,7 @@ class GroupConfig:
         environment = tuple(sorted(point.get("distributed", {}).get("env", {}).items()))
         wrapper = _wrapper(point, directory) if directory else ()
         return cls(
-            world_size=space.world_size(point),
+            world_size=workloads.world_size(point),
             max_connections=connections,
             environment=environment,
             wrapper=wrapper,

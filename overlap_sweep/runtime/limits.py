@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from overlap_sweep.overlap import space
+from overlap_sweep import workloads
 from overlap_sweep.results.run_directory import Result
 
 LEAST_S = 30.0
@@ -35,28 +35,11 @@ class TimeLimits:
 
 
 def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides, roughly, how long a point takes."""
-    workload = point["workload"]
-    of_point = (point["model"]["name"], space.world_size(point), point["backend"], point["precision"])
-    what = (space.subject(point), *(point.get("implementations") or ()))
-    of_workload = (what, workload["name"], workload["tokens"], workload["repeats"], *_more(point))
+    """Returns what decides, roughly, how long a point takes."""
+    workload, asked = workloads.of(point), point["workload"]
+    of_point = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
+    of_workload = (workload.name, workload.subject(point), asked["tokens"], asked["repeats"], *workload.cost(point))
     return (*of_point, point["runtime"]["device"], *of_workload)
-
-
-def _more(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    if point["workload"]["name"] == "copy_engine":
-        return point["copy_engine"]["gemms"], point["copy_engine"]["copies"]
-    if point["workload"]["name"] == "tp_training":
-        training, model = point["tp_training"], point["language_model"]
-        # Compiling takes longer than all the steps.
-        return training["num_training_steps"], training["compile"], model["num_hidden_layers"], point["tp_size"]
-    if point["workload"]["name"] != "fsdp":
-        return ()
-    profiling = point["profiling"]
-    profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
-    steps = (point["training"]["max_steps"], point["workload"]["steps"], profiled)
-    # Compiling takes longer than all the steps.
-    return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
 
 
 limits = TimeLimits()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from overlap_sweep.config import (
 )
 from overlap_sweep.declared import check
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import models, overlap_cfg, space
+from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import (
     LOG_FILE,
@@ -107,9 +107,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
-    needed = space.gpus_of(point)
+    needed = workloads.gpus(point)
     if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
-        asked, mend = _asked_gpus(point)
+        asked, mend = workloads.of(point).fewer_gpus(point)
         raise UserError(
             f"{asked} needs {needed} GPUs and {visible_gpus()} are visible; use {mend}, or runtime.device=cpu."
         )
@@ -164,20 +164,6 @@ def _usual() -> dict[str, Any]:
     return usual
 
 
-def _asked_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
-    """What asks for so many GPUs, and what would ask for fewer."""
-    workload, tp_size = point["workload"]["name"], point["tp_size"]
-    if workload == "fsdp":
-        return f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"
-    if workload == "tp_training":
-        return f"tp_size={tp_size} x dp_size={point['dp_size']}", "sizes whose product is smaller"
-    if workload == "copy_engine":
-        return f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"
-    replicas = space.world_size(point) // tp_size
-    with_replicas = f" with layer.num_replicas={replicas}" if replicas > 1 else ""
-    return f"tp_size={tp_size}{with_replicas}", "a smaller tp_size"
-
-
 @cache
 def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
     return tuple(models.resolve(dict(model)).items())
@@ -206,7 +192,7 @@ def objective_us(result: Result | None) -> float:
 def measure(point: dict[str, Any], directory: Path) -> Result:
     """Have the point measured by a group of workers, tried again where that may help, and write its result."""
     clear(directory)
-    workload = workloads.load(point["workload"]["name"])
+    workload = workloads.of(point)
     reason = workload.refusal(point)
     if reason:
         return _without_times(point, directory, "skipped", reason)
@@ -273,7 +259,7 @@ def _size(log: Path) -> int:
 
 def _without_times(point: dict[str, Any], directory: Path, status: Status, error: str, **more: Any) -> Result:
     """Write why the point was not measured."""
-    given = workloads.load(point["workload"]["name"]).overlap_configs(point)
+    given = workloads.of(point).overlap_configs(point)
     result = Result(
         name=directory.name,
         point=point,

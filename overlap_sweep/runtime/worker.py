@@ -57,7 +57,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Run one point; rank 0 writes its result.json if it is `ok`. The reply says how it went on this rank."""
     directory, point = Path(request["directory"]), request["point"]
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
-    workload = workloads.load(point["workload"]["name"])
+    workload = workloads.of(point)
     with _output_to(directory / LOG_FILE):
         try:
             before = conditions(ranks) if ranks.rank == 0 else {}

@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import space
 from overlap_sweep.runtime.group import shared_by
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.knob_results import check_workload, same_point
@@ -110,7 +109,7 @@ class KnobSpace:
 
     def _refusal(self, setting: Setting) -> str | None:
         point = self.point(*self.overrides_of(setting))
-        reason: str | None = workloads.load(point["workload"]["name"]).refusal(point)
+        reason: str | None = workloads.of(point).refusal(point)
         if reason:
             return reason
         for index, knob in enumerate(self.knobs):
@@ -152,7 +151,7 @@ def _space(
     first = [f"{key}={texts[0]}" for key, texts in knobs.items() if plain.point(f"{key}={texts[0]}") != usual]
     based = KnobSpace(config, context, [*overrides, *first], _label(usual, given, swept))
     origin, found = based.point(), []
-    if reason := workloads.load(origin["workload"]["name"]).refusal(origin):
+    if reason := workloads.of(origin).refusal(origin):
         based.left_out["the baseline"] = reason
         return based
     for key, texts in knobs.items():
@@ -172,8 +171,8 @@ def _space(
 
 
 def _label(point: Mapping[str, Any], given: Mapping[str, str], swept: Sequence[str]) -> str:
-    ranks = space.world_size(point)
+    ranks = workloads.world_size(point)
     said = ("model", "model.name", "tp_size", "operator", *_CASES)
     more = [f"{key}={given[key]}" for key in swept if key.lstrip("+") not in said]
-    start = f"{point['model']['name']} {space.subject(point)} on {ranks} rank{'' if ranks == 1 else 's'}"
+    start = f"{point['model']['name']} {workloads.of(point).subject(point)} on {ranks} rank{'' if ranks == 1 else 's'}"
     return ", ".join([start, *more])

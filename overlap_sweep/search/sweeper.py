@@ -49,8 +49,8 @@ class Sweep:
         """What advances together: a TP size at a time, smallest first, or everything."""
         if self.config.search.tp_sizes == "together":
             return [self.tasks]
-        ordered = sorted(self.tasks, key=lambda task: space.world_size(task.point))
-        return [list(group) for _, group in groupby(ordered, key=lambda task: space.world_size(task.point))]
+        ordered = sorted(self.tasks, key=lambda task: workloads.world_size(task.point))
+        return [list(group) for _, group in groupby(ordered, key=lambda task: workloads.world_size(task.point))]
 
 
 def set_up(config: DictConfig, context: HydraContext, launcher: Launcher, values: Mapping[str, Sequence[str]]) -> Sweep:

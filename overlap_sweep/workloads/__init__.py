@@ -1,53 +1,121 @@
-"""What one point runs. Each workload is a module with four functions; only `run` imports torch.
+"""The protocol that every workload keeps, and the registry of them: the only place that knows which there are.
 
-`complete(point)`
-    The point with what its configuration only names filled in: the backend, knobs, the content of files. What comes
-    after reads nothing else. UserError when something of the user's cannot be understood.
-
-`refusal(point)`
-    Why the completed point makes no sense, or None.
-
-`overlap_configs(point)`
-    By variant, or for the whole point under "", what the backend is given: an OverlapConfig, for the run directory.
-
-`run(point, directory, ranks)`
-    Called on every rank of the group: writes what belongs into the run directory, and returns the measured fields of
-    the point's `Result`. `Refused` from it skips the point with that reason, `WrongNumbers` fails it.
+A workload is a package with an object `WORKLOAD`. Those of other distributions are entry points of the group
+`overlap_sweep.workloads`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import Any
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 
-WORKLOADS = {
-    "operator": "overlap_sweep.workloads.operator",
-    "layer": "overlap_sweep.workloads.layer",
-    "kernel": "overlap_sweep.workloads.kernel",
-    "fsdp": "overlap_sweep.workloads.fsdp",
-    "copy_engine": "overlap_sweep.workloads.copy_engine",
-    "tp_training": "overlap_sweep.workloads.tp_training",
-}
+if TYPE_CHECKING:
+    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+
+Config = Mapping[str, Any]
+"""The configuration of one point as plain data: as it was asked for, or after `complete` as it is measured."""
 
 
+def _tp_size(config: Config) -> int:
+    return int(config["tp_size"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What one point runs. Only `run` imports torch, and `section` what analyses."""
+
+    name: str
+    package: str
+    """Of its modules: `section` with the table of its points and what is said of them, `result` with what it
+    measures."""
+    complete: Callable[[Config], dict[str, Any]]
+    """Returns the point with what its configuration only names filled in: the backend, knobs, the content of files.
+    What comes after reads nothing else. UserError when something of the user's cannot be understood."""
+    run: Callable[[Config, Path, Ranks], dict[str, Any]]
+    """Called on every rank of the group: writes what belongs into the run directory, and returns the measured fields of
+    the point's `Result`. `Refused` from it skips the point with that reason, `WrongNumbers` fails it."""
+    subject: Callable[[Config], str]
+    """Returns what is measured, in a word: `fc1`, `8192 GEMM`."""
+    words: Callable[[Config, Sequence[str]], list[str]]
+    """Returns the words of the run directory's name, of which the first is the model, or what stands for one; the
+    command line's overrides are given, for what is named only if asked for."""
+    named: Collection[str]
+    """The options that those words show, or that are no part of what is measured: others that are given on the command
+    line are appended to the name."""
+    refusal: Callable[[Config], str | None] = lambda config: None
+    """Returns why a completed point makes no sense, or None."""
+    overlap_configs: Callable[[Config], dict[str, OverlapConfig]] = lambda config: {}
+    """Returns by variant, or for the whole point under "", what the backend is given, for the run directory."""
+    world_size: Callable[[Config], int] = _tp_size
+    """Returns the ranks that a point runs on."""
+    idle_gpus: Callable[[Config], int] = lambda config: 0
+    """Returns how many GPUs it needs beside those of its ranks."""
+    fewer_gpus: Callable[[Config], tuple[str, str]] = lambda config: (
+        f"tp_size={config['tp_size']}",
+        "a smaller tp_size",
+    )
+    """Returns what asks for so many GPUs, and what would ask for fewer."""
+    cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
+    """Returns what decides, beside model, ranks, backend, precision, tokens and repeats, how long a point takes."""
+
+    def module(self, name: str) -> Any:
+        """Returns one of its modules, imported when it is asked for."""
+        return import_module(f"{self.package}.{name}")
+
+
+BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
 WITH_SECTIONS = ("copy_engine",)
 """The workloads whose `section` module says all that is told of them."""
 
 
+@cache
+def names() -> tuple[str, ...]:
+    """Returns the names of all workloads: ours, and those of other distributions."""
+    return (*BUILT_IN, *sorted(entry.name for entry in entry_points(group="overlap_sweep.workloads")))
+
+
+@cache
+def load(name: str) -> Workload:
+    """Returns the workload of that name. UserError where there is none."""
+    if name in BUILT_IN:
+        workload: Workload = import_module(f"{__name__}.{name}").WORKLOAD
+        return workload
+    found = {entry.name: entry for entry in entry_points(group="overlap_sweep.workloads")}
+    if name not in found:
+        raise UserError(f"workload={name} is not known; choose one of {', '.join(names())}.")
+    loaded: Workload = found[name].load()
+    return loaded
+
+
+def of(config: Config) -> Workload:
+    """Returns the workload that a point runs."""
+    return load(config["workload"]["name"])
+
+
+def world_size(config: Config) -> int:
+    """Returns the ranks that a point runs on."""
+    return of(config).world_size(config)
+
+
+def gpus(config: Config) -> int:
+    """Returns the GPUs that a point needs: one for each rank, and those beside them."""
+    return world_size(config) + of(config).idle_gpus(config)
+
+
 def section_modules() -> list[Any]:
-    """The modules with `section(sources)`, what a workload says of what was measured, and its TABLE of points."""
-    return [section_module(name) for name in WITH_SECTIONS]
+    """Returns the modules with `section(sources)`, what a workload says of what was measured, and its TABLE of
+    points."""
+    return [load(name).module("section") for name in (*WITH_SECTIONS, *names()[len(BUILT_IN) :])]
 
 
 def section_module(name: str) -> Any:
-    """The workload's `section` module."""
-    return import_module(f"{WORKLOADS[name]}.section")
-
-
-def load(name: str) -> Any:
-    """The workload's module. UserError for an unknown name."""
-    if name not in WORKLOADS:
-        raise UserError(f"workload={name} is not known; choose one of {', '.join(WORKLOADS)}.")
-    return import_module(WORKLOADS[name])
+    """Returns the workload's `section` module."""
+    return load(name).module("section")

@@ -39,7 +39,7 @@ def test_the_launchers_process_needs_no_torch() -> None:
         "[backends.load(name) for name in backends.BACKENDS]",
         "[backends.load_layers(name) for name in backends.LAYERS]",
         "[backends.load_kernels(name) for name in backends.KERNELS]",
-        "[workloads.load(name) for name in workloads.WORKLOADS]",
+        "[workloads.load(name) for name in workloads.names()]",
     )
     code = f"import sys; {'; '.join(loads)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -22,6 +22,7 @@ from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.workloads.layer import variants as layer_variants
+from overlap_sweep.workloads.naming import point_name
 from tests.make_point import resolved
 from tests.points import gpu_point, kernel_point, layer_point
 from tests.workloads.fsdp.points import composed as composed_point
@@ -295,7 +296,7 @@ def machine(installed: Sequence[str] = PACKAGES, cuda: int | None = 12) -> Itera
 
 def _runs(workload: str, point: Point) -> str:
     if workload == "kernel":
-        return f"{space.subject(point)} by {point['backend']}'s {' '.join(point['implementations'])}"
+        return f"{workloads.of(point).subject(point)} by {point['backend']}'s {' '.join(point['implementations'])}"
     if workload == "layer":
         configs = workloads.load("layer").overlap_configs(point)
         names = [name for name in layer_variants.names(point) if name in ("none", "floor", *configs)]
@@ -309,7 +310,7 @@ def described(overrides: Sequence[str]) -> str:
     changes = [text for text in overrides if not text.startswith(("workload=", "model=", "layer=", "+", "hydra."))]
     asked = _changed(ASKED[workload](), changes)
     # Every configuration that Hydra composes has a method.
-    found = f"{space.point_name({'method': 'none', **asked}, [*overrides])}: {_size(asked)}"
+    found = f"{point_name({'method': 'none', **asked}, [*overrides])}: {_size(asked)}"
     if workload != "operator":
         return found
     point = _completed(asked)
@@ -320,7 +321,9 @@ def described(overrides: Sequence[str]) -> str:
 
 
 def _size(point: Point) -> str:
-    return f"{space.subject(point)} on {space.world_size(point)} ranks of {space.gpus_of(point)} GPUs"
+    return (
+        f"{workloads.of(point).subject(point)} on {workloads.world_size(point)} ranks of {workloads.gpus(point)} GPUs"
+    )
 
 
 def _layer(overrides: Sequence[str]) -> Point:
@@ -333,7 +336,7 @@ def _layer(overrides: Sequence[str]) -> Point:
 
 
 def _completed(point: Mapping[str, Any]) -> Point:
-    completed: Point = workloads.load(point["workload"]["name"]).complete(point)
+    completed: Point = workloads.of(point).complete(point)
     return completed
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from overlap_sweep.overlap import space
+from overlap_sweep.workloads import naming
+from overlap_sweep.workloads.naming import point_name
 from tests.make_point import resolved
 
 
@@ -52,17 +54,17 @@ def test_what_makes_no_sense_to_a_backend_may_make_sense_to_another() -> None:
 
 def test_a_name_has_of_the_command_line_what_its_fixed_part_does_not_show() -> None:
     overrides = ["tp_size=2", "workload.tokens=512", "+experiment=four_operators", "runtime.timeout_s=9"]
-    assert space.point_name(point(), overrides) == "m_tp2_fc1_bulk_sm4_workload.tokens=512"
+    assert point_name(point(), overrides) == "m_tp2_fc1_bulk_sm4_workload.tokens=512"
     # A name stays inside its sweep.
-    outside = space.point_name(point(model="a/../.."), ["workload.tokens=../../x"])
+    outside = point_name(point(model="a/../.."), ["workload.tokens=../../x"])
     assert outside == ".._tp2_fc1_bulk_sm4_workload.tokens=..-..-x"
 
 
 def test_a_long_name_is_cut_and_stays_different() -> None:
-    fits = "workload.tolerance=" + "9" * (space.LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_workload.tolerance="))
-    assert space.point_name(point(), [fits]) == f"m_tp2_fc1_bulk_sm4_{fits}"
-    names = {space.point_name(point(), [f"workload.seed={seed}", f"{fits}9"]) for seed in (1, 2)}
-    assert [len(name) for name in names] == [space.LONGEST_NAME] * 2
+    fits = "workload.tolerance=" + "9" * (naming.LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_workload.tolerance="))
+    assert point_name(point(), [fits]) == f"m_tp2_fc1_bulk_sm4_{fits}"
+    names = {point_name(point(), [f"workload.seed={seed}", f"{fits}9"]) for seed in (1, 2)}
+    assert [len(name) for name in names] == [naming.LONGEST_NAME] * 2
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class StandIn(Launcher):
         directory = Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir)
         point = resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
         self.batches[-1].append(point)
-        refusal = workloads.load(point["workload"]["name"]).refusal(point)
+        refusal = workloads.of(point).refusal(point)
         result = Result(name="", point=point, status="skipped", error=refusal) if refusal else self.answer(point)
         result.name, result.environment = directory.name, machine_of(point)
         directory.mkdir(exist_ok=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads import Workload
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -39,13 +39,30 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """None: there is nothing to configure."""
-    return {}
-
-
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Time GEMMs and copies alone, in sequence and at once."""
     from overlap_sweep.workloads.copy_engine.run import run_copies
 
     return run_copies(point, directory, ranks)
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    copy = point["copy_engine"]
+    return ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]
+
+
+WORKLOAD = Workload(
+    name="copy_engine",
+    package=__name__,
+    complete=complete,
+    refusal=refusal,
+    run=run,
+    subject=lambda point: "{matrix_size} GEMM, {copy_mb:g} MiB {direction}".format(**point["copy_engine"]),
+    words=_words,
+    named={f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction")},
+    world_size=lambda point: 1,
+    # The one that is copied to from another.
+    idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
+    fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
+    cost=lambda point: (point["copy_engine"]["gemms"], point["copy_engine"]["copies"]),
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads import Workload
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
 
 if TYPE_CHECKING:
@@ -145,11 +145,6 @@ def _streams_refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """None: no library reads these settings from a file."""
-    return {}
-
-
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train with telemetry, profile, and compare with no overlap and no communication."""
     from overlap_sweep.workloads.fsdp.run import forget, run_training
@@ -158,3 +153,31 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         return run_training(point, directory, ranks)
     finally:
         forget(ranks)
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    distributed = point["distributed"]
+    return [models.short_name(point["model"]), f"dp{distributed['dp_size']}", distributed["strategy"]]
+
+
+def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    profiling = point["profiling"]
+    profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
+    steps = (point["training"]["max_steps"], point["workload"]["steps"], profiled)
+    # Compiling takes longer than all the steps.
+    return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
+
+
+WORKLOAD = Workload(
+    name="fsdp",
+    package=__name__,
+    complete=complete,
+    refusal=refusal,
+    run=run,
+    subject=lambda point: f"{point['distributed']['strategy']} step",
+    words=_words,
+    named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},
+    world_size=lambda point: int(point["distributed"]["dp_size"]),
+    fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
+    cost=_cost,
+)

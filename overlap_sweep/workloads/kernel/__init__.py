@@ -3,7 +3,7 @@ sequence, the GEMM alone and the communication alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import ImplementationTimes
+from overlap_sweep.workloads import Workload
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -197,3 +198,25 @@ def tolerance(point: Mapping[str, Any]) -> float:
     """The largest relative error at which an implementation still counts as right."""
     given: float | None = point["workload"]["tolerance"]
     return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE) if given is None else given
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    of_model = point["n"] is None
+    kernel = [str(point["kernel"])] if point["kernel"] or not of_model else []
+    tp_size = f"tp{point['tp_size']}"
+    begin = [models.short_name(point["model"]), tp_size, point["operator"], *kernel] if of_model else [*kernel, tp_size]
+    return [*begin, *(f"{name}{point[name]}" for name in ("m", "n", "k") if point[name] is not None)]
+
+
+WORKLOAD = Workload(
+    name="kernel",
+    package=__name__,
+    complete=complete,
+    refusal=refusal,
+    overlap_configs=overlap_configs,
+    run=run,
+    subject=lambda point: "{kernel} {m}x{n}x{k}".format(**point),
+    words=_words,
+    named={"tp_size", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *space.KNOBS},
+    cost=lambda point: tuple(point["implementations"]),
+)

@@ -12,6 +12,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import VariantTimes
+from overlap_sweep.workloads import Workload
 from overlap_sweep.workloads.layer import variants as layer_variants
 
 if TYPE_CHECKING:
@@ -200,3 +201,30 @@ def tolerance(point: Mapping[str, Any]) -> float:
     if point["precision"].startswith("fp8"):
         return FP8_TOLERANCE
     return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    replicas = point["layer"]["num_replicas"]
+    begin = [models.short_name(point["model"]), f"tp{point['tp_size']}", point["layer"]["kind"]]
+    return [*begin, *([f"dp{replicas}"] if replicas > 1 else [])]
+
+
+def _fewer_gpus(point: Mapping[str, Any]) -> tuple[str, str]:
+    replicas = point["layer"]["num_replicas"]
+    with_replicas = f" with layer.num_replicas={replicas}" if replicas > 1 else ""
+    return f"tp_size={point['tp_size']}{with_replicas}", "a smaller tp_size"
+
+
+WORKLOAD = Workload(
+    name="layer",
+    package=__name__,
+    complete=complete,
+    refusal=refusal,
+    overlap_configs=overlap_configs,
+    run=run,
+    subject=lambda point: str(point["layer"]["kind"]),
+    words=_words,
+    named={"tp_size", "layer", "layer.num_replicas"},
+    world_size=lambda point: int(point["tp_size"] * point["layer"]["num_replicas"]),
+    fewer_gpus=_fewer_gpus,
+)

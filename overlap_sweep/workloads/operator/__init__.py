@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import DefaultTiming, PassTimes
+from overlap_sweep.workloads import Workload
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -141,3 +142,30 @@ def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
     late = any(taken.launch_bound for taken in samples.values())
     warnings = ["The library's default overlap was launch-bound: its time says nothing about the GPU."] if late else []
     return DefaultOverlap(time.monotonic(), times, warnings)
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    begin = [models.short_name(point["model"]), f"tp{point['tp_size']}", point["operator"]]
+    if point.get("phases"):
+        given = (f"{phase}.{space.brief_name(asked)}" for phase, asked in point["phases"].items())
+        return [*begin, "+".join(given)]
+    absent = space.absent_knobs(point.get("backend"), point)
+    knobs = {knob: point[knob] for knob in space.KNOBS if point.get(knob) is not None and knob not in absent}
+    words = [*begin, *([point["phase"]] if point["phase"] != "all" else [])]
+    if point["method"] != "none":
+        return [*words, space.setting_name({"method": point["method"], **knobs})]
+    was_asked = "num_sm" not in absent and any(override.startswith("num_sm=") for override in overrides)
+    return [*words, "none", *([f"sm{point['num_sm']}"] if was_asked else [])]
+
+
+WORKLOAD = Workload(
+    name="operator",
+    package=__name__,
+    complete=complete,
+    refusal=refusal,
+    overlap_configs=overlap_configs,
+    run=run,
+    subject=lambda point: str(point["operator"]),
+    words=_words,
+    named={"tp_size", "operator", "phase", "method", "phases", *space.KNOBS},
+)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads import Workload
 from overlap_sweep.workloads.tp_training import megatron_refusal
 from overlap_sweep.workloads.tp_training.architectures import architecture
 from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON, TpTraining
@@ -185,3 +186,33 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     from overlap_sweep.workloads.tp_training.run import run_tp_training
 
     return run_tp_training(point, directory, ranks)
+
+
+def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    sizes = [f"tp{point['tp_size']}", f"dp{point['dp_size'] or 1}"]
+    return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
+
+
+def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    training, model = point["tp_training"], point["language_model"]
+    # Compiling takes longer than all the steps.
+    return training["num_training_steps"], training["compile"], model["num_hidden_layers"], point["tp_size"]
+
+
+WORKLOAD = Workload(
+    name="tp_training",
+    package=__name__,
+    complete=complete,
+    refusal=refusal,
+    overlap_configs=overlap_configs,
+    run=run,
+    subject=lambda point: f"{point['impl']} step",
+    words=_words,
+    named={"tp_size", "impl", "dp_size", "tp_training.output_dir"},
+    world_size=lambda point: int(point["tp_size"] * (point["dp_size"] or 1)),
+    fewer_gpus=lambda point: (
+        f"tp_size={point['tp_size']} x dp_size={point['dp_size']}",
+        "sizes whose product is smaller",
+    ),
+    cost=_cost,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result
@@ -55,7 +55,7 @@ ASKED: dict[str, tuple[str, ...]] = {
 
 
 def test_every_workload_is_asked() -> None:
-    assert set(ASKED) == set(MEASURED_IN) == set(workloads.WORKLOADS)
+    assert set(ASKED) == set(MEASURED_IN) == set(workloads.names())
 
 
 def test_an_unknown_workload_is_told_the_known_ones() -> None:
@@ -66,11 +66,12 @@ def test_an_unknown_workload_is_told_the_known_ones() -> None:
 def asked(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What `complete` is given."""
     with monkeypatch.context() as patched:
-        patched.setattr(workloads.load(name), "complete", dict)
+        incomplete = replace(workloads.load(name), complete=dict)
+        patched.setattr(workloads, "load", lambda _: incomplete)
         return composed(*ASKED[name])
 
 
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
+@pytest.mark.parametrize("name", workloads.names())
 def test_a_point_is_completed_to_plain_data_that_stays_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload, given = workloads.load(name), asked(name, monkeypatch)
     before = copy.deepcopy(given)
@@ -90,7 +91,7 @@ def test_a_point_is_completed_to_plain_data_that_stays_as_it_is(name: str, monke
     assert point == recorded
 
 
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
+@pytest.mark.parametrize("name", workloads.names())
 def test_a_point_of_another_size_is_another_point(name: str) -> None:
     other = {
         "kernel": "m=32",
@@ -102,18 +103,18 @@ def test_a_point_of_another_size_is_another_point(name: str) -> None:
     points = [composed(*ASKED[name]), composed(*changed, other.get(name, "workload.tokens=32"))]
     assert points[0]["workload"]["tokens"] != points[1]["workload"]["tokens"] or name == "copy_engine"
     assert len({key_of(point_identity(point)) for point in points}) == 2
-    assert len({space.world_size(point) for point in points}) == 1
+    assert len({workloads.world_size(point) for point in points}) == 1
 
 
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> dict[str, Any]:
-    measured: dict[str, Any] = workloads.load(point["workload"]["name"]).run(point, directory, ranks)
+    measured: dict[str, Any] = workloads.of(point).run(point, directory, ranks)
     return measured
 
 
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
+@pytest.mark.parametrize("name", workloads.names())
 def test_a_run_returns_the_fields_of_a_result_alike_on_all_ranks(name: str, tmp_path: Path) -> None:
     point = composed(*ASKED[name])
-    of_ranks = run_ranks(space.world_size(point), _run, point, tmp_path, keep="cpu")
+    of_ranks = run_ranks(workloads.world_size(point), _run, point, tmp_path, keep="cpu")
     fields = of_ranks[0]
     assert set(fields) <= set(Result.__struct_fields__)
     assert fields[MEASURED_IN[name]]

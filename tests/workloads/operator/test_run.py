@@ -15,6 +15,7 @@ from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.search.candidates import candidates
 from overlap_sweep.search.choices import Choices
 from overlap_sweep.workloads import operator
+from overlap_sweep.workloads.naming import point_name
 from tests.points import gpu_point, operator_point
 from tests.search.tiny import QUICK, SIZES
 from tests.sweeps import ROOT, Launch
@@ -47,7 +48,7 @@ def test_points_differ_in_no_knob_that_they_are_given_unasked(method: str) -> No
     knobs = ({}, {"num_sm": 8, "aggregate": False})
     by_phase = [on_symm_mem(phases={"fprop": {"method": method, **given}}) for given in knobs]
     assert [len({key_of(point_identity(point)) for point in alike}) for alike in (points, by_phase)] == [1, 1]
-    assert len({space.point_name(point, [f"num_sm={point['num_sm']}"]) for point in points}) == 1
+    assert len({point_name(point, [f"num_sm={point['num_sm']}"]) for point in points}) == 1
     assert all(set(setting) == {"method"} for setting in space.settings(points[0]).values())
 
 

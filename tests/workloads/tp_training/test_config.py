@@ -10,8 +10,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import space
 from overlap_sweep.runtime.group import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training.architectures import architecture
@@ -24,7 +24,7 @@ from tests.workloads.fsdp.points import composed, tp_point
 def test_a_point_says_all_that_is_trained() -> None:
     point = tp_point("impl=fsdp_dtensor", "dp_size=2", "tp_training.gradient_accumulation_steps=3")
     assert (point["backend"], point["precision"], point["tp_size"], point["dp_size"]) == ("fsdp_dtensor", "fp32", 2, 2)
-    assert space.world_size(point) == 4
+    assert workloads.world_size(point) == 4
     # Two sequences of 16 tokens a micro batch, three of them, on two data-parallel ranks.
     assert point["workload"]["tokens"] == 2 * 16 * 3 * 2
     assert point["workload"]["repeats"] == 4
