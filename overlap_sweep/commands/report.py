@@ -134,7 +134,9 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
     from overlap_sweep.workloads.tp_training import frame as tp_training_frame
 
     found = [
-        _Told("operators", analysis.rows, TABLE_FILE, answers.answer_rows(analysis), answers.COLUMNS),
+        _Told(
+            "operators", analysis.operators.rows, TABLE_FILE, answers.answer_rows(analysis.operators), answers.COLUMNS
+        ),
         _Told(
             *("kernels", analysis.kernel_rows, KERNEL_TABLE_FILE),
             *(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),

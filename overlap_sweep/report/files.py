@@ -62,10 +62,10 @@ def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Pat
 def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tuple[Path, bytes]]:
     yield directory / text.FILE_NAME, text.summary_text(analysis).encode()
     yield directory / tuning_report.FILE_NAME, _json(tuning_report.tuning_report(analysis))
-    if proofs := proof_report.proof_report(analysis):
+    if proofs := proof_report.proof_report(analysis.operators):
         yield directory / proof_report.FILE_NAME, _json(proofs)
-    if analysis.rows:
-        yield from _table(to_frame(analysis.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
+    if analysis.operators.rows:
+        yield from _table(to_frame(analysis.operators.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
     if analysis.layer_rows:
         yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
     if analysis.kernel_rows:
@@ -81,8 +81,8 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     for row in (row for of_case in analysis.tp_training for row in of_case.of_points):
         run_directory = directory / row.points[0].directory.relative_to(analysis.reading.root)
         yield run_directory / results_file(row), results_json(row)
-    for case in analysis.cases:
-        folder = directory / analysis.folder(case)
+    for case in analysis.operators.cases:
+        folder = directory / analysis.operators.folder(case)
         points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]
         provenance = Provenance(
             machine=describe_machine(environments(case.points)[0]),

@@ -45,7 +45,7 @@ def summary_text(analysis: Analysis) -> str:
     stream = io.StringIO()
     console = console_for(stream)
     print_answers(analysis, console, most_tables=None)
-    for case in analysis.cases:
+    for case in analysis.operators.cases:
         _print_details(case, analysis, console)
     for layer in analysis.layers:
         _heading(console, f"Details of {layers.title(layer.point)}")
@@ -73,9 +73,9 @@ def summary_text(analysis: Analysis) -> str:
 def print_answers(analysis: Analysis, console: Console, most_tables: int | None = MOST_KERNEL_TABLES) -> None:
     """The answer first, then the table that it comes from, then what was left out. Of more kernels than `most_tables`
     only the answers."""
-    for case in analysis.cases:
-        _print_case(case, analysis.folder(case), console)
-    for layer in analysis.loose_layers:
+    for case in analysis.operators.cases:
+        _print_case(case, analysis.operators.folder(case), console)
+    for layer in analysis.operators.not_tuned(analysis.layers):
         layers.print_analysis(layer, console)
     kernels.print_analyses(analysis.kernels, console, most_tables)
     if most_tables is not None and len(analysis.kernels) > most_tables:
@@ -85,7 +85,7 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     tp_training.print_analyses(analysis.tp_training, console)
     for section in analysis.sections:
         print_section(section, console, whole=most_tables is None)
-    proofs.print_tuners(analysis, console)
+    proofs.print_tuners(analysis.operators, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")
     console.print(

@@ -49,7 +49,7 @@ def case_of(task: Task, analysis: Analysis) -> CaseAnalysis:
         precision=point["precision"],
         tokens=point["workload"]["tokens"],
     )
-    return next(found for found in analysis.cases if found.case == case)
+    return next(found for found in analysis.operators.cases if found.case == case)
 
 
 def _job(request: Request) -> Job:

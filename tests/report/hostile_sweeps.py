@@ -150,7 +150,7 @@ def _poisoned_search(record: dict[str, Any]) -> dict[str, Any]:
 def only_problem(directory: Path) -> str:
     """What `analyze` would print as an error, having answered from the rest."""
     analysis = analysis_of(directory)
-    assert analysis.cases
+    assert analysis.operators.cases
     launch_commands(analysis.reading.points)
     (problem,) = analysis.problems
     assert len(problem) < 3000

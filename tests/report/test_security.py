@@ -164,7 +164,7 @@ def test_files_to_train_with_hold_what_was_measured_and_no_more(hostile: Path) -
     text = path.read_text()
     assert "attacked" in text
     assert_harmless(text)
-    (case,) = analysis_of(hostile).cases
+    (case,) = analysis_of(hostile).operators.cases
     found = overlap_cfg.read(path)
     assert (found.slots, found.switches) == (case.config(4).slots, case.config(4).switches)
     assert json.loads((reports / "ub_cfgs_tp4.json").read_text()) == case.config(4).slots

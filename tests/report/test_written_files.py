@@ -77,7 +77,7 @@ def test_every_file_is_the_recommended_configuration(tmp_path: Path) -> None:
 
 
 def test_each_size_has_its_plan_and_the_plain_name_that_of_the_smallest(tmp_path: Path) -> None:
-    (case,) = written(write_sweep(tmp_path)).cases
+    (case,) = written(write_sweep(tmp_path)).operators.cases
     for tp_size, plan in case.plans.items():
         assert overlap_cfg.read(tmp_path / YAML.replace("4", str(tp_size))) == plan.config == case.config(tp_size)
         assert read(tmp_path / f"ub_cfgs_tp{tp_size}.json") == (plan.config.slots or None)
@@ -150,7 +150,9 @@ def test_each_case_has_files_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> None:
-    (case,) = written(write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")).cases
+    (case,) = written(
+        write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")
+    ).operators.cases
     (proof,) = read(tmp_path / "proof.json")["proofs"]
     assert (proof["proven"], proof["recommended"], proof["settings"]) == (False, None, None)
     assert proof["reason"] == "the layer failed: [rank3] out of memory"
@@ -238,7 +240,7 @@ def test_a_bad_trace_of_a_stack_is_a_problem_and_no_more(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["operators", "tuner"])
 def test_a_config_id_names_one_setting(tmp_path: Path, name: str) -> None:
     named = defaultdict(set)
-    for row in analysis_of(unpack(name, tmp_path)).rows:
+    for row in analysis_of(unpack(name, tmp_path)).operators.rows:
         if row["status"] == "ok":
             named[row["config_id"]].add((row["slot"], *((knob, row.get(knob)) for knob in space.KNOBS)))
     assert not {name: settings for name, settings in named.items() if len(settings) > 1}

@@ -167,8 +167,8 @@ class Sections:
 def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Paths below the report's directory; `beside` are the names of the other files there."""
     sections = Sections(
-        cases=[_case(case, analysis, i) for i, case in enumerate(analysis.cases)],
-        loose=[_layer(i, analysis) for i in range(len(analysis.loose_layers))],
+        cases=[_case(case, analysis, i) for i, case in enumerate(analysis.operators.cases)],
+        loose=[_layer(i, analysis) for i in range(len(analysis.operators.not_tuned(analysis.layers)))],
         kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
         training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
         stacks=[_stacks(of_case, i) for i, of_case in enumerate(analysis.tp_training, start=1)],
@@ -198,7 +198,7 @@ def _single_charts(sections: Sections) -> Iterator[Figure]:
 
 
 def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
-    folder = analysis.folder(case)
+    folder = analysis.operators.folder(case)
     return CaseSection(
         case=case,
         title=str(case.case),
@@ -208,12 +208,12 @@ def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
         scaling=scaling_sentence(case),
         # How to switch it on stands in the answer.
         cautions=[line for line in cautions(case) if line not in async_tp.HOW_TO],
-        figures=case_figures(case, analysis, f"case{number + 1}_" if folder else ""),
+        figures=case_figures(case, analysis.operators, f"case{number + 1}_" if folder else ""),
     )
 
 
 def _layer(number: int, analysis: Analysis) -> LayerSection:
-    layer = analysis.loose_layers[number]
+    layer = analysis.operators.not_tuned(analysis.layers)[number]
     chart, timeline = loose_layer_figures(layer, f"layer_{number + 1}")
     return LayerSection(layers.title(layer.point), layers.verdict(layer), layers.cautions(layer), chart, timeline)
 
@@ -339,7 +339,7 @@ def _page(
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),
-        strays=[stray.verdict for stray in analysis.strays],
+        strays=[stray.verdict for stray in analysis.operators.strays],
         problems=analysis.problems,
         beside=beside,
         style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),

@@ -26,9 +26,9 @@ HIGH_FIRST = frozenset({"speedup", "hidden", "overlap ratio"})
 def points_table(analysis: Analysis) -> PageTable:
     """Of operators. The case is a column where there is more than one."""
     chosen = _chosen(analysis)
-    ratios = {(row["directory"], row["pass"]): _ratio(row) for row in analysis.rows}
+    ratios = {(row["directory"], row["pass"]): _ratio(row) for row in analysis.operators.rows}
     points = [point for point in analysis.reading.points if point.is_operator]
-    several = len(analysis.cases) > 1 or len({_known_case(point) for point in points}) > 1
+    several = len(analysis.operators.cases) > 1 or len({_known_case(point) for point in points}) > 1
     columns = ["TP", "operator", "pass", "setting", "status", *TOLD_FIRST, "note", *TOLD_LAST, "point"]
     rows = []
     for point in sorted(points, key=_place):
@@ -80,7 +80,7 @@ def _chosen(analysis: Analysis) -> Chosen:
     """What was chosen, by case, TP size, operator and pass, where there was a choice."""
     return {
         (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
-        for case in analysis.cases
+        for case in analysis.operators.cases
         for plan in case.plans.values()
         for choice in plan.choices
         if choice.tried_slots

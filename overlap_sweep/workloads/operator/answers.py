@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed
 from overlap_sweep.report.frame import Row, column_types
 from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
 from overlap_sweep.workloads.operator.proof import Proof
 from overlap_sweep.workloads.operator.trials import DEFAULT, NONE
@@ -29,7 +29,7 @@ whole layer proved it, `recommended` is what came out best there, and layer_rati
 """
 
 
-def answer_rows(analysis: Analysis) -> list[Row]:
+def answer_rows(analysis: OperatorAnalysis) -> list[Row]:
     """One dictionary per case, TP size and tried slot, with exactly the keys of COLUMNS; what is unknown is None."""
     rows = [
         {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.page import time_bars, timeline
 from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.workloads.fsdp import chart as training_chart
@@ -19,6 +18,7 @@ from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.operator import hidden_chart as hidden_fraction
 from overlap_sweep.workloads.operator import num_sm
 from overlap_sweep.workloads.operator import scaling_chart as tp_scaling
+from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
 from overlap_sweep.workloads.operator.trials import NONE, TUNED
@@ -61,7 +61,7 @@ class CaseFigures:
         return [[panel for panels in by_size for panel in panels]] if alone and by_size else by_size
 
 
-def case_figures(case: CaseAnalysis, analysis: Analysis, prefix: str) -> CaseFigures:
+def case_figures(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) -> CaseFigures:
     """`prefix` keeps the names of several cases apart."""
     timelines = [*_layer_timelines(case, analysis, prefix), *_operator_timelines(case, prefix)]
     drawn = {(timelines_of.tp_size, timelines_of.what) for timelines_of in timelines}
@@ -145,7 +145,7 @@ def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:
             yield figure(f"{prefix}layer_tp{tp_size}", layer_chart.describe(panel), panel, layer_chart.chart)
 
 
-def _layer_timelines(case: CaseAnalysis, analysis: Analysis, prefix: str) -> Iterator[Timelines]:
+def _layer_timelines(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) -> Iterator[Timelines]:
     for tp_size, outcome in case.outcomes.items():
         trial = outcome.trial
         if not trial or not trial.point or not isinstance(outcome, Proof):
@@ -165,7 +165,7 @@ def _layer_timelines(case: CaseAnalysis, analysis: Analysis, prefix: str) -> Ite
             yield Timelines(tp_size, "the whole layer", [drawn], shown.notes)
 
 
-def _names_in_point(outcome: Outcome, analysis: Analysis) -> dict[str, str]:
+def _names_in_point(outcome: Outcome, analysis: OperatorAnalysis) -> dict[str, str]:
     """By label the name of the variant in the layer's result."""
     assert outcome.trial
     record = analysis.records.tuners[outcome.directory]

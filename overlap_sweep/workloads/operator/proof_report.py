@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.provenance import describe_machine, launch_commands, measured_when
 from overlap_sweep.results.run_directory import Timing
 from overlap_sweep.workloads.layer.answer import Comparison, VariantRow
+from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together
 from overlap_sweep.workloads.operator.proofs import path_of_file
 from overlap_sweep.workloads.operator.trials import Trial
@@ -21,7 +21,7 @@ FILE_NAME = "proof.json"
 SCHEMA = 1
 
 
-def proof_report(analysis: Analysis) -> dict[str, Any] | None:
+def proof_report(analysis: OperatorAnalysis) -> dict[str, Any] | None:
     """The report as plain data; None where no tuner ran a proof. What is undefined is None.
 
     `proofs` has an entry for each case and TP size that a tuner measured. `proven` says whether it could be judged;
@@ -33,7 +33,7 @@ def proof_report(analysis: Analysis) -> dict[str, Any] | None:
     return {"schema": SCHEMA, "proofs": outcome_entries(analysis), "tuners": tuner_entries(analysis)}
 
 
-def outcome_entries(analysis: Analysis) -> list[dict[str, Any]]:
+def outcome_entries(analysis: OperatorAnalysis) -> list[dict[str, Any]]:
     """One for each case and TP size."""
     root = analysis.reading.root
     found = [
@@ -42,7 +42,7 @@ def outcome_entries(analysis: Analysis) -> list[dict[str, Any]]:
     return found + [_entry(stray, root, "") for stray in analysis.strays]
 
 
-def tuner_entries(analysis: Analysis) -> list[dict[str, Any]]:
+def tuner_entries(analysis: OperatorAnalysis) -> list[dict[str, Any]]:
     """One for each sweep of the tuner: what it ran, how long it took (in seconds), and what it dropped."""
     return [
         {"directory": _relative(directory, analysis.reading.root), **msgspec.to_builtins(record)}

@@ -6,11 +6,11 @@ from pathlib import PurePosixPath
 
 from rich.console import Console
 
-from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_sentence, as_us
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import async_tp
+from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import sum_under_us
 from overlap_sweep.workloads.operator.overlap_yaml import file_name
@@ -141,7 +141,7 @@ def _another(outcome: Outcome) -> str:
     return f"TP={outcome.tp_size} again, in {outcome.directory.name}: {outcome.verdict}"
 
 
-def print_tuners(analysis: Analysis, console: Console) -> None:
+def print_tuners(analysis: OperatorAnalysis, console: Console) -> None:
     """How long each sweep of the tuner took, and what it left out."""
     tuners = analysis.records.tuners
     if not tuners:

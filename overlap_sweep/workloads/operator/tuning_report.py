@@ -55,7 +55,7 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     one entry per model that tensor-parallel stacks trained, with the fastest of each `grids` entry and all `settings`;
     `tp_training_points` are the rows of its tidy table.
     """
-    cases = [_case(case) for case in analysis.cases]
+    cases = [_case(case) for case in analysis.operators.cases]
     return {
         "schema": SCHEMA,
         "directory": str(analysis.reading.root),
@@ -69,36 +69,40 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "cases": cases,
         "best": [
             _best(case, tp_size, answer)
-            for case in analysis.cases
+            for case in analysis.operators.cases
             for tp_size in case.plans
             for answer in case.slots(tp_size)
             if answer.tried
         ],
         "recommendations": [
-            entry for case in analysis.cases for entry in recommendations(case, analysis.config.overlap_threshold)
+            entry
+            for case in analysis.operators.cases
+            for entry in recommendations(case, analysis.config.overlap_threshold)
         ],
         "switches": [
             {"case": case.case.name, "tp_size": tp_size, **asdict(advice), "flag": advice.flag}
-            for case in analysis.cases
+            for case in analysis.operators.cases
             for tp_size in case.tp_sizes
             for advice in case.switches(tp_size)
         ],
         "unmeasured_slots": [
             {"case": case.case.name, "tp_size": tp_size, **asdict(slot)}
-            for case in analysis.cases
+            for case in analysis.operators.cases
             for tp_size in case.tp_sizes
             for slot in case.unmeasured(tp_size)
         ],
         "tp_scaling": cases[0]["tp_scaling"] if len(cases) == 1 else None,
         "repeats": [
             {"case": case.case.name, **_renamed(asdict(repeats)), "spread": repeats.spread}
-            for case in analysis.cases
+            for case in analysis.operators.cases
             for repeats in case.repeats
         ],
         "drift": [
-            {"case": case.case.name, **_renamed(asdict(drift))} for case in analysis.cases for drift in case.drift
+            {"case": case.case.name, **_renamed(asdict(drift))}
+            for case in analysis.operators.cases
+            for drift in case.drift
         ],
-        "configurations": [_row(row) for row in analysis.rows],
+        "configurations": [_row(row) for row in analysis.operators.rows],
         "layers": _layers(analysis),
         "kernels": [_kernel(kernel) for kernel in analysis.kernels],
         "kernel_points": _finite(analysis.kernel_rows),
@@ -107,8 +111,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
         "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
         "tp_training_points": _finite(analysis.tp_training_rows),
-        "proof": outcome_entries(analysis),
-        "tuner": tuner_entries(analysis),
+        "proof": outcome_entries(analysis.operators),
+        "tuner": tuner_entries(analysis.operators),
     }
 
 

@@ -202,7 +202,7 @@ def test_times_under_a_preset_are_summed_only_where_all_its_settings_were_measur
 
 
 def case_of(directory: Path) -> CaseAnalysis:
-    (case,) = analyse(directory, AnalysisConfig()).cases
+    (case,) = analyse(directory, AnalysisConfig()).operators.cases
     return case
 
 

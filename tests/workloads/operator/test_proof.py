@@ -47,7 +47,7 @@ def analysis_of(directory: Path) -> Analysis:
 
 
 def case_of(directory: Path) -> CaseAnalysis:
-    (case,) = analysis_of(directory).cases
+    (case,) = analysis_of(directory).operators.cases
     return case
 
 
@@ -126,7 +126,7 @@ def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
     proof = write_proof(tmp_path, {}, status="timeout", error="no answer", point=point)
     rewrite(proof, lambda result: result["environment"].update(gpu=None))
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
-    first, second = analysis_of(tmp_path).cases
+    first, second = analysis_of(tmp_path).operators.cases
     assert [case.outcomes[4].trial is None for case in (first, second)] == [True, False]
     assert "timed out" in second.unproven[4].reason
 
@@ -161,7 +161,8 @@ def test_what_was_tried_together_is_known_without_a_proof(tmp_path: Path) -> Non
     write_tuner(tmp_path / "b", together=[TOGETHER])
     unproven = unproven_of(tmp_path / "b")
     assert (unproven.trial, unproven.together[0].taken) == (None, None)
-    assert not analysis_of(tmp_path / "b").loose_layers
+    analysis = analysis_of(tmp_path / "b")
+    assert not analysis.operators.not_tuned(analysis.layers)
 
 
 def test_the_latest_proof_stands_also_where_a_later_attempt_failed(tmp_path: Path) -> None:
@@ -170,10 +171,10 @@ def test_the_latest_proof_stands_also_where_a_later_attempt_failed(tmp_path: Pat
     write_tuned_sweep(tmp_path / "12", ratios={}, status="failed", started="2026-11-20T12:00:00+00:00")
     make_point("layer", tmp_path / "13", variants={"none": rounds(1.0)}, name="loose")
     analysis = analysis_of(tmp_path)
-    (case,) = analysis.cases
+    (case,) = analysis.operators.cases
     assert case.proofs[4].directory.name == "11"
     assert [outcome.directory.name for outcome in case.superseded] == ["10", "12"]
-    assert [layer.point.name for layer in analysis.loose_layers] == ["loose"]
+    assert [layer.point.name for layer in analysis.operators.not_tuned(analysis.layers)] == ["loose"]
 
 
 def test_several_models_in_one_sweep(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_several_models_in_one_sweep(tmp_path: Path) -> None:
         write_operators(tmp_path, model=model)
         write_proof(tmp_path, {**WINS, "tuned": ratio}, name=model, point=layer_config(model=model))
     write_tuner(tmp_path, proofs=[trial(name, LABELS) for name in ("qwen3_0_6b", "llama3_8b")])
-    ratios = {case.case.model: case.proofs[4].against["none"].ratio for case in analysis_of(tmp_path).cases}
+    ratios = {case.case.model: case.proofs[4].against["none"].ratio for case in analysis_of(tmp_path).operators.cases}
     assert ratios == {"llama3_8b": pytest.approx(0.9), "qwen3_0_6b": pytest.approx(0.8)}
 
 
@@ -195,7 +196,7 @@ def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ):
         assert problem.startswith(f"{tmp_path}/{name}.json ")
         assert said in problem
-    assert not analysis.proofs
+    assert not analysis.operators.proofs
 
 
 def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path) -> None:
