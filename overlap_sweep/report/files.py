@@ -22,7 +22,7 @@ from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame as operator_frame
-from overlap_sweep.workloads.operator import overlap_yaml, proof_report, tuning_report
+from overlap_sweep.workloads.operator import overlap_yaml, tuning_report
 from overlap_sweep.workloads.operator.overlap_yaml import Provenance
 from overlap_sweep.workloads.operator.yaml_files import training_files
 from overlap_sweep.workloads.tp_training import frame as tp_training_frame
@@ -62,8 +62,6 @@ def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Pat
 def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tuple[Path, bytes]]:
     yield directory / text.FILE_NAME, text.summary_text(analysis).encode()
     yield directory / tuning_report.FILE_NAME, _json(tuning_report.tuning_report(analysis))
-    if proofs := proof_report.proof_report(analysis.operators):
-        yield directory / proof_report.FILE_NAME, _json(proofs)
     if analysis.operators.rows:
         yield from _table(to_frame(analysis.operators.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
     if analysis.layer_rows:

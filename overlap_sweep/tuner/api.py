@@ -58,9 +58,7 @@ class Report:
     @property
     def proof(self) -> dict[int, dict[str, Any]]:
         """By TP size, the whole layer under none, default, tuned and presets; empty where none was run."""
-        path = self.directory / "proof.json"
-        proofs = json.loads(path.read_text())["proofs"] if path.exists() else []
-        return {proof["tp_size"]: proof for proof in proofs}
+        return {proof["tp_size"]: proof for proof in self.whole["proof"] if proof["point"]}
 
     @property
     def tp_scaling(self) -> dict[str, Any] | None:

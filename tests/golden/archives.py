@@ -14,7 +14,7 @@ from pathlib import Path
 INPUTS = Path(__file__).parent / "inputs"
 
 _ANALYSIS = (
-    *("*.csv", "*.parquet", "*.html", "*.py", "*.txt", "tuning_report.json", "proof.json", "results_*.json"),
+    *("*.csv", "*.parquet", "*.html", "*.py", "*.txt", "tuning_report.json", "results_*.json"),
     *("optimal_tp_comm_overlap_cfg*.yaml", "ub_cfgs*.json", "async_tp*.json"),
 )
 

@@ -367,11 +367,11 @@ def test_a_saved_report_has_nothing_from_elsewhere(tmp_path: Path) -> None:
     directory = tmp_path / "sweep"
     directory.mkdir()
     (tmp_path / "secret.json").write_text("secret")
-    (directory / "proof.json").symlink_to(tmp_path / "secret.json")
+    (directory / "search.json").symlink_to(tmp_path / "secret.json")
     (directory / "summary.txt").write_text("ours")
     (directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").write_text("fc1_fprop: !!python/name:os.abort\n")
     saved = [path.name for path in Report(directory).save(tmp_path / "saved")]
-    assert ("summary.txt" in saved, "proof.json" in saved) == (True, False)
-    assert not (tmp_path / "saved" / "proof.json").exists()
+    assert ("summary.txt" in saved, "search.json" in saved) == (True, False)
+    assert not (tmp_path / "saved" / "search.json").exists()
     with pytest.raises(UserError):
         Report(directory).ub_cfgs(2)

@@ -1,4 +1,4 @@
-"""Files that other tools read: configurations to train with, proof.json, tuning_report.json, results_*.json."""
+"""Files that other tools read: configurations to train with, tuning_report.json, results_*.json."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-# Configurations to train with, and proof.json.
+# Configurations to train with, and proofs.
 
 
 def test_every_file_is_the_recommended_configuration(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_each_case_has_files_of_its_own(tmp_path: Path) -> None:
     written(tmp_path)
     (llama,), (qwen,) = (tmp_path.glob(f"{model}*/{YAML}") for model in ("llama3_8b_meg", "qwen3_0_6b_meg"))
     assert (overlap_cfg.read(llama), overlap_cfg.read(qwen)) == (BEST_CONFIG, OverlapConfig())
-    files = [entry["file"] for entry in read(tmp_path / "proof.json")["proofs"]]
+    files = [entry["file"] for entry in read(tmp_path / "tuning_report.json")["proof"]]
     assert files == [path.relative_to(tmp_path).as_posix() for path in (llama, qwen)]
 
 
@@ -153,7 +153,7 @@ def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> N
     (case,) = written(
         write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")
     ).operators.cases
-    (proof,) = read(tmp_path / "proof.json")["proofs"]
+    (proof,) = read(tmp_path / "tuning_report.json")["proof"]
     assert (proof["proven"], proof["recommended"], proof["settings"]) == (False, None, None)
     assert proof["reason"] == "the layer failed: [rank3] out of memory"
     assert (proof["variants"], proof["layer"]) == ({}, "transformer_layer")
@@ -167,15 +167,14 @@ def test_a_size_that_was_dropped_is_listed_beside_those_that_were_proven(tmp_pat
     write_proof(tmp_path)
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)], dropped={"llama3_8b TP=8": "it cannot scale"})
     written(tmp_path)
-    proofs = read(tmp_path / "proof.json")["proofs"]
+    proofs = read(tmp_path / "tuning_report.json")["proof"]
     assert [(proof["tp_size"], proof["reason"]) for proof in proofs] == [(4, None), (8, "it cannot scale")]
 
 
-def test_a_tuner_without_a_proof_writes_no_proof_file(tmp_path: Path) -> None:
+def test_a_tuner_without_a_proof_has_proven_nothing(tmp_path: Path) -> None:
     write_operators(tmp_path)
     write_tuner(tmp_path)
     written(tmp_path)
-    assert not (tmp_path / "proof.json").exists()
     assert [entry["proven"] for entry in read(tmp_path / "tuning_report.json")["proof"]] == [False]
 
 

@@ -23,17 +23,18 @@ def test_a_directory_without_a_report_is_an_error(tmp_path: Path) -> None:
     report = overlap_sweep.Report(tmp_path)
     with pytest.raises(UserError, match=r"holds no tuning_report\.json"):
         report.best  # noqa: B018
-    assert report.proof == {}
+    with pytest.raises(UserError):
+        report.proof  # noqa: B018
 
 
 def test_answers_come_before_what_could_not_be_proven(tmp_path: Path) -> None:
     recommended = [{"recommendation": "fc1 fwd: use ring_agg0"}]
-    (tmp_path / "tuning_report.json").write_text(json.dumps({"recommendations": recommended}))
     proofs = [
-        {"tp_size": 2, "proven": False, "verdict": "not proven on the whole layer: it was skipped."},
-        {"tp_size": 4, "proven": True, "verdict": "tuned is 4% faster than none: use tuned."},
+        {"tp_size": 2, "point": "layer", "proven": False, "verdict": "not proven on the whole layer: it was skipped."},
+        {"tp_size": 4, "point": "layer", "proven": True, "verdict": "tuned is 4% faster than none: use tuned."},
     ]
-    (tmp_path / "proof.json").write_text(json.dumps({"proofs": proofs}))
+    whole = {"recommendations": recommended, "proof": proofs}
+    (tmp_path / "tuning_report.json").write_text(json.dumps(whole))
     *answers, last = overlap_sweep.Report(tmp_path).recommendations
     assert answers == ["TP=4: tuned is 4% faster than none: use tuned.", "fc1 fwd: use ring_agg0"]
     assert last == "TP=2: not proven on the whole layer: it was skipped."
@@ -148,7 +149,7 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     with pytest.raises(UserError, match="TP=8 was not searched"):
         report.ub_cfgs(8)
     saved = report.save(tmp_path / "results" / "tiny")
-    files = {"summary.txt", "tuning_report.json", "proof.json", "points.parquet", "search.json", "tuner.json"}
+    files = {"summary.txt", "tuning_report.json", "points.parquet", "search.json", "tuner.json"}
     files |= {"optimal_tp_comm_overlap_cfg_tp2.yaml", "ub_cfgs_tp2.json", "megatron_bridge_preset_tp2.py"}
     assert {path.name for path in saved} >= files
     assert all(path.parent == tmp_path / "results" / "tiny" and path.stat().st_size for path in saved)

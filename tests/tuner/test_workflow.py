@@ -74,7 +74,7 @@ def record(directory: Path) -> TunerRecord:
 
 
 def proofs(directory: Path) -> dict[int, dict[str, Any]]:
-    return {proof["tp_size"]: proof for proof in json.loads((directory / "proof.json").read_text())["proofs"]}
+    return {proof["tp_size"]: proof for proof in json.loads((directory / "tuning_report.json").read_text())["proof"]}
 
 
 def search_of(directory: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""proof.json: what the tuner proved on the whole layer, for programs."""
+"""What the tuner proved on the whole layer, for programs: in tuning_report.json."""
 
 from __future__ import annotations
 
@@ -17,24 +17,13 @@ from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together
 from overlap_sweep.workloads.operator.proofs import path_of_file
 from overlap_sweep.workloads.operator.trials import Trial
 
-FILE_NAME = "proof.json"
-SCHEMA = 1
-
-
-def proof_report(analysis: OperatorAnalysis) -> dict[str, Any] | None:
-    """The report as plain data; None where no tuner ran a proof. What is undefined is None.
-
-    `proofs` has an entry for each case and TP size that a tuner measured. `proven` says whether it could be judged;
-    where not, `reason` and `verdict` say why, and `recommended` and its kin are None.
-    """
-    found: list[Outcome] = [*analysis.proofs, *analysis.unproven]
-    if not any(outcome.trial for outcome in found):
-        return None
-    return {"schema": SCHEMA, "proofs": outcome_entries(analysis), "tuners": tuner_entries(analysis)}
-
 
 def outcome_entries(analysis: OperatorAnalysis) -> list[dict[str, Any]]:
-    """One for each case and TP size."""
+    """Returns one for each case and TP size that a tuner measured. What is undefined is None.
+
+    `proven` says whether it could be judged; where not, `reason` and `verdict` say why, and `recommended` and its kin
+    are None.
+    """
     root = analysis.reading.root
     found = [
         _entry(outcome, root, analysis.folder(case)) for case in analysis.cases for outcome in case.outcomes.values()

@@ -87,7 +87,7 @@ def test_the_tuner_proves_against_async_tp(tmp_path: Path) -> None:
     launch = Launch(tmp_path / "tuned", {"PYTHONPATH": f"{ON_GLOO}:{ROOT}"})
     done = launch.run("-m", "+experiment=tp_overlap_tuner", *SWEEP[1:], "operator=fc2")
     assert done.returncode == 0, done.stderr
-    (proof,) = json.loads((launch.directory / "proof.json").read_text())["proofs"]
+    (proof,) = json.loads((launch.directory / "tuning_report.json").read_text())["proof"]
     assert {"none", "default", "tuned"} <= set(proof["variants"])
     said = " ".join(done.stdout.split())
     assert "Async TP is one switch for the whole model" in said
