@@ -23,9 +23,9 @@ HEAD = b'{"traceEvents":['
 READ = """
 import re, sys, time
 from pathlib import Path
-from overlap_sweep.trace.findings import find
+from overlap_sweep.trace.files import read_trace_file
 start = time.perf_counter()
-found = find(Path(sys.argv[1]), with_parts=True)
+found = read_trace_file(Path(sys.argv[1]), with_parts=True)
 seconds = time.perf_counter() - start
 peak_mib = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
 print(f"{seconds:7.1f} s {peak_mib:7.0f} MiB  {found.problem or f'{len(found.rows)} rows'}")

@@ -24,13 +24,13 @@ READERS = {
     "overlap_sweep, read": "from overlap_sweep.trace.kineto import read_trace as run",
     "overlap_sweep, and phases": """
 from pathlib import Path
-from overlap_sweep.trace.findings import find
-def run(path): find(Path(path), with_parts=False)
+from overlap_sweep.trace.files import read_trace_file
+def run(path): read_trace_file(Path(path), with_parts=False)
 """,
     "overlap_sweep, and their parts": """
 from pathlib import Path
-from overlap_sweep.trace.findings import find
-def run(path): find(Path(path), with_parts=True)
+from overlap_sweep.trace.files import read_trace_file
+def run(path): read_trace_file(Path(path), with_parts=True)
 """,
     "json.load": """
 import json

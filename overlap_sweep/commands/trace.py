@@ -211,7 +211,7 @@ def _print_tables(
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """The traces, each once, and a sentence for each directory that has none."""
-    from overlap_sweep.trace.search import find_traces, refused_links
+    from overlap_sweep.trace.directories import find_traces, refused_links
 
     found: dict[Path, Path] = {}
     problems = []

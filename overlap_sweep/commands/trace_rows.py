@@ -19,10 +19,9 @@ from rich.text import Text
 from overlap_sweep.report.console import fits, print_lines
 from overlap_sweep.report.csv_text import csv_cell
 from overlap_sweep.report.numbers import visible_json
-from overlap_sweep.trace.breakdown import PartRow
 from overlap_sweep.trace.files import TraceFile
 from overlap_sweep.trace.kernel_classes import function_name
-from overlap_sweep.trace.overlap import summarise
+from overlap_sweep.trace.overlap import PartRow, summarise
 from overlap_sweep.trace.ranks import RunRanks, rank_of
 
 Row = dict[str, Any]

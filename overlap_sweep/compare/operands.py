@@ -88,7 +88,7 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
     """A file is a trace; a directory is the telemetry of training runs if there is any, else results if there are any,
     else traces: which. UserError where there is nothing."""
     from overlap_sweep.results.run_directory import find_points
-    from overlap_sweep.trace.search import find_traces, refused_links
+    from overlap_sweep.trace.directories import find_traces, refused_links
     from overlap_sweep.workloads.fsdp.telemetry_runs import run_directories
 
     if not path.exists():
@@ -110,7 +110,7 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
 
 def is_trace(path: Path) -> bool:
     """As far as a file's beginning tells; one whose name says so may be a damaged one."""
-    from overlap_sweep.trace.content import blocks
+    from overlap_sweep.trace.stream import blocks
 
     try:
         start = next(blocks(path, lambda damage: None), b"")

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from overlap_sweep.compare.ratios import ratio
 from overlap_sweep.compare.trace_pairs import Pair
-from overlap_sweep.trace.breakdown import Grouping
 from overlap_sweep.trace.files import TraceFile
+from overlap_sweep.trace.overlap import Grouping
 
 Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from overlap_sweep.compare.traces import TraceComparison, own_medians
 from overlap_sweep.report.frame import Row, column_types
-from overlap_sweep.trace.breakdown import Grouping
+from overlap_sweep.trace.overlap import Grouping
 
 _WHO = ("dataset", "reference")
 

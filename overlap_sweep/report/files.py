@@ -17,7 +17,7 @@ from overlap_sweep.report.frame import to_frame
 from overlap_sweep.report.page.page import page_files
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.results.run_directory import write_atomically
-from overlap_sweep.trace.places import is_below
+from overlap_sweep.trace.directories import is_below
 from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame

@@ -38,7 +38,7 @@ from overlap_sweep.results.training_checks import (
     check_training,
     check_training_config,
 )
-from overlap_sweep.trace.places import is_below, is_plain_name, is_special
+from overlap_sweep.trace.directories import is_below, is_plain_name, is_special
 
 LAYER_PASSES = {"fwd", "bwd", "all"}
 """What every variant of a layer has times of; `step` only where an optimizer runs."""

@@ -21,7 +21,7 @@ from overlap_sweep.results.checks import (
     refused_traces,
 )
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
-from overlap_sweep.trace.places import links_out
+from overlap_sweep.trace.directories import links_out
 from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF
 
 HYDRA_CONFIG = ".hydra/config.yaml"

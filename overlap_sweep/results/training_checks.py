@@ -23,7 +23,7 @@ from overlap_sweep.results.check_parts import (
     is_whole,
 )
 from overlap_sweep.results.run_directory import Result, Timing
-from overlap_sweep.trace.places import is_plain_name
+from overlap_sweep.trace.directories import is_plain_name
 
 STRATEGIES = ("fsdp2", "ddp")
 STEP_VARIANTS = ("point", "none", "floor")

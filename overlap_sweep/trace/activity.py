@@ -1,17 +1,266 @@
-"""What ran: every event that is work, its kind, iteration and pass."""
+"""What ran: every event that is work, its kind, iteration and pass.
+
+Iteration and pass are decided by *moments*: when, and on which thread, the host asked for something. On a device that
+is a kernel's launch, in a CPU trace every operator. What is asked for inside `autograd::engine::evaluate_function`
+belongs to the backward pass; so does what checkpoints recompute there, which is told apart. All else is forward, unless
+the trace tells better: autograd numbers the operators of a forward computation, so what follows the last backward pass
+without such a number is something else, such as the reduction of gradients.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.trace.grouping import places_by_value
+from overlap_sweep.trace.intervals import contains, merge, places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
-from overlap_sweep.trace.kineto import Events, Trace
-from overlap_sweep.trace.phases import Assignment, assign_device, assign_host
+from overlap_sweep.trace.kineto import NO_CORRELATION, Events, Trace
+
+FWD, BWD, NEITHER, RECOMPUTE = range(4)
+"""The optimizer, barriers, and what follows the backward pass are in NEITHER pass; they count in their iteration as a
+whole. So does a CUDA graph that autograd does not know, since it may hold both passes. RECOMPUTE is the part of the
+backward pass in which checkpoints run forward again."""
+
+NO_ITERATION = -1
+"""Outside the profiler's steps, in a trace that has them."""
+
+_NOWHERE = np.empty(0, np.intp)
+
+_BACKWARD = re.compile(r"autograd::engine::evaluate_function")
+_NEITHER = re.compile(r"Optimizer\.(step|zero_grad)#|c10d::barrier$")
+_COLLECTIVE = re.compile(r"c10d::")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
+_GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Columns beside those of some events."""
+
+    iteration: NDArray[np.int64]
+    """N of ProfilerStep#N; without such steps, counted from 0. NO_ITERATION for what is outside of all steps."""
+    pass_: NDArray[np.int8]
+
+    def __getitem__(self, chosen: NDArray[np.intp]) -> Assignment:
+        return Assignment(self.iteration[chosen], self.pass_[chosen])
+
+
+def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
+    """Iteration and pass of each of `trace.device`, of which some are GEMMs: those of its launch.
+
+    All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
+    its stream, or, if that has none either, the event before it on any stream.
+    """
+    launch = _launches_of(trace)
+    known = launch >= 0
+    if not known.any():
+        nothing = np.zeros(len(launch), np.int64)
+        return Assignment(nothing, nothing.astype(np.int8))
+    moments, moment = np.unique(launch[known], return_inverse=True)
+    launches_gemm = np.bincount(moment, is_gemm[known], len(moments)) > 0
+    assigned = _assign_moments(trace, trace.launches[moments], launches_gemm)
+    is_graph = _matches(trace, _GRAPH_LAUNCH)[trace.launches.label[moments]]
+    if is_graph.any() and not np.isin(assigned.pass_, (BWD, RECOMPUTE)).any():
+        neither = np.full(len(moments), NEITHER, np.int8)
+        iteration = assigned.iteration
+        if not _named(trace, _STEP).any():
+            iteration = _iterations_by_graph(trace, trace.launches.start_ns[moments], is_graph, known, moment)
+        assigned = Assignment(iteration, neither)
+    rank = np.cumsum(known) - 1
+    leader = _leaders(known, trace.device.lane, trace.device.start_ns)
+    return assigned[moment[rank[leader]]]
+
+
+def _iterations_by_graph(
+    trace: Trace,
+    moments_ns: NDArray[np.int64],
+    is_graph: NDArray[np.bool_],
+    known: NDArray[np.bool_],
+    moment: NDArray[np.intp],
+) -> NDArray[np.int64]:
+    """Where there is no backward pass: each time that the launches of graphs begin to repeat, an iteration starts.
+
+    `moment` is that of each device event whose launch is `known`.
+    """
+    launches = np.flatnonzero(is_graph)[np.argsort(moments_ns[is_graph], kind="stable")]
+    labels = trace.device.label[known]
+    order = np.lexsort((labels, moment))
+    of_launch = np.split(labels[order], np.searchsorted(moment[order], np.arange(1, len(moments_ns))))
+    contents = [tuple(of_launch[launch].tolist()) for launch in launches]
+    period = _period(contents)
+    ordered_ns = np.sort(moments_ns)
+    starts_ns = [
+        _start_between(ordered_ns, moments_ns[launches[first - 1]], moments_ns[launches[first]])
+        for first in range(period, len(launches), period)
+    ]
+    return np.searchsorted(np.array(starts_ns, np.int64), moments_ns, side="right")
+
+
+def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -> int:
+    """When an iteration starts of which `first_ns` surely is part, while `last_ns` is part of the one before.
+
+    What was asked for in between belongs to either; the longest pause is taken for the border.
+    """
+    here = ordered_ns[np.searchsorted(ordered_ns, last_ns) : np.searchsorted(ordered_ns, first_ns, side="right")]
+    return int(here[1 + np.argmax(np.diff(here))]) if len(here) > 1 else int(first_ns)
+
+
+def _period(sequence: list[tuple[int, ...]]) -> int:
+    """After how many the sequence repeats itself; its length where it does not.
+
+    That is its length less that of its longest beginning that is also its end, found as Knuth, Morris and Pratt do.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    numbered = [numbers.setdefault(contents, len(numbers)) for contents in sequence]
+    both = [0] * len(numbered)
+    for i in range(1, len(numbered)):
+        size = both[i - 1]
+        while size and numbered[i] != numbered[size]:
+            size = both[size - 1]
+        both[i] = size + (numbered[i] == numbered[size])
+    return len(numbered) - both[-1]
+
+
+def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool_]) -> Assignment:
+    """Iteration and pass of the `chosen` host events, of which some are spans of communication or waiting.
+
+    Nothing in a trace ties gloo's spans, most of which run on threads of their own, to the operators that launched
+    them: they are what the threads that run autograd are at the moment. Where a pass waits for its communication before
+    it ends, that is the pass that launched it. So is what runs on any other thread.
+    """
+    host = trace.host
+    backward, forward = np.unique(host.lane[_named(trace, _BACKWARD)]), np.unique(host.lane[trace.forward])
+    # Operators of helping threads may be numbered too; those of a thread that also runs backward tell enough.
+    lanes = backward if np.isin(backward, forward).any() else np.union1d(backward, forward)
+    moments = np.flatnonzero(np.isin(host.lane, lanes)) if len(lanes) else np.arange(len(host))
+    moments = moments[np.argsort(host.start_ns[moments], kind="stable")]
+    place = np.full(len(host), -1)
+    place[moments] = np.arange(len(moments))
+    now = np.searchsorted(host.start_ns[moments], host.start_ns[chosen], side="right") - 1
+    own = place[chosen]
+    no_gemm = np.zeros(len(moments), bool)
+    return _assign_moments(trace, host[moments], no_gemm)[np.where((own >= 0) & ~is_span, own, np.maximum(now, 0))]
+
+
+def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -> Assignment:
+    """`is_gemm`: which moments are known to have asked for a GEMM."""
+    pass_ = np.full(len(moments), FWD, np.int8)
+    backward = trace.host[_named(trace, _BACKWARD)]
+    pass_[_inside(backward, moments)] = BWD
+    # Collectives are numbered wherever they are called.
+    numbered = trace.host[trace.forward & ~_named(trace, _COLLECTIVE)]
+    again = _inside(backward, numbered)
+    pass_[_inside(numbered[again], moments)] = RECOMPUTE
+    pass_[_inside(trace.host[_named(trace, _NEITHER)], moments)] = NEITHER
+    is_forward = pass_ == FWD
+    if len(numbered):
+        surely = is_forward & _inside(numbered[~again], moments)
+        pass_[_matches(trace, _GRAPH_LAUNCH)[moments.label] & is_forward & ~surely] = NEITHER
+    else:
+        # All that is not backward is taken for forward; that another iteration has begun, a GEMM tells best.
+        surely = is_forward & (is_gemm | (not (is_forward & is_gemm).any()))
+    steps = _named(trace, _STEP)
+    if steps.any():
+        iteration = _iterations_by_step(trace, trace.host[steps], moments.start_ns)
+    else:
+        iteration = _iterations_by_turn(moments.start_ns, pass_, surely)
+    if len(numbered):
+        late = (pass_ == FWD) & ~surely & (moments.start_ns > _last_backward_ns(moments.start_ns, pass_, iteration))
+        # DDP finishes on autograd's thread, after its last function.
+        only_backward = np.setdiff1d(backward.lane, numbered[~again].lane)
+        pass_[late] = np.where(np.isin(moments.lane[late], only_backward), BWD, NEITHER)
+    return Assignment(iteration, pass_)
+
+
+def _last_backward_ns(
+    moments_ns: NDArray[np.int64], pass_: NDArray[np.int8], iteration: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """For each moment, when the last backward one of its iteration is; beyond all times where there is none."""
+    numbers, place = np.unique(iteration, return_inverse=True)
+    last_ns = np.full(len(numbers), np.iinfo(np.int64).min)
+    is_backward = np.isin(pass_, (BWD, RECOMPUTE))
+    np.maximum.at(last_ns, place[is_backward], moments_ns[is_backward])
+    last_ns[last_ns == np.iinfo(np.int64).min] = np.iinfo(np.int64).max
+    return last_ns[place]
+
+
+def _iterations_by_step(trace: Trace, steps: Events, moments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    steps = steps[np.argsort(steps.start_ns)]
+    numbers = np.array([int(trace.labels[label][1].partition("#")[2]) for label in steps.label])
+    step = np.searchsorted(steps.start_ns, moments_ns, side="right") - 1
+    inside = (step >= 0) & (moments_ns < steps.end_ns[step])
+    return np.where(inside, numbers[step], NO_ITERATION)
+
+
+def _iterations_by_turn(
+    moments_ns: NDArray[np.int64], pass_: NDArray[np.int8], surely: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Every turn from backward to what is surely forward starts an iteration."""
+    order = np.argsort(moments_ns, kind="stable")
+    telling = order[surely[order] | np.isin(pass_[order], (BWD, RECOMPUTE))]
+    turns = np.flatnonzero((pass_[telling][:-1] != FWD) & (pass_[telling][1:] == FWD))
+    ordered_ns, neither_ns = moments_ns[order], moments_ns[order][pass_[order] == NEITHER]
+    starts_ns = []
+    for turn in turns:
+        last_ns, first_ns = moments_ns[telling[turn]], moments_ns[telling[turn + 1]]
+        # An optimizer ends an iteration.
+        place = np.searchsorted(neither_ns, first_ns) - 1
+        last_ns = max(last_ns, neither_ns[place]) if place >= 0 else last_ns
+        starts_ns.append(_start_between(ordered_ns, last_ns, first_ns))
+    return np.searchsorted(np.array(starts_ns, np.int64), moments_ns, side="right")
+
+
+def _launches_of(trace: Trace) -> NDArray[np.intp]:
+    """For each device event the index of the first launch with its correlation, or -1."""
+    launches, wanted = trace.launches, trace.device.correlation
+    if not len(launches):
+        return np.full(len(wanted), -1)
+    order = np.lexsort((launches.start_ns, launches.correlation))
+    place = np.searchsorted(launches.correlation[order], wanted)
+    found = order[np.minimum(place, len(order) - 1)]
+    return np.where((launches.correlation[found] == wanted) & (wanted != NO_CORRELATION), found, -1)
+
+
+def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+    """For each event the index of the one whose launch decides: itself if its launch is known."""
+    on_stream = _last_known(known, np.lexsort((start_ns, lane)))
+    on_any = _last_known(known, np.argsort(start_ns, kind="stable"))
+    first = np.flatnonzero(known)[np.argmin(start_ns[known])]
+    leader = np.where(on_any >= 0, on_any, first)
+    return np.where((on_stream >= 0) & (lane[on_stream] == lane), on_stream, leader)
+
+
+def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each event the index of the last known one up to it in this order, or -1."""
+    place = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
+    last = np.empty(len(order), np.intp)
+    last[order] = np.where(place >= 0, order[place], -1)
+    return last
+
+
+def _matches(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Which labels' names begin with the pattern."""
+    return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
+
+
+def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Which host events' names begin with the pattern."""
+    return _matches(trace, pattern)[trace.host.label]
+
+
+def _inside(outer: Events, moments: Events) -> NDArray[np.bool_]:
+    """Which moments lie inside one of the events on their own thread."""
+    inside = np.zeros(len(moments), bool)
+    of_lane = dict(places_by_value(moments.lane))
+    for lane, there in places_by_value(outer.lane):
+        here = of_lane.get(lane, _NOWHERE)
+        inside[here] = contains(merge(outer[there].intervals), moments.start_ns[here])
+    return inside
+
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 GEMM, COMM, WAIT, COMPUTE, MEMORY, IGNORE = range(len(KINDS))

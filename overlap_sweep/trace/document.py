@@ -1,7 +1,9 @@
-"""What a trace's JSON is read as."""
+"""The JSON of a trace: what it is decoded to, and how text that is almost JSON is mended."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -86,3 +88,70 @@ def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
 @cache
 def _decoders(kind: type[Event]) -> tuple[msgspec.json.Decoder[Event], msgspec.json.Decoder[list[Event]]]:
     return msgspec.json.Decoder(kind), msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+
+
+_RIGHT_ESCAPE = (
+    rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})'
+)
+_HALF_A_PAIR = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rb"(?P<right>%s)|(?P<half>%s)|\\" % (_RIGHT_ESCAPE, _HALF_A_PAIR))
+
+
+def as_written_and_mended(text: bytes) -> Iterator[bytes]:
+    yield text
+    if (other := mended(text)) != text:
+        yield other
+
+
+def mended(text: bytes) -> bytes:
+    """Without what is often found in traces and is no JSON: control characters, bytes that are no UTF-8 and backslashes
+    that escape nothing in names, NaN and infinities, commas before a closing bracket."""
+    text = text.translate(bytes.maketrans(bytes(range(32)), b" " * 32))
+    text = text.decode(errors="replace").encode()
+    if b"\\" in text:
+        text = _ESCAPE.sub(_right_escape, text)
+    text = re.sub(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", rb"\1null", text, flags=re.IGNORECASE)
+    return re.sub(rb",\s*([}\]])", rb"\1", text)
+
+
+def _right_escape(found: re.Match[bytes]) -> bytes:
+    return found[0] if found["right"] else rb"\ufffd" if found["half"] else rb"\\"
+
+
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_ERROR_AT = re.compile(r" \(byte (\d+)\)")
+
+
+def damage_of(text: bytes) -> str:
+    """What is wrong with a text that does not parse, whatever could be mended apart."""
+    for number, candidate in enumerate(as_written_and_mended(text)):
+        error = error_of(candidate)
+        if error is None:
+            return "is no list of events" if number == 0 else "is no valid JSON"
+        if not isinstance(error, RecursionError) and position_of(error, len(candidate)) >= len(candidate):
+            return "is cut short"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return f"is no valid JSON ({_ERROR_AT.sub('', str(error))})"
+
+
+def error_of(text: bytes) -> Exception | None:
+    """Why it does not parse."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except NO_JSON as error:
+        return error
+    return None
+
+
+def position_of(error: Exception, length: int) -> int:
+    """The byte at which a text of this length is wrong."""
+    if isinstance(error, UnicodeDecodeError | RecursionError):
+        return 0
+    found = _ERROR_AT.search(str(error))
+    return int(found[1]) if found else length
+
+
+def is_over(error: Exception) -> bool:
+    """Whether all that is wrong is that something follows the list."""
+    return "trailing characters" in str(error)

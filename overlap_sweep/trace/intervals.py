@@ -6,7 +6,8 @@ disjoint, not touching, none empty. All functions but `merge` and `rows_without_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,3 +71,10 @@ def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:
     moments, covered = moments[order], np.cumsum(steps[order])
     pieces = np.flatnonzero(covered[:-1] == cover)
     return merge(np.stack((moments[pieces], moments[pieces + 1]), axis=1))
+
+
+def places_by_value(column: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Each integer in the column, ascending, with the places where it stands, ascending."""
+    order = np.argsort(column, kind="stable")
+    values, first = np.unique(column[order], return_index=True)
+    return zip(values.tolist(), np.split(order, first[1:]), strict=False)

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.content import RECORD_AGAIN
 from overlap_sweep.trace.document import Document, Event, ExactEvent
-from overlap_sweep.trace.pieces import pieces
+from overlap_sweep.trace.stream import RECORD_AGAIN, pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})

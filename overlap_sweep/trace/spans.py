@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from overlap_sweep.trace.activity import KINDS, Activity, activity_of
+from overlap_sweep.trace.activity import BWD, FWD, KINDS, RECOMPUTE, Activity, activity_of
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.overlap import overlap_rows
-from overlap_sweep.trace.phases import BWD, FWD, RECOMPUTE
-from overlap_sweep.trace.startup import startup_iterations
+from overlap_sweep.trace.overlap import overlap_rows, startup_iterations
 
 PHASE_OF_PASS = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "recompute"}
 

@@ -18,9 +18,9 @@ import pytest
 from overlap_sweep.commands.trace_rows import LONGEST_NAME, short_names
 from overlap_sweep.report.timeline.ranks import read_rank
 from overlap_sweep.report.timeline.trace_file import build
+from overlap_sweep.trace.directories import is_timeline
 from overlap_sweep.trace.intervals import intersect, length, merge
 from overlap_sweep.trace.overlap import analyse_trace
-from overlap_sweep.trace.search import is_timeline
 from tests.analyze import analyze, rows
 from tests.golden.made_report import TRACES, write_rank
 from tests.made_sweeps import write_sweep

@@ -15,9 +15,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from overlap_sweep.trace import files, kept_findings
-from overlap_sweep.trace.files import TraceFile, read_trace_files
-from overlap_sweep.trace.findings import Findings, find
+from overlap_sweep.trace import files
+from overlap_sweep.trace.files import TraceFile, read_trace_file, read_trace_files
 
 TRACES = sorted((Path(__file__).parent.parent / "data" / "traces").glob("h200x4_*.json.gz"))
 
@@ -33,11 +32,11 @@ def read_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Which files this process has read itself, in order."""
     paths: list[Path] = []
 
-    def noted(path: Path, with_parts: bool) -> Findings:
+    def noted(path: Path, with_parts: bool) -> TraceFile:
         paths.append(path)
-        return find(path, with_parts)
+        return read_trace_file(path, with_parts)
 
-    monkeypatch.setattr(files, "find", noted)
+    monkeypatch.setattr(files, "read_trace_file", noted)
     return paths
 
 
@@ -48,7 +47,7 @@ def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alone(path: Path, with_parts: bool = True) -> TraceFile:
-    return TraceFile(path, **msgspec.structs.asdict(find(path, with_parts)))
+    return read_trace_file(path, with_parts)
 
 
 def types(file: TraceFile) -> list[list[type]]:
@@ -95,10 +94,10 @@ def test_content_counts_not_the_path(tmp_path: Path, no_ratio: Path, read_paths:
 
 
 def test_another_reader_reads_again(no_ratio: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_findings._reader.cache_clear()
-    assert len(kept_findings._reader()) == 64
+    files._reader.cache_clear()
+    assert len(files._reader()) == 64
     read_trace_files([no_ratio])
-    monkeypatch.setattr(kept_findings, "_reader", lambda: "changed")
+    monkeypatch.setattr(files, "_reader", lambda: "changed")
     assert read_trace_files([no_ratio]) == [alone(no_ratio)]
     assert len(read_paths) == 2
 
@@ -180,16 +179,17 @@ def test_a_path_that_is_a_word_of_the_sentence(
 
 
 def test_what_may_pass_is_not_kept(no_ratio: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(path: Path, with_parts: bool) -> Findings:
-        return Findings(problem=f"{path} cannot be read (Input/output error); copy it again.")
+    def unreadable(path: Path, with_parts: bool) -> TraceFile:
+        return TraceFile(path, problem=f"{path} cannot be read (Input/output error); copy it again.")
 
-    def written_to(path: Path, with_parts: bool) -> Findings:
-        cut = Findings(rows=find(path, with_parts).rows, warnings=[f"{path} is cut short: what it holds was read."])
+    def written_to(path: Path, with_parts: bool) -> TraceFile:
+        warnings = [f"{path} is cut short: what it holds was read."]
+        cut = TraceFile(path, rows=read_trace_file(path, with_parts).rows, warnings=warnings)
         path.write_text(path.read_text() + " ")
         return cut
 
-    for finder in (unreadable, written_to, lambda path, with_parts: Findings(problem="no path in front")):
-        monkeypatch.setattr(files, "find", finder)
+    for finder in (unreadable, written_to, lambda path, with_parts: TraceFile(path, problem="no path in front")):
+        monkeypatch.setattr(files, "read_trace_file", finder)
         read_trace_files([no_ratio])
     assert not empty_cache.exists() or not list(empty_cache.iterdir())
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.trace.breakdown import PartRow
-from overlap_sweep.trace.findings import find
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.trace.overlap import PartRow, TraceRow
 from overlap_sweep.trace.spans import typical_iteration
 
 Written = dict[str, Any]
@@ -19,7 +18,7 @@ Written = dict[str, Any]
 def found(path: Path, events: list[Written] | Written) -> tuple[dict[tuple[int, str], TraceRow], list[PartRow]]:
     """Rows by iteration and phase, and parts, of a trace of which nothing may be lost."""
     path.write_text(json.dumps(events))
-    of_trace = find(path, with_parts=True)
+    of_trace = read_trace_file(path, with_parts=True)
     assert (of_trace.problem, of_trace.warnings) == (None, [])
     return {(row.iteration, row.phase): row for row in of_trace.rows}, of_trace.parts
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.findings import find
+from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import MOST_RANKS, Trace, read_trace
 from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.trace.spans import typical_iteration
@@ -170,7 +170,7 @@ event = st.fixed_dictionaries(
 def test_fuzzed_traces_are_analysed_or_refused(tmp_path: Path, events: list[object], cut: int | None) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(json.dumps({"traceEvents": events}).encode()[:cut])
-    found = find(path, with_parts=True)
+    found = read_trace_file(path, with_parts=True)
     assert bool(found.rows) == (found.problem is None)
     assert all(0 <= row.overlap_us <= row.gemm_busy_us <= row.span_us for row in found.rows)
     assert all(0 <= part.alone_us <= part.busy_us <= part.total_us for part in found.parts)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import content, kineto, overlap, pieces
-from overlap_sweep.trace.findings import find
+from overlap_sweep.trace import kineto, overlap, stream
+from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import read_trace
 
 HEAD, TAIL = b'{"traceEvents":[', b"]}"
@@ -26,7 +26,7 @@ def listed(entries: list[bytes]) -> bytes:
 
 def refusal(path: Path) -> str:
     """In one line that begins with the file's name."""
-    problem = find(path, with_parts=True).problem
+    problem = read_trace_file(path, with_parts=True).problem
     assert problem is not None
     assert problem.startswith(f"{path} ")
     assert problem.isprintable()
@@ -73,7 +73,7 @@ def test_more_iterations_than_anybody_records(tmp_path: Path, monkeypatch: pytes
     gemm = b'{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":%d,"dur":1,"pid":0,"tid":0}'
     path = tmp_path / "trace.json"
     path.write_bytes(listed([entry for i in range(30) for entry in (step % (i, 10 * i), gemm % (10 * i + 1))]))
-    assert len(find(path, with_parts=False).rows) == 60
+    assert len(read_trace_file(path, with_parts=False).rows) == 60
     monkeypatch.setattr(overlap, "MOST_ITERATIONS", 20)
     assert "30 iterations, more than 20; record fewer steps" in refusal(path)
 
@@ -87,7 +87,7 @@ def test_gzip_members_with_hardly_anything_in_them(tmp_path: Path, monkeypatch: 
     path = tmp_path / "trace.json.gz"
     path.write_bytes(members([kernel(0), *(b"," + kernel(i) for i in range(1, 300))]))
     assert len(read_trace(path).device) == 300
-    monkeypatch.setattr(content, "MANY_MEMBERS", 100)
+    monkeypatch.setattr(stream, "MANY_MEMBERS", 100)
     assert "more than 100 gzip members of less than 1024 bytes each; give what `gzip -dc`" in refusal(path)
     # As bgzip writes them: a member for every 64 KiB.
     text = listed([kernel(i, name="nvjet_" + "a" * 1000) for i in range(300)])
@@ -99,13 +99,13 @@ def test_small_members_are_handed_on_together(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     text = listed([kernel(i) for i in range(20_000)])
     path.write_bytes(b"".join(gzip.compress(text[at : at + 5000], 1) for at in range(0, len(text), 5000)))
-    found = list(content.blocks(path, pytest.fail))
+    found = list(stream.blocks(path, pytest.fail))
     assert b"".join(found) == text
-    assert len(found) == 1 + len(text) // (content.BLOCK_BYTES // 2)
+    assert len(found) == 1 + len(text) // (stream.BLOCK_BYTES // 2)
 
 
 def test_an_entry_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(stream, "_MOST_BYTES", 1 << 20)
     path = tmp_path / "trace.json"
     path.write_bytes(HEAD + b"1," * 2_000_000)
     with pytest.raises(UserError, match="holds no end of an event within 1 MiB"):

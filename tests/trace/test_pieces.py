@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import content, pieces
+from overlap_sweep.trace import stream
 from overlap_sweep.trace.document import Document, Event, ExactEvent
-from overlap_sweep.trace.findings import find
+from overlap_sweep.trace.files import read_trace_file
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ quick = settings(max_examples=75, deadline=None, suppress_health_check=[HealthCh
 def read(path: Path, text: bytes, kind: type[Event] = Event) -> tuple[list[dict[str, Any]], Any]:
     path.write_bytes(text)
     document = Document(kind=kind)
-    events = [event for piece in pieces.pieces(path, document) for event in piece]
+    events = [event for piece in stream.pieces(path, document) for event in piece]
     fields = ("ph", "cat", "name", "ts", "pid", "tid")
     return [
         {name: getattr(event, name) for name in fields} | {"correlation": event.args and event.args.correlation}
@@ -51,9 +51,9 @@ def small_blocks() -> Iterator[Callable[[int, int, int], None]]:
     with pytest.MonkeyPatch.context() as patch:
 
         def limit(block: int, tail: int, tries: int) -> None:
-            patch.setattr(content, "BLOCK_BYTES", block)
-            patch.setattr(pieces, "_TAIL_BYTES", tail)
-            patch.setattr(pieces, "_TRIES", tries)
+            patch.setattr(stream, "BLOCK_BYTES", block)
+            patch.setattr(stream, "_TAIL_BYTES", tail)
+            patch.setattr(stream, "_TRIES", tries)
 
         yield limit
 
@@ -174,7 +174,7 @@ def test_damaged_anywhere_it_is_read_or_refused(
         damage = chance.choice([b"", b"\0\0\0", b"\xff", b'"', b"\\", b"}", b"]", b"{", chance.randbytes(3)])
         damaged[place : place + chance.choice([0, 1, 20])] = damage
     (tmp_path / "trace.json").write_bytes(damaged)
-    found = find(tmp_path / "trace.json", with_parts=True)
+    found = read_trace_file(tmp_path / "trace.json", with_parts=True)
     assert bool(found.rows) == (found.problem is None)
     assert "\n" not in (found.problem or "")
 
@@ -260,9 +260,9 @@ def test_gzip_members_and_what_follows_them(
 def test_a_block_is_never_much_longer_than_asked_for_however_well_it_was_compressed(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * (32 * MIB), 1))
-    sizes = [len(block) for block in content.blocks(path, pytest.fail)]
+    sizes = [len(block) for block in stream.blocks(path, pytest.fail)]
     assert sum(sizes) == 32 * MIB
-    assert max(sizes) <= 2 * content.BLOCK_BYTES
+    assert max(sizes) <= 2 * stream.BLOCK_BYTES
 
 
 def test_gzip_cut_short_gives_its_beginning(tmp_path: Path) -> None:
@@ -294,15 +294,15 @@ def test_gzip_with_a_flipped_bit_gives_its_beginning(tmp_path: Path) -> None:
 LIMITED = """
 import json, re, sys
 from pathlib import Path
-import overlap_sweep.trace.kept_findings, overlap_sweep.trace.findings as findings
+from overlap_sweep.trace.files import read_trace_file
 
 def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 empty, *paths = sys.argv[1:]
-findings.find(Path(empty), True)
+read_trace_file(Path(empty), True)
 before = peak()
-found = [findings.find(Path(path), True) for path in paths]
+found = [read_trace_file(Path(path), True) for path in paths]
 found = [[file.problem, [row.num_gemm_events for row in file.rows], len(file.warnings)] for file in found]
 print(json.dumps([peak() - before, found]))
 """
@@ -370,7 +370,7 @@ def test_strange_files_end_in_time(
 ) -> None:
     path = tmp_path / "trace.json"
     write_repeated(path, before, repeated, count, after)
-    found = find(path, with_parts=True)
+    found = read_trace_file(path, with_parts=True)
     if outcome is None:
         assert found.problem is None
         assert found.rows
@@ -383,7 +383,7 @@ def test_strange_files_end_in_time(
 def test_as_many_threads_as_events(trace: Any, category: str) -> None:
     for thread in range(10_000):
         trace.add(category, "aten::mm", 1.5, 3.5, 0, thread)
-    rows = find(trace.write(), with_parts=True).rows
+    rows = read_trace_file(trace.write(), with_parts=True).rows
     assert [row.num_compute_events + row.num_gemm_events for row in rows] == [10_000] * 2
 
 
@@ -393,5 +393,5 @@ def test_as_many_iterations_as_launches(trace: Any) -> None:
         trace.work("nvjet_fwd", 4 * number)
         trace.backward(4 * number + 2, 4 * number + 3, thread=1)
         trace.work("nvjet_bwd", 4 * number + 2)
-    rows = find(trace.write(), with_parts=True).rows
+    rows = read_trace_file(trace.write(), with_parts=True).rows
     assert len({row.iteration for row in rows}) == 500

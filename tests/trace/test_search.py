@@ -5,8 +5,16 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from overlap_sweep.trace.places import is_below, is_plain_name, is_special, links_out
-from overlap_sweep.trace.search import TIMELINE_MARK, find_traces, natural_order, refused_links
+from overlap_sweep.trace.directories import (
+    TIMELINE_MARK,
+    find_traces,
+    is_below,
+    is_plain_name,
+    is_special,
+    links_out,
+    natural_order,
+    refused_links,
+)
 from tests.trace.conftest import TRACES
 
 CPU = (TRACES / "cpu_gloo_tp2_rank0.json.gz").read_bytes()

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from overlap_sweep.trace import TraceRow, analyse_trace, summarise
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
-from overlap_sweep.trace.breakdown import measure_groups
-from overlap_sweep.trace.findings import find
-from overlap_sweep.trace.overlap import measure
+from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.trace.overlap import measure, measure_groups
 from overlap_sweep.trace.spans import Span, typical_iteration
 from tests.trace import independent_check
 
@@ -33,7 +32,7 @@ COUNTS = {f"num_{kind}": f"num_{kind}_events" for kind in ("gemm", "comm", "wait
 
 def test_h200_traces_are_those_of_the_independent_check(gpu_trace: Path) -> None:
     """Rows and parts equal, to the nanosecond, what plain loops that share nothing with the package count."""
-    found = find(gpu_trace, with_parts=True)
+    found = read_trace_file(gpu_trace, with_parts=True)
     rows = {
         f"{row.iteration} {row.phase}": {short: round(getattr(row, name) * 1000) for short, name in TIMES.items()}
         | {short: getattr(row, name) for short, name in COUNTS.items()}
@@ -59,7 +58,7 @@ def test_rows_and_parts_on_one_page(trace: Any) -> None:
     trace.work("kuserbuffers_pushrecv(int)", 4, 1230, 1250)
     trace.launch(5, 5)
     trace.copy("Memcpy DtoD (Device -> Device)", 1205, 1270, 5)
-    found = find(trace.write(distributedInfo={"rank": 3, "world_size": 8}), with_parts=True)
+    found = read_trace_file(trace.write(distributedInfo={"rank": 3, "world_size": 8}), with_parts=True)
     fwd, whole = found.rows
     assert fwd == TraceRow(
         file=str(trace.path),

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.trace.activity import activity_of
+from overlap_sweep.trace.activity import BWD, FWD, NEITHER, NO_ITERATION, RECOMPUTE, _period, activity_of
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.overlap import analyse_trace
-from overlap_sweep.trace.phases import BWD, FWD, NEITHER, NO_ITERATION, RECOMPUTE, _period
 
 
 def assigned(trace: Any) -> dict[str, tuple[int, int]]:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.activity import IGNORE, Activity, activity_of
-from overlap_sweep.trace.content import blocks
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.overlap import phases_of
+from overlap_sweep.trace.stream import blocks
 
 WHOLE = "all"
 """The phase that is the whole iteration."""

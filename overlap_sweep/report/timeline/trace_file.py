@@ -13,7 +13,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.timeline.alignment import in_order, missing_ranks, shifts_ns
 from overlap_sweep.report.timeline.ranks import RankTimeline
 from overlap_sweep.report.timeline.tracks import KINDS, both_at_once, tracks
-from overlap_sweep.trace.search import TIMELINE_MARK
+from overlap_sweep.trace.directories import TIMELINE_MARK
 
 COUNTER = "GEMM and communication at once"
 

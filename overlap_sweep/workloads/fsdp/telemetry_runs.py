@@ -19,7 +19,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import find_metrics, find_points
-from overlap_sweep.trace.places import links_out
+from overlap_sweep.trace.directories import links_out
 
 MOST_BYTES = 1 << 30
 """Of one file, which is read line by line: a line has some 10 kB."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.traces import own_traces, startup_of
 from overlap_sweep.trace.files import read_trace_files
-from overlap_sweep.trace.overlap import TraceRow
-from overlap_sweep.trace.startup import in_words
+from overlap_sweep.trace.overlap import TraceRow, in_words
 
 
 @dataclass(frozen=True)
