@@ -18,8 +18,7 @@ from overlap_sweep.results.conditions import GpuConditions, gpu_conditions
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
-from overlap_sweep.search.knob_report import print_knob_searches
-from overlap_sweep.search.searches_text import print_searches
+from overlap_sweep.search.text import print_knob_searches, print_searches
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
@@ -62,7 +61,7 @@ def summary_text(analysis: Analysis) -> str:
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _heading(console, f"Details of {answer.title}")
         print_lines(answer.details, console)
-    print_searches(analysis, console)
+    print_searches(analysis.records, analysis.reading.root, console)
     commands = launch_commands(analysis.reading.points)
     if commands:
         _heading(console, "Commands")

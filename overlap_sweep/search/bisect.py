@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from overlap_sweep.overlap import space
 from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, distance
-from overlap_sweep.search.start import Start, usual
-from overlap_sweep.search.trail import Search, Steps, Trail
+from overlap_sweep.search.trail import Search, Start, Steps, Trail, usual
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""What a search may choose among, read from a multirun's values."""
+"""What a search may choose among: read from a multirun's values, and as the candidates of every cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
+from overlap_sweep.search.cell import Candidate
 
 SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
@@ -57,6 +60,12 @@ def _texts(override: Override) -> Iterator[str]:
         raise UserError(f"{override.input_line}: a search needs values that can be counted; list them.")
 
 
+def compose(config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> DictConfig:
+    """Returns what Hydra gives the job with these overrides."""
+    job = context.config_loader.load_sweep_config(config, list(overrides))
+    return OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+
+
 def combined(values: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Overrides for every combination of the values that are not searched."""
     fixed = {key: of_key for key, of_key in values.items() if key not in SEARCHED}
@@ -67,18 +76,18 @@ def combined(values: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def read_choices(
-    config: DictConfig, compose: Callable[[list[str]], DictConfig], values: Mapping[str, Sequence[str]]
+    config: DictConfig, composed: Callable[[list[str]], DictConfig], values: Mapping[str, Sequence[str]]
 ) -> Choices:
     """The searched keys' values, as Hydra's configuration has them. What is not swept has one value.
 
-    `compose` gives the configuration of a point with some more overrides. UserError when no num_sm is left.
+    `composed` gives the configuration of a point with some more overrides. UserError when no num_sm is left.
     """
     searched = {key: of_key for key, of_key in values.items() if key in SEARCHED}
     rows = max(map(len, searched.values()), default=1)
     # A composition takes a tenth of a second, and the keys don't depend on each other: the first one has the first
     # value of each, and so on.
     jobs = [
-        compose([f"{key}={of_key[min(row, len(of_key) - 1)]}" for key, of_key in searched.items()])
+        composed([f"{key}={of_key[min(row, len(of_key) - 1)]}" for key, of_key in searched.items()])
         for row in range(rows)
     ]
     found = {key: [jobs[row][key] for row in range(len(of_key))] for key, of_key in searched.items()}
@@ -95,3 +104,58 @@ def read_choices(
         raise UserError(f"phase={','.join(phases)} is searched at once with phase=all.")
     methods = [method for method in found.get("method", [jobs[0].method]) if method != "none"]
     return Choices(methods, {**knobs, "num_sm": counts}, phases[0])
+
+
+Refusal = Callable[[Mapping[str, Setting]], str | None]
+"""Why an operator cannot be given these phases, or None."""
+
+
+def candidates(
+    operator: str,
+    choices: Choices,
+    default_knobs: Callable[[str], Mapping[str, Any]],
+    supported: Collection[str],
+    refusal: Refusal,
+) -> tuple[dict[str, list[Candidate]], Counter[str]]:
+    """By pass what its slots may be given, `none` left out; and why others may not, with their number.
+
+    Only knobs that are `supported` are varied at all.
+    """
+    phases = space.PHASES if choices.phase == "all" else (choices.phase,)
+    of_phase = {phase: _settings(operator, phase, choices, default_knobs, supported) for phase in phases}
+    found: dict[str, list[Candidate]] = {name: [] for name in space.PASSES}
+    refused: Counter[str] = Counter()
+    for pass_name in space.PASSES:
+        own = [phase for phase in phases if space.PASS_OF_PHASE[phase] == pass_name]
+        # Both phases before one of them.
+        for combination in product(*([*of_phase[phase], None] for phase in own)):
+            given = {phase: setting for phase, setting in zip(own, combination, strict=True) if setting}
+            slots = {space.slot(operator, phase): setting for phase, setting in given.items()}
+            if not given or space.wgrad_refusal(operator, slots):
+                continue
+            if reason := refusal(given):
+                refused[reason] += 1
+            else:
+                found[pass_name].append(Candidate.of(slots))
+    return found, refused
+
+
+def _settings(
+    operator: str,
+    phase: str,
+    choices: Choices,
+    default_knobs: Callable[[str], Mapping[str, Any]],
+    supported: Collection[str],
+) -> list[Setting]:
+    """Every setting of one slot, each once."""
+    found: dict[Any, Setting] = {}
+    for method in choices.methods:
+        if method not in space.methods_of(operator, phase):
+            continue
+        names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
+        for values in product(*(choices.knobs.get(name, (None,)) for name in names)):
+            given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            setting = space.without_idle_knobs({"method": method, **default_knobs(method), **given})
+            known = {k: v for k, v in setting.items() if k == "method" or k in names}
+            found.setdefault(tuple(sorted(known.items())), known)
+    return list(found.values())

@@ -3,13 +3,12 @@
 A swept key is searched if the sweeper's `params` name it, or if it schedules training: everything below `fsdp`,
 `streams` and `distributed` but `distributed.strategy` and `distributed.dp_size`, and `runtime.max_connections`. Every
 combination of the other swept keys' values (`model=a,b`, `distributed.dp_size=4,8`, `distributed.strategy=fsdp2,ddp`)
-is a search of its own.
-"""
+is a search of its own."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -21,11 +20,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.run_directory import Result, Timing
 from overlap_sweep.runtime.group import shared_by
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search.knob_results import check_workload, same_point
-from overlap_sweep.search.knob_trail import Knob, Setting
+from overlap_sweep.search.choices import compose
+from overlap_sweep.search.knob_trail import Failure, Knob, Sample, Setting
 from overlap_sweep.search.measured import Job
+from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
+from overlap_sweep.workloads.fsdp.times import limited_by_host
 
 Values = Mapping[str, Sequence[str]]
 """By key as it is typed, its values as text."""
@@ -80,19 +84,15 @@ class KnobSpace:
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
         """As Hydra composes it, which takes a tenth of a second: where it would only set values, they are set here."""
         if self._base is None:
-            self._base = self._by_hydra(())
+            self._base = compose(self.config, self.context, self.overrides)
         groups = self.config.hydra.runtime.choices
         parsed = OverridesParser.create(config_loader=self.context.config_loader).parse_overrides(list(overrides))
         if any(override.get_key_element() in groups or override.type != OverrideType.CHANGE for override in parsed):
-            return self._by_hydra(overrides)
+            return compose(self.config, self.context, [*self.overrides, *overrides])
         config = copy.deepcopy(self._base)
         for override in parsed:
             OmegaConf.update(config, override.get_key_element(), override.value(), merge=True)
         return config
-
-    def _by_hydra(self, overrides: Sequence[str]) -> DictConfig:
-        job = self.context.config_loader.load_sweep_config(self.config, [*self.overrides, *overrides])
-        return OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
 
     def job(self, setting: Setting, repetition: int) -> Job:
         overrides = self.overrides_of(setting)
@@ -176,3 +176,59 @@ def _label(point: Mapping[str, Any], given: Mapping[str, str], swept: Sequence[s
     more = [f"{key}={given[key]}" for key in swept if key.lstrip("+") not in said]
     start = f"{point['model']['name']} {workloads.of(point).subject(point)} on {ranks} rank{'' if ranks == 1 else 's'}"
     return ", ".join([start, *more])
+
+
+WORKLOADS = ("fsdp", "operator")
+"""Those with one time per point that others of it can be compared with."""
+
+
+def check_workload(point: Mapping[str, Any]) -> None:
+    if point["workload"]["name"] not in WORKLOADS:
+        raise UserError(
+            f"knobs are searched for workload={' and '.join(WORKLOADS)}, not for {point['workload']['name']}; sweep it "
+            "without hydra/sweeper=knobs."
+        )
+
+
+def measured(result: Result, samples_per_step: int | None) -> Sample | Failure:
+    """Times of as much work as `samples_per_step`, the baseline's; None is as much as the point has. Where the host is
+    what takes so long, as in a training step that cannot be enqueued faster, that time counts all the same."""
+    if result.status != "ok":
+        return Failure((result.error or result.status).splitlines()[0])
+    if result.training is None:
+        times = [result.times[name] for name in space.passes(result.point)]
+        return Sample(
+            times_us=_sum(times_of.point for times_of in times),
+            beside_us=_sum(times_of.none for times_of in times),
+            none_us=_sum(times_of.none for times_of in times),
+            floor_us=_sum(times_of.floor for times_of in times),
+            work=same_work(result.point),
+        )
+    step, own = result.training.step, result.training.samples_per_step
+    scale = samples_per_step / own if samples_per_step else 1.0
+    point_us, none_us, floor_us = (_sum([step[name]], scale) for name in ("point", "none", "floor"))
+    # Where the host is what limits, the floor is its time, too, and dividing by that would make the slowest host the
+    # fastest setting.
+    beside_us = () if limited_by_host(result) else floor_us
+    return Sample(point_us, beside_us, none_us, floor_us, same_work(result.point))
+
+
+def _sum(timings: Iterable[Timing], scale: float = 1.0) -> tuple[float, ...]:
+    return tuple(scale * sum(samples) for samples in zip(*(t.samples_us for t in timings), strict=True))
+
+
+def same_work(point: Mapping[str, Any]) -> str:
+    """Equal for points whose work beside the knobs' is the same: a step without communication, an operator without
+    overlap."""
+    if point["workload"]["name"] == "fsdp":
+        return str(sorted(same_floor(knobs_of(point)), key=str))
+    overlap = {"phase", "method", "phases", "repetition", *space.KNOBS}
+    return key_of({name: value for name, value in point_identity(point).items() if name not in overlap})
+
+
+def same_point(point: Mapping[str, Any]) -> str:
+    """Equal for points that run the same, whatever idle knobs say."""
+    if point["workload"]["name"] == "fsdp":
+        return str(sorted(frozen(knobs_of(point)), key=str))
+    idle = {"num_sm"} if not space.settings(point) else set()
+    return key_of({name: value for name, value in point_identity(point).items() if name not in idle})

@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.results.knob_record import KnobRecord, KnobSearch
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.choices import swept_values
-from overlap_sweep.search.knob_answers import answer
-from overlap_sweep.search.knob_report import knob_lines, write_knobs
-from overlap_sweep.search.knob_results import measured
-from overlap_sweep.search.knob_space import KnobSpace, find_spaces
+from overlap_sweep.search.knob_space import KnobSpace, find_spaces, measured
 from overlap_sweep.search.knob_trail import Answer, KnobTrail, Setting
-from overlap_sweep.search.knobs import KnobEffort, search
+from overlap_sweep.search.knobs import KnobEffort, answer, search
 from overlap_sweep.search.measured import Measurements
+from overlap_sweep.search.text import knob_lines, write_knobs
 
 EXPERIMENT = "experiment=fsdp_overlap"
 
@@ -85,7 +81,7 @@ class Searching:
         for setting in settings:
             jobs.append(self.space.job(setting, self._asked[setting]))
             self._asked[setting] += 1
-        results = self._measurements.measure_jobs(jobs)
+        results = self._measurements.measure(jobs)
         self._results += results
         answers: list[Answer] = [measured(result, self._samples_per_step) for result in results]
         return answers + [None] * (len(settings) - len(results))
@@ -111,8 +107,8 @@ def _typed(space: KnobSpace) -> list[str]:
 class _Report:
     """Lines of progress, and knobs.json, always whole, after every batch."""
 
-    def __init__(self, directory: Path, measurements: Measurements) -> None:
-        self._directory, self._measurements = directory, measurements
+    def __init__(self, measurements: Measurements) -> None:
+        self._measurements = measurements
         self.searches: list[Searching] = []
 
     @property
@@ -124,7 +120,7 @@ class _Report:
         )
 
     def batch_done(self, searching: Searching) -> None:
-        write_knobs(self._directory, self.record)
+        write_knobs(self._measurements.directory, self.record)
         trail, budget = searching.trail, self._measurements.budget
         if trail.baseline not in trail.found.of:
             return
@@ -138,7 +134,7 @@ class _Report:
 
     def conclude(self) -> None:
         record = self.record
-        path = write_knobs(self._directory, record)
+        path = write_knobs(self._measurements.directory, record)
         outcomes.answered = any(found.time_us is not None for found in record.searches)
         print("\n".join(knob_lines(record)))
         print(f"knobs: {path} has all that was tried", flush=True)
@@ -151,14 +147,9 @@ def sweep(
     to search, or a value is wrong; nothing was started then."""
     values = swept_values(context, params, arguments)
     spaces = find_spaces(config, context, values, set(params))
-    directory = Path(str(config.hydra.sweep.dir))
-    directory.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config, directory / "multirun.yaml")
-    settings = config.search
-    measurements = Measurements(launcher, directory, Budget(settings.max_points, settings.max_minutes))
-    outcomes.searching = True
+    settings, measurements = config.search, Measurements.begin(config, launcher)
     effort = KnobEffort(reach=settings.reach, repeats=settings.repeats, worth=settings.worth)
-    report = _Report(directory, measurements)
+    report = _Report(measurements)
     for index, space in enumerate(spaces):
         reasons = "; ".join(f"{key}: {why}" for key, why in space.left_out.items())
         if not space.knobs:

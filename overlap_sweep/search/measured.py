@@ -1,28 +1,70 @@
-"""Have points measured by the launcher, in batches, unless their results are there already."""
+"""Have points measured by the launcher, in batches, unless their results are there already or the budget is spent."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
 from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.search.budget import Budget
-from overlap_sweep.search.rounds import Request
 from overlap_sweep.workloads.operator.failures import wrong_passes
 
-T = TypeVar("T")
+
+@dataclass
+class Budget:
+    """Points and minutes; None is no limit."""
+
+    max_points: int | None
+    max_minutes: float | None
+    points: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    _paused_s: float = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Without the pauses."""
+        return time.monotonic() - self.began_s - self._paused_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside costs nothing."""
+        before_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._paused_s += time.monotonic() - before_s
+
+    @property
+    def points_left(self) -> int | None:
+        return None if self.max_points is None else max(0, self.max_points - self.points)
+
+    @property
+    def spent(self) -> bool:
+        return bool(self.why_spent)
+
+    @property
+    def why_spent(self) -> str:
+        """Empty while it is not."""
+        if self.points_left == 0:
+            return f"search.max_points={self.max_points} is used up"
+        if self.max_minutes is not None and self.elapsed_s >= 60 * self.max_minutes:
+            return f"search.max_minutes={self.max_minutes:g} is used up"
+        return ""
+
+
 CHUNK = 8
 """Points that are launched at once where time is limited: a limit is looked at between launches only."""
 
@@ -39,14 +81,6 @@ class Job:
     point: Mapping[str, Any]
     """The resolved configuration that the launcher will find for them."""
 
-    @classmethod
-    def of(cls, request: Request) -> Job:
-        phases = request.phases or {"fprop": {"method": "none"}}
-        repetition = [f"repetition={request.repetition}"] if request.repetition else []
-        point = {**request.task.point, "phases": phases, "repetition": request.repetition}
-        completed = workloads.load("operator").complete(point)
-        return cls([*request.task.overrides, f"phases={override_value(phases)}", *repetition], completed)
-
 
 class Measurements:
     """All points of a sweep. Those that lie in its directory already are not measured again."""
@@ -59,27 +93,26 @@ class Measurements:
         self._known = _known_results(directory)
         self._launched = 0
 
-    def measure(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Result]]:
-        """Each with its result, as far as the budget goes: of what is left out nothing is heard."""
-        for chunk, results in self._within_budget(requests, Job.of):
-            yield from zip(chunk, results, strict=True)
+    @classmethod
+    def begin(cls, config: DictConfig, launcher: Launcher) -> Measurements:
+        """Makes the directory of a search, and starts its clock."""
+        directory = Path(str(config.hydra.sweep.dir))
+        directory.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, directory / "multirun.yaml")
+        outcomes.searching = True
+        return cls(launcher, directory, Budget(config.search.max_points, config.search.max_minutes))
 
-    def measure_jobs(self, jobs: Sequence[Job]) -> list[Result]:
-        """The results of the first of them, as far as the budget goes."""
-        return [result for _, results in self._within_budget(jobs, lambda job: job) for result in results]
-
-    def _within_budget(
-        self, asked: Sequence[T], job_of: Callable[[T], Job]
-    ) -> Iterator[tuple[Sequence[T], list[Result]]]:
-        left = self.budget.points_left
-        size = CHUNK if self.budget.max_minutes is not None else max(1, len(asked))
-        for chunk in batched(asked[:left], size):
-            if self.budget.spent:
-                return
-            jobs = list(map(job_of, chunk))
-            self.budget.points += len(jobs)
-            self.reused += sum(self._known_result(job) is not None for job in jobs)
-            yield chunk, self.run(jobs)
+    def measure(self, jobs: Sequence[Job]) -> list[Result]:
+        """Returns the results of the first of them, as far as the budget goes."""
+        jobs = jobs[: self.budget.points_left]
+        size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
+        results: list[Result] = []
+        while len(results) < len(jobs) and not self.budget.spent:
+            chunk = jobs[len(results) : len(results) + size]
+            self.budget.points += len(chunk)
+            self.reused += sum(self._known_result(job) is not None for job in chunk)
+            results += self.run(chunk)
+        return results
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
         """Their results, whatever the budget says."""
@@ -96,11 +129,6 @@ class Measurements:
         returned = self._launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=self._launched)
         self._launched += len(jobs)
         return [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
-
-
-def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
 
 
 def override_value(value: Any) -> str:

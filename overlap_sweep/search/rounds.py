@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+from overlap_sweep import workloads
 from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import Candidate, Cell
-from overlap_sweep.search.start import Start, collectives
-from overlap_sweep.search.trail import Baselines, Failure, Measured, Trail
+from overlap_sweep.search.measured import Job, Measurements, override_value
+from overlap_sweep.search.trail import Baselines, Failure, Measured, Start, Trail, collectives
 from overlap_sweep.workloads.operator.failures import wrong_passes
 
 
@@ -69,6 +70,14 @@ class Request:
         slots = {slot: setting for candidate in self.of_pass.values() for slot, setting in candidate.settings.items()}
         order = {space.slot(self.task.operator, phase): phase for phase in space.PHASES}
         return {phase: slots[slot] for slot, phase in order.items() if slot in slots}
+
+    @property
+    def job(self) -> Job:
+        phases = self.phases or {"fprop": {"method": "none"}}
+        repetition = [f"repetition={self.repetition}"] if self.repetition else []
+        point = {**self.task.point, "phases": phases, "repetition": self.repetition}
+        completed = workloads.load("operator").complete(point)
+        return Job([*self.task.overrides, f"phases={override_value(phases)}", *repetition], completed)
 
 
 @dataclass
@@ -182,6 +191,11 @@ def collective_us(tasks: Iterable[Task]) -> float:
             exposed_us = max(0.0, times.none.median_us - times.floor.median_us)
             found.append(exposed_us / collectives(space.OPERATORS[task.operator], pass_name))
     return statistics.median(found)
+
+
+def measured(requests: Sequence[Request], measurements: Measurements) -> Iterable[tuple[Request, Result]]:
+    """Returns the first requests with their results, as far as the budget goes."""
+    return zip(requests, measurements.measure([request.job for request in requests]), strict=False)
 
 
 def next_round(tasks: Sequence[Task]) -> list[Request]:

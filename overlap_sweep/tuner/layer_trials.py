@@ -15,9 +15,10 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import LayerTrial, Result, write_atomically
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.cell import Candidate
+from overlap_sweep.search.choices import compose
 from overlap_sweep.search.measured import Job, override_value
 from overlap_sweep.search.rounds import Task
-from overlap_sweep.search.sweeper import Sweep, compose
+from overlap_sweep.search.sweeper import Sweep
 
 NONE, DEFAULT, TUNED = "none", "default", "tuned"
 

@@ -28,9 +28,8 @@ from overlap_sweep.results.run_directory import (
     write_tuner_record,
 )
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
-from overlap_sweep.search.profiled import case_of, profile_answers
 from overlap_sweep.search.rounds import Task
-from overlap_sweep.search.sweeper import Sweep, cases, search, set_up, swept_values
+from overlap_sweep.search.sweeper import Sweep, case_of, cases, profile_answers, search, set_up, swept_values
 from overlap_sweep.tuner.combinations import combinations
 from overlap_sweep.tuner.layer_trials import (
     DEFAULT,
@@ -73,7 +72,7 @@ def tune(
         seed_presets(task, config.tuner.presets)
     for stage in whole.stages:
         _tune_stage(whole, stage, record)
-    whole.report.conclude(whole.measurements)
+    whole.report.conclude()
     _keep(whole, record)
     analysis = _analyse(whole)
     written = write_reports(analysis, whole.measurements.directory, record.command)

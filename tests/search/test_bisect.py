@@ -10,8 +10,7 @@ import pytest
 
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.cell import NONE, Candidate
-from overlap_sweep.search.start import modelled
-from overlap_sweep.search.trail import Failure
+from overlap_sweep.search.trail import Failure, modelled
 from tests.search.surfaces import (
     LADDER,
     NONE_US,

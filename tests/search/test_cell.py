@@ -11,8 +11,8 @@ import pytest
 from overlap_sweep import backends, workloads
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.overlap import space
-from overlap_sweep.search.candidates import Choices, candidates
 from overlap_sweep.search.cell import NONE, Candidate, distance
+from overlap_sweep.search.choices import Choices, candidates
 from tests.points import gpu_point, operator_point
 from tests.search.surfaces import cell, method_of, num_sm, one_slot, pair, pairs, settings
 

@@ -15,8 +15,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.knob_record import KNOBS_FILE, KnobRecord, KnobSearch, read_knobs
 from overlap_sweep.results.records import read_records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.search.knob_report import pasted, print_knob_searches
 from overlap_sweep.search.knob_sweeper import sweep
+from overlap_sweep.search.text import pasted, print_knob_searches
 from tests.make_point import training_run
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
 from tests.sweeps import ROOT, Launch

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from overlap_sweep.results.knob_record import KnobSearch
-from overlap_sweep.search import knob_answers
+from overlap_sweep.search import knobs
 from overlap_sweep.search.knob_trail import Answer, Failure, Knob, KnobTrail, Sample, Setting
 from overlap_sweep.search.knobs import KnobEffort, search
 
@@ -64,7 +64,7 @@ class Machine:
             return trail
 
     def answer(self, effort: KnobEffort | None = None) -> KnobSearch:
-        return knob_answers.answer(self.searched(effort))
+        return knobs.answer(self.searched(effort))
 
     @property
     def optimum_us(self) -> float:
@@ -225,7 +225,7 @@ def test_values_out_of_reach_are_not_tried_again() -> None:
 def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) -> None:
     trail = Machine(interacting, max_points=most).searched()
     assert trail.cut
-    found = knob_answers.answer(trail)
+    found = knobs.answer(trail)
     assert found.time_us is not None
     if found.best and found.proven:
         assert {trail.baseline, trail.best} <= trail.proof.of.keys()

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import PassTimes, Result, Status
 from overlap_sweep.search.bisect import Effort
-from overlap_sweep.search.budget import Budget
 from overlap_sweep.search.cell import NONE, Candidate, Cell
-from overlap_sweep.search.measured import CHUNK, Job, Measurements, override_value
+from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
 from overlap_sweep.search.rounds import Request, Task, collective_us
-from overlap_sweep.search.start import usual
-from overlap_sweep.search.trail import Failure, together
+from overlap_sweep.search.trail import Failure, together, usual
 from tests.make_point import pass_times
 from tests.points import operator_point
 from tests.search.surfaces import one_slot, pairs, settings, two_methods
@@ -256,25 +254,26 @@ def request(num_sm: int = 4, repetition: int = 0) -> Request:
 
 
 def test_a_job_is_what_the_launcher_composes_it_from_and_what_will_come_of_it() -> None:
-    job = Job.of(request(repetition=2))
+    job = request(repetition=2).job
     phases = "phases={fprop:{method:ring_exchange,num_sm:4}}"
     assert job.overrides == ["tp_size=2", phases, "repetition=2"]
     assert (job.point["phases"], job.point["repetition"]) == ({"fprop": {"method": "ring_exchange", "num_sm": 4}}, 2)
-    assert Job.of(request()).overrides == ["tp_size=2", phases]
+    assert request().job.overrides == ["tp_size=2", phases]
     # No overlap is a point, too.
-    assert Job.of(task().baseline_request()).point["phases"] == {"fprop": {"method": "none"}}
+    assert task().baseline_request().job.point["phases"] == {"fprop": {"method": "none"}}
 
 
 def test_a_time_limit_is_looked_at_between_launches(tmp_path: Path) -> None:
     launcher, lost = Mock(), JobReturn(status=JobStatus.FAILED, _return_value=RuntimeError("no luck"))
-    launcher.launch.side_effect = lambda job_overrides, initial_job_idx: [lost] * len(job_overrides)
     found = Measurements(launcher, tmp_path, Budget(None, 60.0))
-    answers = found.measure([request(n) for n in range(1, 20)])
-    for _ in range(CHUNK):
-        _, failed = next(answers)
-        assert (failed.status, failed.error) == ("failed", "no luck")
-    found.budget.max_minutes = 0.0
-    assert list(answers) == []
+
+    def launch_until_the_time_is_over(job_overrides: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
+        found.budget.max_minutes = 0.0
+        return [lost] * len(job_overrides)
+
+    launcher.launch.side_effect = launch_until_the_time_is_over
+    results = found.measure([request(n).job for n in range(1, 20)])
+    assert [(result.status, result.error) for result in results] == [("failed", "no luck")] * CHUNK
     assert found.budget.points == CHUNK
     assert [len(call.args[0]) for call in launcher.launch.call_args_list] == [CHUNK]
 
@@ -302,7 +301,7 @@ def test_points_are_counted_down_and_minutes_run_from_the_start(
 def test_a_pause_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Budget(None, 1.0)
     now = found.began_s
-    monkeypatch.setattr("overlap_sweep.search.budget.time.monotonic", lambda: now)
+    monkeypatch.setattr("overlap_sweep.search.measured.time.monotonic", lambda: now)
     now += 50.0
     with found.paused():
         now += 1000.0

@@ -20,12 +20,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from overlap_sweep.search import replay
+from benchmarks import replay_search as replay
+from benchmarks.replay_search import read
 from overlap_sweep.search.bisect import Effort, least_us
 from overlap_sweep.search.cell import NONE
-from overlap_sweep.search.recording import read
-from overlap_sweep.search.start import STARTS
-from overlap_sweep.search.trail import Failure
+from overlap_sweep.search.trail import STARTS, Failure
 from tests.analyze import ROOT, Ran
 from tests.search.surfaces import (
     LADDER,
@@ -147,7 +146,7 @@ def test_no_shape_of_time_is_below_its_bound(shape: Any, measured: set[int], n: 
     assert least_us(n, times_us) <= shape(n) * (1 + 1e-9)
 
 
-MODULE = "overlap_sweep.search.replay"
+MODULE = "benchmarks.replay_search"
 SURFACES = sorted((ROOT / "tests" / "data" / "surfaces").glob("*.jsonl"))
 Replay = Callable[..., Ran]
 
@@ -156,7 +155,7 @@ surface = pytest.mark.parametrize("path", SURFACES, ids=[path.stem for path in S
 
 @pytest.fixture
 def replay_py(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
-    """Runs `python -m overlap_sweep.search.replay ARGUMENTS` in this process."""
+    """Runs `python -m benchmarks.replay_search ARGUMENTS` in this process."""
 
     def run(*arguments: str | Path) -> Ran:
         monkeypatch.setattr(sys, "argv", ["replay.py", *map(str, arguments)])

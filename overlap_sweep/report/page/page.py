@@ -20,7 +20,7 @@ from overlap_sweep.report.page.tables import points_table as points_table_of
 from overlap_sweep.report.section import Answer as Told
 from overlap_sweep.report.section import Exhibit, Section
 from overlap_sweep.results.provenance import launch_commands, measured_when
-from overlap_sweep.search.knob_report import told_searches
+from overlap_sweep.search.text import told_searches
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.knob_effects import contributed

@@ -11,7 +11,7 @@ import pytest
 from overlap_sweep.results.knob_record import Gain, KnobRecord, KnobSearch
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.records import read_records
-from overlap_sweep.search.knob_report import write_knobs
+from overlap_sweep.search.text import write_knobs
 from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
 from overlap_sweep.workloads.fsdp.warnings import warnings
 from tests.results.reading import PREFETCH, train, training_of

@@ -12,8 +12,7 @@ from overlap_sweep import backends
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
-from overlap_sweep.search.candidates import candidates
-from overlap_sweep.search.choices import Choices
+from overlap_sweep.search.choices import Choices, candidates
 from overlap_sweep.workloads import operator
 from overlap_sweep.workloads.naming import point_name
 from tests.points import gpu_point, operator_point

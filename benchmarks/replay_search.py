@@ -1,0 +1,256 @@
+"""Run the search of hydra/sweeper=bisect against recorded response surfaces: what it would have cost and found.
+
+python -m benchmarks.replay_search FILE... [--format table|json] [--start usual|model]
+
+A recording has one JSON line per measurement: `model`, `tp`, `kind` (`none`, `floor` or `overlap`), `cfg` (the ub_cfgs;
+a slot that it does not name ran at the library's default), and `times[operator]`: forward ms, backward ms, spread of
+the forward and of the backward ms over the repeats. A line may hold some of the operators only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.report.console import console_for
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.search.bisect import Effort, bisect
+from overlap_sweep.search.cell import NONE, Candidate, Cell
+from overlap_sweep.search.trail import STARTS, Baselines, Measured, Start, Trail, collectives, usual
+
+REPEATS = 12
+"""Behind each recorded median."""
+
+
+@dataclass(frozen=True)
+class RecordedCell:
+    """One pass of one operator of one model at one TP size."""
+
+    model: str
+    tp_size: int
+    operator: str
+    pass_name: str
+    samples: Mapping[Candidate, list[Estimate]]
+    """In the order in which they were recorded; `none` among them."""
+    floor_us: float
+    """NaN where it was not recorded."""
+    collective_us: float
+    """The median over the recorded passes of the model."""
+
+    @property
+    def cell(self) -> Cell:
+        label = f"{self.model} TP={self.tp_size} {self.operator} {self.pass_name}"
+        return Cell(label, tuple(candidate for candidate in self.samples if candidate != NONE))
+
+    @property
+    def baselines(self) -> Baselines:
+        none = self.samples[NONE]
+        time_us = self.time_us(NONE)
+        noise_us = statistics.median(sample.noise_us for sample in none)
+        return Baselines(Estimate(time_us, noise_us, REPEATS * len(none)), self.floor_us, self.collective_us)
+
+    def time_us(self, candidate: Candidate) -> float:
+        """The median over the recorded measurements of the candidate."""
+        return _median_us(self.samples[candidate])
+
+    @property
+    def best(self) -> Candidate:
+        return min(self.samples, key=self.time_us)
+
+
+def read(path: Path) -> list[RecordedCell]:
+    """All cells of a recording. UserError when the file is none."""
+    lines = []
+    try:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):  # noqa: B007
+            if line.strip():
+                lines.append(json.loads(line))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); give a recorded surface, one JSON object a line.") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {number}: no JSON ({error.msg}); give a recorded surface.") from None
+    try:
+        cells = list(_cells(lines))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise UserError(f"{path} is no recorded surface ({type(error).__name__}: {error}).") from None
+    if not cells:
+        raise UserError(f"{path} has no model with a `none` and an `overlap` measurement; give a recorded surface.")
+    return cells
+
+
+def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
+    samples: dict[Any, dict[Candidate, list[Estimate]]] = defaultdict(lambda: defaultdict(list))
+    floors_us: dict[Any, list[float]] = defaultdict(list)
+    for line in lines:
+        for operator, times in line["times"].items():
+            for index, pass_name in enumerate(space.PASSES):
+                key = line["model"], line["tp"], operator, pass_name
+                time_us, spread_us = 1e3 * times[index], 1e3 * times[index + 2]
+                if line["kind"] == "floor":
+                    floors_us[key].append(time_us)
+                    continue
+                overlapped = line["kind"] == "overlap"
+                candidate = (
+                    Candidate.of(overlap_cfg.settings_of_pass(line["cfg"], operator, pass_name)) if overlapped else NONE
+                )
+                noise_us = 1.57 * spread_us / math.sqrt(REPEATS)
+                samples[key][candidate].append(Estimate(time_us, noise_us, REPEATS))
+    whole = {key: found for key, found in samples.items() if NONE in found and len(found) > 1}
+    # Only where to look first depends on the floor: a recording may do without.
+    floor_us = {key: statistics.median(floors_us[key]) if key in floors_us else math.nan for key in whole}
+    collective_us: dict[Any, list[float]] = defaultdict(list)
+    for key, found in whole.items():
+        # The first ones of a model include start-up.
+        found[NONE] = found[NONE][1:] or found[NONE]
+        model, tp_size, operator, pass_name = key
+        exposed_us = _median_us(found[NONE]) - floor_us[key]
+        collective_us[model, tp_size].append(exposed_us / collectives(space.OPERATORS[operator], pass_name))
+    for key, found in whole.items():
+        model, tp_size, operator, pass_name = key
+        of_model = statistics.median(collective_us[model, tp_size])
+        yield RecordedCell(model, tp_size, operator, pass_name, dict(found), floor_us[key], of_model)
+
+
+def _median_us(samples: Iterable[Estimate]) -> float:
+    return statistics.median(sample.time_us for sample in samples)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One search."""
+
+    model: str
+    tp_size: int
+    operator: str
+    phase: str
+    """`fwd` or `bwd`: what a recording has times of. Backward, dgrad and wgrad are chosen together."""
+    evaluations: int
+    """Measurements that the search asked for, repeated ones too. `none` is not among them: it is measured beside
+    every one."""
+    exhaustive: int
+    """Different settings that were recorded, `none` apart."""
+    regret: float
+    """Recorded time of what was chosen over that of the best recorded, `none` included, minus 1."""
+    chosen: str
+    settings: dict[str, dict[str, Any]]
+    """What was chosen, by slot; empty for none."""
+    time_us: float
+    best: str
+    best_us: float
+
+
+def replay(recorded: RecordedCell, effort: Effort, start: Start = usual) -> Trail:
+    """Search one recorded cell to the end. A candidate is measured at most as often as it was recorded."""
+    trail = Trail(recorded.cell, recorded.baselines, most_samples=lambda candidate: len(recorded.samples[candidate]))
+    search = bisect(trail, effort, start)
+    try:
+        wanted = next(search)
+        while True:
+            wanted = search.send({candidate: _next_sample(candidate, trail, recorded) for candidate in wanted})
+    except StopIteration as stop:
+        trail.stopped = stop.value
+    return trail
+
+
+def _next_sample(candidate: Candidate, trail: Trail, recorded: RecordedCell) -> Measured:
+    return recorded.samples[candidate][len(trail.samples.get(candidate, ()))]
+
+
+def row(recorded: RecordedCell, trail: Trail) -> Row:
+    chosen_us, best_us = recorded.time_us(trail.best), recorded.time_us(recorded.best)
+    return Row(
+        model=recorded.model,
+        tp_size=recorded.tp_size,
+        operator=recorded.operator,
+        phase=recorded.pass_name,
+        evaluations=trail.evaluations,
+        exhaustive=len(recorded.cell.candidates),
+        regret=chosen_us / best_us - 1,
+        chosen=str(trail.best),
+        settings=trail.best.settings,
+        time_us=chosen_us,
+        best=str(recorded.best),
+        best_us=best_us,
+    )
+
+
+def totals(rows: Sequence[Row]) -> str:
+    used, of = sum(row.evaluations for row in rows), sum(row.exhaustive for row in rows)
+    regrets = [row.regret for row in rows]
+    return (
+        f"{len(rows)} searches: {used} of {of} evaluations ({used / of:.1%}); regret: median "
+        f"{statistics.median(regrets):.2%}, mean {statistics.mean(regrets):.2%}, worst {max(regrets):.2%}"
+    )
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+class StartName(StrEnum):
+    usual = "usual"
+    model = "model"
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recorded surfaces, one JSON object a line.")],
+    format: Annotated[Format, typer.Option(help="How to print the rows; totals of json go to stderr.")] = Format.table,
+    start: Annotated[StartName, typer.Option(help="Which num_sm is tried first.")] = StartName.usual,
+) -> None:
+    """Run the search of hydra/sweeper=bisect against recorded response surfaces.
+
+    Prints for each model, operator and phase what the search would have measured and chosen. regret is the recorded
+    time of what was chosen over that of the best that was recorded, minus 1.
+    """
+    recorded = [cell for path in files for cell in read(path)]
+    by_start = {name: [row(c, replay(c, Effort(), STARTS[name])) for c in recorded] for name in STARTS}
+    rows = by_start.pop(start.value)
+    saved = [_saved(name, others, rows) for name, others in by_start.items()]
+    if format is Format.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print("\n".join([totals(rows), *saved]), file=sys.stderr)
+        return
+    _print_table(rows)
+    print("\n".join([totals(rows), *saved]))
+
+
+def _saved(name: str, others: Sequence[Row], rows: Sequence[Row]) -> str:
+    used, instead = sum(row.evaluations for row in rows), sum(row.evaluations for row in others)
+    return f"with --start {name}: {instead} evaluations, {abs(used - instead)} {'fewer' if instead < used else 'more'}"
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in ("model", "TP", "operator", "phase", "evaluations", "share", "regret", "chosen", "best recorded"):
+        left = header in ("model", "operator", "phase", "chosen", "best recorded")
+        table.add_column(header, justify="left" if left else "right", no_wrap=left)
+    for r in rows:
+        counts = f"{r.evaluations} of {r.exhaustive}", f"{r.evaluations / r.exhaustive:.0%}"
+        best = "" if r.best == r.chosen else r.best
+        table.add_row(r.model, str(r.tp_size), r.operator, r.phase, *counts, f"{r.regret:.2%}", r.chosen, best)
+    console_for(sys.stdout).print(table)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(main)
+    try:
+        app(prog_name="python -m benchmarks.replay_search")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
