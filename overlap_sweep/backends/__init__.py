@@ -101,7 +101,7 @@ KERNELS = {
     "torch": "overlap_sweep.backends.torch.kernels",
     "transformer_engine": "overlap_sweep.backends.transformer_engine.kernels",
     "symm_mem": "overlap_sweep.backends.symm_mem.kernels",
-    "flux": "overlap_sweep.backends.flux.kernels",
+    "flux": "overlap_sweep.backends.flux",
 }
 KERNELS_GROUP = "overlap_sweep.kernels"
 """Of entry points."""

@@ -245,7 +245,7 @@ def _decided(choice: PassChoice, case: CaseAnalysis, tp_size: int) -> list[Measu
 
 
 class SearchReport:
-    """Says what the tasks of a sweep come to while they run, and leaves search.json, always whole, after every round."""
+    """Says what a sweep's tasks come to while they run, and leaves search.json, always whole, after every round."""
 
     def __init__(self, measurements: Measurements, tasks: Sequence[Task]) -> None:
         self.tasks, self._measurements = list(tasks), measurements

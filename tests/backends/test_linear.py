@@ -14,10 +14,9 @@ import torch
 
 from overlap_sweep import backends
 from overlap_sweep.backends import Purpose, symm_mem
-from overlap_sweep.backends.symm_mem.operators import group_name
-from overlap_sweep.backends.symm_mem.slot_overlap import SymmetricMemory
-from overlap_sweep.backends.torch.linear import parallel_linear
-from overlap_sweep.backends.torch.slot_overlap import by_collectives
+from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
+from overlap_sweep.backends.torch.modules import parallel_linear
+from overlap_sweep.backends.torch.overlap import by_collectives
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape

@@ -285,7 +285,7 @@ def machine(installed: Sequence[str] = PACKAGES, cuda: int | None = 12) -> Itera
     with (
         mock.patch.object(transformer_engine, "find_spec", has),
         mock.patch.object(transformer_engine, "cuda_major", return_value=cuda),
-        mock.patch("overlap_sweep.backends.flux.kernels.missing", return_value=no_flux),
+        mock.patch("overlap_sweep.backends.flux.missing", return_value=no_flux),
         mock.patch("overlap_sweep.runtime.point.visible_gpus", return_value=GPUS),
     ):
         try:

@@ -84,10 +84,9 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
-    from overlap_sweep.backends.symm_mem.operators import group_name
-    from overlap_sweep.backends.symm_mem.slot_overlap import SymmetricMemory
-    from overlap_sweep.backends.torch.linear import build_operator
-    from overlap_sweep.backends.torch.slot_overlap import by_collectives
+    from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
+    from overlap_sweep.backends.torch.modules import build_operator
+    from overlap_sweep.backends.torch.overlap import by_collectives
 
     settings = {"point": space.settings(point), "default": ASYNC_TP}.get(purpose, {})
     return build_operator(

@@ -65,13 +65,13 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
-    from overlap_sweep.backends.symm_mem import kernel_calls
+    from overlap_sweep.backends.symm_mem import operators
 
-    return kernel_calls.build(setting, problem)
+    return operators.build_kernel(setting, problem)
 
 
 def close() -> None:
     # Loading it for this would mean loading torch where a point was refused.
-    kernel_calls = sys.modules.get("overlap_sweep.backends.symm_mem.kernel_calls")
-    if kernel_calls:
-        kernel_calls.close()
+    operators = sys.modules.get("overlap_sweep.backends.symm_mem.operators")
+    if operators:
+        operators.close()

@@ -49,8 +49,7 @@ def refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collecti
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int) -> ParallelLayer:
-    from overlap_sweep.backends.symm_mem.operators import group_name
-    from overlap_sweep.backends.symm_mem.slot_overlap import SymmetricMemory
+    from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
     from overlap_sweep.backends.torch import modules
     from overlap_sweep.measure.ranks import parallel_groups
 

@@ -10,10 +10,20 @@ None of them here uses multicast: a small all-gather would where the gathered te
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory
+
+from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.backends.torch.communicator import Pending
+from overlap_sweep.backends.torch.overlap import as_bytes, multiplied
+from overlap_sweep.errors import Refused
+from overlap_sweep.overlap.space import Setting
 
 OLDEST_TORCH = (2, 11)
 """From here on symmetric memory finds a group by its name; before, each group had to be enabled."""
@@ -69,3 +79,136 @@ def close() -> None:
     if _symmetric_memory._group_name_to_workspace_tensor:
         torch.cuda.synchronize()
         _symmetric_memory._group_name_to_workspace_tensor.clear()
+
+
+@dataclass(frozen=True)
+class SymmetricMemory:
+    """`torch.overlap.Overlap` of a process group: the fused operators, and the low-contention collectives beside
+    what does not need them."""
+
+    group_name: str
+
+    def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        gathered, product = all_gather_matmul(shard, matrix, self.group_name)
+        return gathered, product if bias is None else product.add_(bias)
+
+    def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        return matmul_reduce_scatter(rows, matrix, self.group_name)
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        gathered = all_gather(shard, self.group_name)
+        return Pending(gathered, [_Registered(gathered)], [shard])
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        shard = reduce_scatter(full, self.group_name)
+        return Pending(shard, [_Registered(shard)], [full])
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """The work that torch has registered for a tensor."""
+
+    result: Tensor
+
+    def wait(self) -> None:
+        wait(self.result)
+
+
+_KernelCall = Callable[[int], Outputs]
+
+
+def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
+    if reason := missing():
+        raise Refused(reason)
+    group, method = group_name(), setting["method"]
+    if problem.shape.kernel == "gemm_ar":
+        if method == "scatter_gather":
+            return _scatter_gather(problem, group)
+        reduces = {"one_shot": "one_shot_all_reduce", "two_shot": "two_shot_all_reduce_"}
+        return _all_reduce(problem, group, getattr(torch.ops.symm_mem, reduces[method]))
+    if problem.shape.gathers:
+        makers = {"ring_exchange": _gather, "async_input_mm": _async_input, "bulk": _bulk_gather}
+        return makers[method](problem, group)
+    return {"ring_exchange": _scatter, "bulk": _bulk_scatter}[method](problem, group)
+
+
+def _gather(problem: Problem, group: str) -> _KernelCall:
+    weight, matrix = problem.weight, problem.weight.data.t()
+
+    def call(at: int) -> Outputs:
+        return Outputs(all_gather_matmul(problem.inputs[at].data, matrix, group)[1])
+
+    def call_fp8(at: int) -> Outputs:
+        x = problem.inputs[at]
+        _, (output,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(
+            *(x.data, [matrix], x.scale, [weight.scale], 0, group),
+            *([None], [None], [problem.out_dtype], [True]),
+        )
+        return Outputs(output)
+
+    return call if weight.scale is None else call_fp8
+
+
+def _scatter(problem: Problem, group: str) -> _KernelCall:
+    weight, matrix = problem.weight, problem.weight.data.t()
+
+    def call(at: int) -> Outputs:
+        return Outputs(matmul_reduce_scatter(problem.inputs[at].data, matrix, group))
+
+    def call_fp8(at: int) -> Outputs:
+        x = problem.inputs[at]
+        output = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
+            *(x.data, matrix, x.scale, weight.scale, "sum", 0, 0, group, [problem.shape.m, problem.shape.n]),
+            *(None, None, problem.out_dtype, True),
+        )
+        return Outputs(output)
+
+    return call if weight.scale is None else call_fp8
+
+
+def _async_input(problem: Problem, group: str) -> _KernelCall:
+    matrix = problem.weight.data.t()
+    # torch's own choice between this and the chunked operator is by an environment variable and by size.
+    native: Any = _symmetric_memory._fused_all_gather_matmul_native
+    return lambda at: Outputs(native(problem.inputs[at].data, matrix, group)[1])
+
+
+def _bulk_gather(problem: Problem, group: str) -> _KernelCall:
+    def call(at: int) -> Outputs:
+        moving = all_gather(as_bytes(problem.inputs[at].data), group)
+        output = multiplied(problem, at, problem.whole[at].data)
+        return Outputs(output, moved=wait(moving).view(problem.whole[at].data.dtype))
+
+    return call
+
+
+def _bulk_scatter(problem: Problem, group: str) -> _KernelCall:
+    def call(at: int) -> Outputs:
+        moving = reduce_scatter(problem.whole[at].data, group)
+        product = multiplied(problem, at, problem.inputs[at].data)
+        return Outputs(wait(moving), product=product)
+
+    return call
+
+
+def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str], Tensor]) -> _KernelCall:
+    """The GEMM writes into memory that all ranks can read, and `reduce` sums it. Collective."""
+    shape = problem.shape
+    shared = _symmetric_memory.empty(shape.m, shape.n, dtype=problem.out_dtype, device=problem.weight.data.device)
+    _symmetric_memory.rendezvous(shared, group)  # type: ignore[arg-type]
+
+    def call(at: int) -> Outputs:
+        multiplied(problem, at, problem.inputs[at].data, shared)
+        return Outputs(reduce(shared, "sum", group))
+
+    return call
+
+
+def _scatter_gather(problem: Problem, group: str) -> _KernelCall:
+    matrix = problem.weight.data.t()
+
+    def call(at: int) -> Outputs:
+        shard = matmul_reduce_scatter(problem.inputs[at].data, matrix, group)
+        return Outputs(wait(all_gather(shard, group)))
+
+    return call

@@ -56,8 +56,8 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
-    from overlap_sweep.backends.torch.linear import build_operator
-    from overlap_sweep.backends.torch.slot_overlap import by_collectives
+    from overlap_sweep.backends.torch.modules import build_operator
+    from overlap_sweep.backends.torch.overlap import by_collectives
 
     settings = space.settings(point) if purpose == "point" else {}
     return build_operator(point, purpose, settings, parameters, by_collectives(ranks))

@@ -61,7 +61,7 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
     """[rows, columns] of every rank -> [world_size * rows, columns], also of FP8, which not every library gathers."""
     from overlap_sweep.backends.torch.communicator import all_gather_now
-    from overlap_sweep.backends.torch.gemm import as_bytes
+    from overlap_sweep.backends.torch.overlap import as_bytes
 
     return all_gather_now(as_bytes(shard), ranks).view(shard.dtype)
 
@@ -69,7 +69,7 @@ def gather(shard: Tensor, ranks: Ranks) -> Tensor:
 def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
     """`kernel_shape.BASELINES`: by the library's own collectives, as they are called where nothing overlaps."""
     from overlap_sweep.backends.torch.communicator import all_reduce_now, reduce_scatter_now
-    from overlap_sweep.backends.torch.gemm import multiplied
+    from overlap_sweep.backends.torch.overlap import multiplied
 
     shape = problem.shape
     # An all-reduce in place would grow what is in `whole` with every call. Zeros stay zeros.
@@ -98,7 +98,7 @@ def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Ou
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
     from overlap_sweep.backends.torch import overlap
     from overlap_sweep.backends.torch.communicator import communicator
-    from overlap_sweep.backends.torch.gemm import as_bytes, multiply_by
+    from overlap_sweep.backends.torch.overlap import as_bytes, multiply_by
 
     comm, shape = communicator(ranks, setting.get("num_sm")), problem.shape
     if setting["method"] == "bulk":
@@ -124,7 +124,7 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
 def _beside(problem: Problem, at: int, comm: Communicator) -> Outputs:
     """The GEMM while something else is communicated that it does not need: the same input gathered, or the same product
     reduced, that an earlier one made."""
-    from overlap_sweep.backends.torch.gemm import as_bytes, multiplied
+    from overlap_sweep.backends.torch.overlap import as_bytes, multiplied
 
     whole = problem.whole[at].data
     if problem.shape.gathers:

@@ -8,13 +8,17 @@ by rank: chunk `c` is the rows that rank `c` holds when sequence parallel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from overlap_sweep.backends.torch.communicator import Communicator, Pending
+from overlap_sweep.backends import Operand, Problem
+from overlap_sweep.backends.torch.communicator import Communicator, MakeCommunicator, Pending, communicator
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap.space import Setting
 
 Multiply = Callable[[Tensor, Tensor], Any]
 """Multiply the rows of the first tensor, [m, k] or [batch, m, k], by the weight and write them into the second."""
@@ -171,3 +175,88 @@ def _pipelined_scatter(
     for pending in moving:
         pending.wait()
     return shard
+
+
+def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
+    """Multiplication by the transpose of `weight` [n, k], of rows that have this scale: (rows, product) -> None.
+
+    `rows` may be FP8 as bytes, which is how it is communicated.
+    """
+    matrix = weight.data.t()
+
+    def multiply_fp8(rows: Tensor, product: Tensor) -> None:
+        assert scale is not None
+        assert weight.scale is not None
+        if rows.dim() == 3:
+            for part, into in zip(rows, product, strict=True):
+                multiply_fp8(part, into)
+            return
+        # Accumulated fast, as in the forward of FP8 training.
+        form: dict[str, Any] = {"out_dtype": product.dtype, "use_fast_accum": True, "out": product}
+        torch._scaled_mm(rows.view(weight.data.dtype), matrix, scale_a=scale, scale_b=weight.scale, **form)
+
+    return multiply_by_matrix(matrix) if weight.scale is None else multiply_fp8
+
+
+def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None = None) -> Tensor:
+    """This rank's whole GEMM on `rows`, which belong to that input: into `product`, or newly made."""
+    if product is None:
+        product = rows.new_empty(rows.shape[0], problem.shape.gemm_shape[1], dtype=problem.out_dtype)
+    multiply_by(problem.weight, problem.inputs[at].scale)(rows, product)
+    return product
+
+
+def as_bytes(data: Tensor) -> Tensor:
+    """FP8 as what every library communicates; other types as they are."""
+    return data.view(torch.uint8) if data.element_size() == 1 else data
+
+
+class Overlap(Protocol):
+    """How one slot communicates and multiplies. Rows come in contiguous, a matrix in any layout."""
+
+    def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Gather `shard` [rows, k] and multiply by `matrix` [k, n]: ([world * rows, k], [world * rows, n])."""
+
+    def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """Multiply `rows` [world * m, k] by `matrix` [k, n]: this rank's [m, n] of the sum over the ranks."""
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        """[rows, columns] of every rank -> [world * rows, columns], beside whatever runs until it is waited for."""
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        """[world * rows, columns] of every rank -> this rank's [rows, columns] of their sum, beside whatever runs until
+        it is waited for."""
+
+
+MakeOverlap = Callable[[Setting], Overlap]
+"""Of a slot's setting, {} where it does not overlap. Collective."""
+
+
+def by_collectives(ranks: Ranks, make_communicator: MakeCommunicator | None = None) -> MakeOverlap:
+    """`ranks` are the operator's, and communicate through what `make_communicator` makes: by default, all ranks of the
+    worker group."""
+    make = make_communicator or partial(communicator, ranks)
+    return lambda setting: Collectives(make(setting.get("num_sm"), setting.get("cga_size")), ranks, setting)
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """By collectives and sends of torch.distributed, cut as the setting says."""
+
+    comm: Communicator
+    ranks: Ranks
+    setting: Setting
+
+    def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        product = shard.new_empty(self.ranks.world_size * shard.shape[0], matrix.shape[1])
+        full = gather_multiply(shard, product, multiply_by_matrix(matrix, bias), self.comm, self.ranks, self.setting)
+        return full, product
+
+    def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        return multiply_scatter(rows, matrix.shape[1], multiply_by_matrix(matrix), self.comm, self.ranks, self.setting)
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        return self.comm.all_gather(shard)
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        return self.comm.reduce_scatter(full)

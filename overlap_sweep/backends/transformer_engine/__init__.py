@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +21,25 @@ if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
 
 PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
+
+
+MEGATRON_NAMES = {
+    "ub_overlap_ag": "tp_comm_overlap_ag",
+    "ub_overlap_rs": "tp_comm_overlap_rs",
+    "ub_overlap_rs_dgrad": "tp_comm_overlap_rs_dgrad",
+    "ub_bulk_dgrad": "tp_comm_bulk_dgrad",
+    "ub_bulk_wgrad": "tp_comm_bulk_wgrad",
+}
+
+Switches = dict[str, bool]
+
+DEFAULTS: Switches = {ours: SWITCH_DEFAULTS[theirs] for ours, theirs in MEGATRON_NAMES.items()}
+"""Of Megatron-Core and of `te.TransformerLayer`."""
+
+_OF_PARALLEL = {
+    "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
+    "row": ("ub_overlap_ag", "ub_overlap_rs"),
+}
 
 
 @cache
@@ -134,9 +155,9 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
-    from overlap_sweep.backends.transformer_engine import linear
+    from overlap_sweep.backends.transformer_engine import modules
 
-    return linear.build(point, purpose, ranks, parameters, linear.transformer_engine_module)
+    return modules.build(point, purpose, ranks, parameters, modules.transformer_engine_module)
 
 
 def close() -> None:
@@ -144,3 +165,21 @@ def close() -> None:
     userbuffers = sys.modules.get(f"{__name__}.userbuffers")
     if userbuffers:
         userbuffers.destroy()
+
+
+def operator_switches(operator: str, purpose: Purpose, settings: Mapping[str, Setting]) -> Switches:
+    """Of one operator's layer: on for the slots in `settings` and off for its others, or all at their default."""
+    names = _OF_PARALLEL[space.OPERATORS[operator]]
+    if purpose == "default":
+        return {name: DEFAULTS[name] for name in names}
+    if purpose != "point":
+        return dict.fromkeys(names, False)
+    method = {phase: settings.get(space.slot(operator, phase), {}).get("method") for phase in space.PHASES}
+    if space.OPERATORS[operator] == "row":
+        return {"ub_overlap_ag": bool(method["dgrad"]), "ub_overlap_rs": bool(method["fprop"])}
+    return {
+        "ub_overlap_ag": bool(method["fprop"]),
+        "ub_overlap_rs_dgrad": method["dgrad"] in ("ring_exchange", "pipeline"),
+        "ub_bulk_dgrad": method["dgrad"] == "bulk",
+        "ub_bulk_wgrad": method["wgrad"] == "bulk",
+    }

@@ -15,7 +15,7 @@ from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
 from overlap_sweep.backends import Operand, Outputs, Problem
-from overlap_sweep.backends.torch.gemm import as_bytes
+from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.backends.transformer_engine import userbuffers
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks

@@ -1,24 +1,160 @@
-"""Transformer Engine's layers, whole and in parts, with the overlaps that the switches name."""
+"""A parallel linear operator and whole layers made of Transformer Engine's modules, in its precisions.
+
+FP8 scales stay what they are once they fit, but in layers that train.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformer_engine.pytorch as te
 from torch import Tensor
+from transformer_engine.common.recipe import DelayedScaling, Float8CurrentScaling, Recipe
+from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalStateManager
 
-from overlap_sweep.backends import ParallelLayer, Purpose
-from overlap_sweep.backends.transformer_engine import userbuffers
-from overlap_sweep.backends.transformer_engine.precision import autocast, calibrate, freeze, kept_apart
-from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
-from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.backends.torch.communicator import SilentGroup
+from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES, Switches, operator_switches, userbuffers
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
 from overlap_sweep.measure.ranks import Ranks, parallel_groups
+from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape, linear_shape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+
+CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
+"""Delayed scaling runs its first step with scales of 1, the second with those of the first step's weights and
+activations; the gradients' come one step later. Every FP8 layer quantises its weights at least once."""
+
+
+def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
+    """`group` is the one over which delayed scaling agrees on its scales; None for a rank alone."""
+    recipe: Recipe
+    if precision == "fp8_delayed":
+        # Without a group the library would take the default one, in which nobody else may be reducing.
+        recipe = DelayedScaling(reduce_amax=group is not None)
+    elif precision == "fp8_current":
+        recipe = Float8CurrentScaling()
+    else:
+        return nullcontext()
+    context: AbstractContextManager[Any] = te.autocast(enabled=True, recipe=recipe, amax_reduction_group=group)
+    return context
+
+
+def calibrate(precision: str, step: Callable[[], object]) -> None:
+    """Run `step`, a forward and backward that quantises the weights, until they and the scales are what they should be.
+
+    Two layers calibrated on the same inputs compute with the same scales.
+    """
+    # A layer that trained in an earlier point is not to be updated with this one.
+    FP8GlobalStateManager.reset()
+    for _ in range(CALIBRATION_STEPS.get(precision, 0)):
+        step()
+
+
+def freeze() -> None:
+    """Leave all scales as they are.
+
+    No step updates them any more or reduces them over the ranks: Megatron-LM does that once for a whole model, so it is
+    no part of one operator's time. Layers enter themselves for updates in their first forward only, and the library
+    forgets them here.
+    """
+    FP8GlobalStateManager.reset()
+
+
+def kept_apart() -> Callable[[], None]:
+    """-> what to call before each forward of one layer, so that only its own scales are updated with it.
+
+    The library updates those of every layer in the process at once, as those of one model.
+    """
+    state = FP8GlobalState()
+
+    def select() -> None:
+        FP8GlobalStateManager.quantization_state = state
+
+    return select
+
+
+MakeModule = Callable[
+    [Mapping[str, Any], LinearShape, dist.ProcessGroup | None, Switches], tuple[torch.nn.Module, Callable[..., Tensor]]
+]
+"""(point, shape, tensor-parallel group, switches) -> the module, and its forward(x, first) -> output.
+
+`first` has FP8 weights quantised; later calls use them again, as in the microbatches of a training step."""
+
+
+def build(
+    point: Mapping[str, Any],
+    purpose: Purpose,
+    ranks: Ranks,
+    parameters: Mapping[str, Tensor],
+    make_module: MakeModule,
+) -> ParallelLinear:
+    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    if purpose == "tp1":
+        shape = shape.unsharded()
+    group = None
+    if shape.tp_size > 1:
+        group = silent_group(ranks) if purpose == "floor" else dist.group.WORLD
+    settings = space.settings(point) if purpose == "point" else {}
+    module, module_forward = make_module(point, shape, group, operator_switches(point["operator"], purpose, settings))
+    for name, parameter in parameters.items():
+        setattr(module, name, parameter)
+    assert {name for name, _ in module.named_parameters()} == set(parameters)
+
+    def forward(x: Tensor, first: bool = False) -> Tensor:
+        with autocast(point["precision"], group):
+            return module_forward(x, first)
+
+    linear = ParallelLinear(forward, parameters, shape.input_shape, shape.output_shape)
+    seed = point["workload"]["seed"] + ranks.rank
+    calibrate(point["precision"], _step(linear, partial(forward, first=True), seed))
+    freeze()
+    return linear
+
+
+def _step(linear: ParallelLinear, forward: Callable[[Tensor], Tensor], seed: int) -> Callable[[], object]:
+    """A forward and backward on random input."""
+
+    def step() -> object:
+        weight = linear.parameters["weight"]
+        generator = torch.Generator(weight.device).manual_seed(seed)
+        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
+        x = torch.randn(linear.input_shape, **draw).requires_grad_()
+        gradient = torch.randn(linear.output_shape, **draw)
+        return torch.autograd.grad(forward(x), (x, *linear.parameters.values()), gradient)
+
+    return step
+
+
+@cache
+def silent_group(ranks: Ranks) -> SilentGroup:
+    return SilentGroup(ranks.rank, ranks.world_size)
+
+
+def transformer_engine_module(
+    point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
+) -> tuple[torch.nn.Module, Callable[..., Tensor]]:
+    """`te.LayerNormLinear` for column-parallel operators, `te.Linear` for row-parallel ones, as in its layers."""
+    model = point["model"]
+    arguments: dict[str, Any] = {
+        "bias": model["bias"],
+        "params_dtype": torch.bfloat16,
+        "tp_group": group,
+        "tp_size": shape.tp_size,
+        "sequence_parallel": shape.tp_size > 1,
+        "parallel_mode": shape.parallel if shape.tp_size > 1 else None,
+        **({"ub_name": point["operator"], **switches} if any(switches.values()) else {}),
+    }
+    if shape.parallel == "column":
+        arguments["normalization"] = model["normalization"]
+    make = te.LayerNormLinear if shape.parallel == "column" else te.Linear
+    module = make(shape.in_features, shape.out_features, **arguments)
+    return module, lambda x, first: module(x, is_first_microbatch=first)
 
 
 def build_layer(

@@ -32,7 +32,7 @@ class Userbuffers:
     bootstrap_backend: str
     ub_cfgs: Mapping[str, Setting] = field(default_factory=dict)
     """By slot. What is not in it is set up as the library does by default, and used only by layers whose switches
-    (`switches.py`) are on."""
+    (`operator_switches`) are on."""
 
     @classmethod
     def of(cls, point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> Userbuffers:

@@ -13,7 +13,7 @@ from torch import Tensor
 from overlap_sweep import backends
 from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch import kernels as plain
-from overlap_sweep.backends.torch.gemm import multiply_by
+from overlap_sweep.backends.torch.overlap import multiply_by
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.clock import meet
 from overlap_sweep.measure.ranks import Ranks

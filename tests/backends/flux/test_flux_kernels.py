@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends.flux import kernels
+from overlap_sweep.backends import flux as kernels
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
 from tests.processes import run_ranks

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.backends import Purpose, transformer_engine
-from overlap_sweep.backends.transformer_engine.switches import DEFAULTS, MEGATRON_NAMES, operator_switches
+from overlap_sweep.backends.transformer_engine import DEFAULTS, MEGATRON_NAMES, operator_switches
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads.operator.switches import methods_allowed

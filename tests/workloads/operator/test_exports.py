@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES
+from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads.operator import exports

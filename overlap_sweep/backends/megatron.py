@@ -1,25 +1,54 @@
-"""`TELayerNormColumnParallelLinear` and `TERowParallelLinear`, configured as Megatron-LM configures them."""
+"""Megatron-Core's parallel linear layers with `tp_comm_overlap`: the modules that Megatron-LM trains with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
-from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor
-
-from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
-from overlap_sweep.backends.transformer_engine.switches import MEGATRON_NAMES, Switches
+from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.backends.transformer_engine import (
+    MEGATRON_NAMES,
+    Switches,
+    close,
+    default_knobs,
+    has_default,
+    knobs,
+    missing,
+    parameter_shapes,
+    prepare,
+    userbuffers_refusal,
+)
 from overlap_sweep.overlap.models import LinearShape
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from overlap_sweep.measure.ranks import Ranks
+
+__all__ = ["build", "close", "default_knobs", "has_default", "knobs", "parameter_shapes", "prepare", "refusal"]
+
+
+def refusal(point: Mapping[str, Any]) -> str | None:
+    return missing() or missing("megatron.core") or userbuffers_refusal(point)
+
+
+def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+    from overlap_sweep.backends.transformer_engine import modules
+
+    return modules.build(point, purpose, ranks, parameters, megatron_module)
 
 
 def megatron_module(
     point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
 ) -> tuple[torch.nn.Module, Callable[..., Tensor]]:
+    """`TELayerNormColumnParallelLinear` or `TERowParallelLinear`, configured as Megatron-LM configures them."""
+    import torch
+    from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
     model = point["model"]
     config = TransformerConfig(
         num_layers=1,
@@ -63,4 +92,6 @@ def megatron_module(
 @cache
 def _alone() -> dist.ProcessGroup:
     """A group of this rank only: Megatron-Core asks for one at TP=1 too."""
+    from overlap_sweep.backends.torch.communicator import SilentGroup
+
     return SilentGroup(0, 1)

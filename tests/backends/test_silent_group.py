@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_sweep.backends.transformer_engine.silent_group import SilentGroup
+from overlap_sweep.backends.torch.communicator import SilentGroup
 from overlap_sweep.measure.ranks import Ranks
 from tests.processes import run_ranks
 
