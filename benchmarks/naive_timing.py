@@ -20,10 +20,8 @@ from hydra import compose, initialize_config_dir
 
 from overlap_sweep import backends
 from overlap_sweep.config import register_schemas
-from overlap_sweep.measure.clock import CudaStream, GpuClock
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summarise, time_variants
 from overlap_sweep.numeric_options import accept_numeric_options
 from overlap_sweep.runtime.group import NO_MULTICAST
 from overlap_sweep.runtime.point import resolve

@@ -1,15 +1,231 @@
-"""What the numbers were measured on: the lasting part, and the part that changes from moment to moment."""
+"""What the numbers were measured on: the machine, and its GPUs' clocks, power and temperature now and during a run.
+
+rocm-smi is a program whose keys differ from version to version: they are looked for by regular expressions.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping
-from typing import Any
+import re
+import shutil
+import subprocess
+import threading
+import time
+import traceback
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
+import pynvml
 import torch
 
-from overlap_sweep.measure.device_samples import samples_now
 from overlap_sweep.measure.ranks import Ranks
+
+
+@cache
+def nvml_handle(device: torch.device) -> Any | None:
+    """The GPU as NVML knows it, whose order need not be CUDA's; None without NVML, and for a part of a GPU (MIG)."""
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+def read_nvml(handle: Any) -> dict[str, float]:
+    """Without what the GPU does not tell: parts of one (MIG) and virtual ones know less. A lost GPU is a NVMLError."""
+    queries: dict[str, Callable[[], float]] = {
+        "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    }
+    told = {}
+    for name, query in queries.items():
+        with contextlib.suppress(pynvml.NVMLError_NotSupported):
+            told[name] = query()
+    return told
+
+
+TIMEOUT_S = 10.0
+
+_QUERY = ("--showuniqueid", "--showclocks", "--showpower", "--showtemp", "--json")
+_KEYS = {
+    # "sclk clock speed:": "(132Mhz)"; ROCm 4 had "sclk clock level": "1 (1502Mhz)".
+    "sm_clock_mhz": (r"sclk\b",),
+    "memory_clock_mhz": (r"mclk\b",),
+    # "Average Graphics Package Power (W)"; MI300: "Current Socket Graphics Package Power (W)". "Max ..." is the limit.
+    "power_w": (r"(average|current)\b.*power.*\(w\)",),
+    # MI300 has no edge sensor.
+    "temperature_c": (r"temperature.*junction", r"temperature.*edge", r"temperature"),
+}
+"""By name the keys, the best first."""
+_CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*$")
+_UNIQUE_ID = "Unique ID"
+
+Cards = Mapping[str, Mapping[str, Any]]
+
+
+def has_rocm_smi() -> bool:
+    """Whether there is a rocm-smi in PATH. Warns where there is none."""
+    if shutil.which("rocm-smi"):
+        return True
+    warnings.warn("rocm-smi is not in PATH: clocks, power and temperatures are not recorded", stacklevel=2)
+    return False
+
+
+def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
+    """What is told of the card (`card0`), or of all of them, and the text in which it was. Warns where it fails."""
+    command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
+    except subprocess.TimeoutExpired:
+        warnings.warn(f"rocm-smi did not answer in {TIMEOUT_S:g} s", stacklevel=2)
+        return {}, ""
+    return rocm_cards(text), text
+
+
+def rocm_cards(text: str) -> Cards:
+    """Warnings may stand before the JSON document, such as that a card sleeps."""
+    start = text.find("{")
+    try:
+        told, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else "")
+    except ValueError:
+        warnings.warn(f"rocm-smi told nothing: {text[:200]}", stacklevel=2)
+        return {}
+    return {name: card for name, card in told.items() if re.fullmatch(r"card\d+", name)}
+
+
+def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
+    """Without what the card does not tell: the second die of a MI250 has no power of its own."""
+    values = {}
+    for name, patterns in _KEYS.items():
+        number = _CLOCK if name.endswith("_mhz") else _NUMBER
+        told = [
+            float(match[1])
+            for pattern in patterns
+            for key, value in card.items()
+            if re.match(pattern, key, re.IGNORECASE) and (match := number.search(str(value)))
+        ]
+        if told:
+            values[name] = told[0]
+    return values
+
+
+def rocm_card(device: torch.device, cards: Cards) -> str | None:
+    """The name of the device's card: the one with its unique ID. Those for desktops have none; they are counted."""
+    # HIP gives the digits of the ID as the bytes of the UUID.
+    unique = bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", "")).decode(
+        "ascii", "replace"
+    )
+    by_id = {str(told.get(_UNIQUE_ID, "")).lower().removeprefix("0x"): name for name, told in cards.items()}
+    if unique.lower() in by_id:
+        return by_id[unique.lower()]
+    index = device.index or 0
+    if visible := os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")):
+        index = int(visible.split(",")[index])
+    if (name := f"card{index}") in cards:
+        return name
+    warnings.warn(f"rocm-smi knows no {name} for {device}: its clocks, power and temperature are missing", stacklevel=2)
+    return None
+
+
+ROCM_SMI_INTERVAL_S = 1.0
+"""At least so long between two calls of rocm-smi: each is a process that takes some tenths of a second."""
+
+
+class Sample(NamedTuple):
+    """What a GPU told at a moment."""
+
+    values: dict[str, float]
+    """`sm_clock_mhz`, `memory_clock_mhz`, `power_w`, `temperature_c`, and of NVML `throttle_reasons` (its bits), as far
+    as the GPU tells."""
+    rocm_smi_output: str | None = None
+    """The same as rocm-smi put it, on AMD."""
+
+
+NOTHING = Sample({})
+
+
+def samples_now(devices: Sequence[torch.device]) -> list[Sample]:
+    """Of each GPU; none at all where nobody can be asked."""
+    if torch.version.hip:
+        if not has_rocm_smi():
+            return []
+        cards, text = query_rocm_smi()
+        names = [rocm_card(device, cards) for device in devices]
+        return [Sample(rocm_values(cards[name]), text) for name in names if name]
+    handles = [nvml_handle(device) for device in devices]
+    return [Sample(read_nvml(handle)) for handle in handles if handle is not None]
+
+
+class DeviceSampler:
+    """`with DeviceSampler(device, interval_s) as sampler:` takes a sample of this one GPU every interval.
+
+    Nothing is taken on a CPU, with an interval of 0, and where neither NVML nor rocm-smi can be asked.
+    """
+
+    def __init__(self, device: torch.device, interval_s: float) -> None:
+        self._device = device
+        self._interval_s = max(interval_s, ROCM_SMI_INTERVAL_S) if torch.version.hip else interval_s
+        self._wanted = device.type == "cuda" and interval_s > 0
+        self._taken: list[tuple[float, Sample]] = []
+        self._ended = threading.Event()
+        # A daemon keeps no process alive that ends without leaving the block.
+        self._thread = threading.Thread(target=self._run, name="DeviceSampler", daemon=True)
+
+    def __enter__(self) -> DeviceSampler:
+        read = _reader_for(self._device) if self._wanted else None
+        if read:
+            self._read = read
+            # The first step has one, too, and a GPU that cannot be asked fails here.
+            self._take()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def last_before(self, unix_s: float) -> Sample:
+        """The last one that was taken by then (seconds since 1970); an empty one where there is none."""
+        place = bisect_right(self._taken, unix_s, key=lambda taken: taken[0])
+        return self._taken[place - 1][1] if place else NOTHING
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(self._interval_s):
+                self._take()
+        except Exception:
+            # A run is worth more than its samples. What was told before must not be taken for what came after.
+            traceback.print_exc()
+            self._taken.append((time.time(), NOTHING))
+
+    def _take(self) -> None:
+        sample = self._read()
+        self._taken.append((time.time(), sample))
+
+
+def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
+    """What takes a sample; None where nobody can be asked."""
+    if not torch.version.hip:
+        handle = nvml_handle(device)
+        return None if handle is None else lambda: Sample(read_nvml(handle))
+    cards = query_rocm_smi()[0] if has_rocm_smi() else {}
+    card = rocm_card(device, cards) if cards else None
+    return (lambda: _rocm_sample(card)) if card else None
+
+
+def _rocm_sample(card: str) -> Sample:
+    cards, text = query_rocm_smi(card)
+    return Sample(rocm_values(cards.get(card, {})), text)
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,22 @@
-"""One profiled pass: a Kineto trace of this rank."""
+"""Kineto traces of this rank: of one pass at a time, and of a training run's steps by the profiler's own schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from overlap_sweep.measure.clock import meet, spin
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.timing import Variant, meet, spin
 from overlap_sweep.results.run_directory import keep, trace_file
 
 SPIN_US = 10_000.0
@@ -54,3 +60,98 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, na
     keep(temporary, trace)
     # The result names all ranks' traces, so that none may be missing when it is written.
     ranks.barrier()
+
+
+TENSORBOARD_DIRECTORY = "torch_profiler"
+
+NO_CHROME_TRACE = (
+    "The profiled steps left no Chrome trace: on ROCm exporting one is known to crash. profiling.tensorboard=true "
+    "exports nevertheless, for TensorBoard; profiling.rocprofv3=true records by other means."
+)
+SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is known to crash."
+
+
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """What was recorded, and which of the calls."""
+
+    traces: list[str] = field(default_factory=list)
+    """File names in the run directory, of all ranks and cycles."""
+    warnings: list[str] = field(default_factory=list)
+    active: list[int] = field(default_factory=list)
+    """The recorded calls of `run_step`, counted from 0: N of their ProfilerStep#N."""
+
+
+def profile_steps(
+    run_step: Callable[[], object], ranks: Ranks, profiling: Mapping[str, Any], directory: Path
+) -> ProfiledSteps:
+    """Call `run_step` (wait + warmup + active) * repeat times, and write what the profiler records of it.
+
+    `profiling` is `training_config.Profiling`. Each cycle leaves a trace of every rank: `run_directory.trace_file` for
+    analyze.py, and the same file under torch_profiler/rank<r>/ for TensorBoard, as the user wants them. torch exports a
+    recording once ("Trace is already saved"), so TensorBoard's is written here under the name that torch's handler
+    would give it, instead of by that.
+
+    On ROCm exporting is known to crash, and both are the same export. The Chrome trace, which is on by default, is left
+    out; TensorBoard's, which is only there when asked for, is still written. Without anything to write no step is run.
+    Untested on AMD hardware. Collective.
+    """
+    chrome, tensorboard, warnings = bool(profiling["chrome_trace"]), bool(profiling["tensorboard"]), []
+    if torch.version.hip:
+        warnings += [NO_CHROME_TRACE] if chrome else []
+        warnings += [SAME_EXPORT] if tensorboard else []
+        chrome = False
+    if not (chrome or tensorboard):
+        return ProfiledSteps(warnings=warnings)
+    wait, warmup, active, repeat = (profiling[name] for name in ("wait", "warmup", "active", "repeat"))
+    cycle = wait + warmup + active
+    written: list[str] = []
+    # Names differ from process to process: what an earlier attempt left would stay beside them.
+    shutil.rmtree(_tensorboard_folder(directory, ranks), ignore_errors=True)
+
+    def write(profiler: profile) -> None:
+        variant = f"cycle{len(written)}" if written else ""
+        written.append(variant)
+        _write_steps(profiler, ranks, directory, variant, chrome, tensorboard)
+
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ranks.device.type == "cuda" else [])],
+        schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
+        on_trace_ready=write,
+        record_shapes=profiling["record_shapes"],
+        profile_memory=profiling["profile_memory"],
+        with_stack=profiling["with_stack"],
+        # Our own threads, too, which may run collectives on gloo. torch 2.13 then leaves out all events of memory.
+        experimental_config=_ExperimentalConfig(profile_all_threads=not profiling["profile_memory"]),
+    ) as profiler:
+        for _ in range(cycle * repeat):
+            run_step()
+            # The step's work on the device ends in the step's range.
+            ranks.synchronize()
+            profiler.step()
+    # The result names all ranks' traces, so that none may be missing when it is written.
+    ranks.barrier()
+    traces = [trace_file(rank, variant) for variant in written for rank in range(ranks.world_size)] if chrome else []
+    recorded = [first + wait + warmup + step for first in range(0, cycle * repeat, cycle) for step in range(active)]
+    return ProfiledSteps(traces, warnings, recorded)
+
+
+def _write_steps(
+    profiler: profile, ranks: Ranks, directory: Path, variant: str, chrome: bool, tensorboard: bool
+) -> None:
+    trace = directory / trace_file(ranks.rank, variant)
+    # The profiler compresses what ends in .gz.
+    temporary = trace.with_name(f".tmp_{trace.name}")
+    profiler.export_chrome_trace(str(temporary))
+    if tensorboard:
+        folder = _tensorboard_folder(directory, ranks)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(temporary, folder / f"{platform.node()}_{os.getpid()}.{time.time_ns()}.pt.trace.json.gz")
+    if chrome:
+        keep(temporary, trace)
+    else:
+        temporary.unlink()
+
+
+def _tensorboard_folder(directory: Path, ranks: Ranks) -> Path:
+    return directory / TENSORBOARD_DIRECTORY / f"rank{ranks.rank}"

@@ -1,7 +1,8 @@
-"""What a worker process knows about itself and its group."""
+"""What a worker process knows about itself and its group, and random streams of its own for all that it draws."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -44,3 +45,13 @@ def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | 
     tensor, _ = dist.new_subgroups_by_enumeration(replicas)
     data, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in zip(*replicas, strict=True)])
     return tensor, data
+
+
+def stream_seed(seed: int, what: str, rank: int | None = None) -> int:
+    """A seed of its own for everything that is drawn; without a rank the same on all of them."""
+    digest = hashlib.sha256(f"{seed} {what} {rank}".encode()).digest()
+    return int.from_bytes(digest[:6])
+
+
+def stream(device: torch.device, seed: int, what: str, rank: int | None = None) -> torch.Generator:
+    return torch.Generator(device).manual_seed(stream_seed(seed, what, rank))

@@ -88,6 +88,11 @@ def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: 
     return LinearShape(OPERATORS[operator], tokens, *sizes, tp_size)
 
 
+def operator_shape(point: Mapping[str, Any], operator: str) -> LinearShape:
+    """The shape of one operator of a resolved point. UserError where its model has none such."""
+    return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
+
+
 def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
     """Why the resolved model has not all of these operators, with the mend, or None."""
     instead = model.get("instead") or {}

@@ -16,16 +16,18 @@ from typing import Any, NamedTuple, Self
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import Result, flush
 from overlap_sweep.store import sqlite
-from overlap_sweep.store.lines import files_directory, line_files, whole_lines
 from overlap_sweep.store.measurement import (
     Measurement,
     decoded,
     encoded,
     environment_key,
+    files_directory,
+    line_files,
     merged,
     new_measurement,
     note,
     point_key,
+    whole_lines,
 )
 
 

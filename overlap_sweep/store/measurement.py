@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -143,3 +143,44 @@ def _decode(content: bytes | str, kind: type[_Content], where: str) -> _Content:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{where} cannot be read ({error}); it is left out.") from None
+
+
+class Line(NamedTuple):
+    start: int
+    """In bytes from the file's beginning."""
+    text: bytes
+    """Without its line feed."""
+
+    @property
+    def end(self) -> int:
+        """Where the next one begins."""
+        return self.start + len(self.text) + 1
+
+
+def files_directory(path: Path) -> Path:
+    """Where the files lie beside a store's path."""
+    return path.with_name(f"{path.name}.d")
+
+
+def line_files(directory: Path) -> list[Path]:
+    """Sorted by name; empty where there is no such directory."""
+    return sorted(path for path in directory.glob("*.jsonl") if path.is_file())
+
+
+def whole_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[Line]:
+    """From a byte on which a line begins; a file that has become shorter than that is read from its beginning.
+
+    A last line without a line feed is left out: it is being written, or its writer ended while writing it and never
+    took it for kept. A file that cannot be read becomes a problem.
+    """
+    try:
+        with file.open("rb") as content:
+            if start > file.stat().st_size:
+                start = 0
+            content.seek(start)
+            for text in content:
+                if text.endswith(b"\n"):
+                    yield Line(start, text.removesuffix(b"\n"))
+                start += len(text)
+    except OSError as error:
+        note(problems, f"{file} cannot be read ({error.strerror}); it is left out.")

@@ -13,17 +13,19 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.store.lines import files_directory, line_files, whole_lines
 from overlap_sweep.store.measurement import (
     Measurement,
     Record,
     decoded,
     decoded_result,
     environment_key,
+    files_directory,
+    line_files,
     merged,
     new_measurement,
     note,
     point_key,
+    whole_lines,
     with_keys,
 )
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, space
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
@@ -30,20 +31,20 @@ from overlap_sweep.results.run_directory import (
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, case_of, cases, profile_answers, search, set_up, swept_values
-from overlap_sweep.tuner.combinations import combinations
 from overlap_sweep.tuner.layer_trials import (
     DEFAULT,
     NONE,
     TUNED,
     case_word,
     check_presets,
+    combinations,
     presets,
     run_trial,
     seed_presets,
     write_config,
 )
-from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
 from overlap_sweep.workloads.layer.answer import compare
+from overlap_sweep.workloads.operator.scaling import ROUNDING
 
 
 def tune(
@@ -214,3 +215,43 @@ def _keep(whole: Sweep, record: TunerRecord) -> None:
     record.wall_s = time.monotonic() - whole.measurements.budget.began_s
     record.dropped |= whole.report.dropped
     write_tuner_record(whole.measurements.directory, record)
+
+
+TP_SIZES = (2, 4, 8)
+
+
+def tp_sizes_up_to(most: int, gpus: int | None) -> tuple[list[int], str | None]:
+    """TP sizes to search, smallest first, and what to say of those that the machine has too few GPUs for.
+
+    `gpus` is None on a CPU, where ranks need none. UserError when none is left.
+    """
+    asked = [size for size in TP_SIZES if size <= most]
+    if not asked:
+        raise UserError(f"max_tp_size={most} leaves nothing that communicates; give 2 or more.")
+    possible = [size for size in asked if gpus is None or size <= gpus]
+    if not possible:
+        raise UserError(f"tensor parallelism needs 2 GPUs at least and {gpus} is visible; or use runtime.device=cpu.")
+    missing = [f"TP={size}" for size in asked if size not in possible]
+    return possible, f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
+
+
+def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
+    """Why a TP size cannot be efficient whatever its overlap, given its operators without overlap; or None.
+
+    Its times can at best be the floor's. It scales while they are at most (1 + tolerance) x TP=1's / TP size.
+    """
+    tp_size = baselines[0].point["tp_size"]
+    floor_us, tp1_us = 0.0, 0.0
+    for result in baselines:
+        for times in (result.times[pass_name] for pass_name in space.PASSES):
+            if times.tp1 is None:
+                return None
+            floor_us += times.floor.median_us
+            tp1_us += times.tp1.median_us
+    ratio = floor_us * tp_size / tp1_us
+    if ratio <= 1 + tolerance + ROUNDING:
+        return None
+    return (
+        f"even with all communication hidden it would take {ratio:.2f} times TP=1's time / {tp_size}, and "
+        f"{1 + tolerance:.2f} is allowed (tuner.drop_tp_sizes=false searches it all the same)"
+    )

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_sweep.measure.agreement import relative_error
-from overlap_sweep.measure.clock import FIRST_SPIN_US, SPIN_MARGIN, GpuClock, Turn
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.timing import (
+    FIRST_SPIN_US,
+    SPIN_MARGIN,
+    GpuClock,
+    Turn,
+    Variant,
+    relative_error,
+    summarise,
+    time_variants,
+)
 from overlap_sweep.results.run_directory import Timing
 from tests.processes import run_ranks
 

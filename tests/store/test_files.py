@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep import store as store_module
 from overlap_sweep.errors import UserError
-from overlap_sweep.store import open_store, opening, read_store
+from overlap_sweep.store import network_file_system, open_store, read_store
 from overlap_sweep.store.files import FileStore
-from overlap_sweep.store.filesystem import network_file_system
 from overlap_sweep.store.sqlite import SqliteStore
 from tests.store.measured import keep, latest, minutes, result
 
@@ -22,7 +22,7 @@ def measured(path: Path) -> list[int]:
 
 
 def test_a_network_file_system_is_told_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(store_module, "network_file_system", lambda path: "nfs4")
     with open_store(path) as store:
         assert str(store.notice).startswith(f"{path} lies on nfs4")
         assert f"{path}.d, one file per job" in str(store.notice)
@@ -76,7 +76,7 @@ def test_a_sqlite_file_that_another_host_may_be_writing_is_left_out(
     keep(FileStore, path, 1)
     with SqliteStore(path) as writer:
         writer.add(result(minute=2), path.parent)
-        monkeypatch.setattr(opening, "network_file_system", lambda path: "nfs4")
+        monkeypatch.setattr(store_module, "network_file_system", lambda path: "nfs4")
         reading = read_store(path)
         assert minutes(reading.measurements) == [1]
         assert "has a write-ahead log" in reading.problems[0]

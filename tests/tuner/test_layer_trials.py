@@ -14,8 +14,15 @@ from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status, VariantTimes
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.rounds import Task
-from overlap_sweep.tuner.combinations import BEST, combinations
-from overlap_sweep.tuner.layer_trials import _holds_for_layers, case_word, check_presets, presets, seed_presets
+from overlap_sweep.tuner.layer_trials import (
+    BEST,
+    _holds_for_layers,
+    case_word,
+    check_presets,
+    combinations,
+    presets,
+    seed_presets,
+)
 from overlap_sweep.tuner.workflow import _fastest_together
 from overlap_sweep.workloads.operator.choice import Candidate as Choosable
 from overlap_sweep.workloads.operator.choice import PassChoice

@@ -21,8 +21,7 @@ from overlap_sweep.report import files
 from overlap_sweep.results.run_directory import LayerTrial, Result, TunerRecord, read_tuner_record
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
-from overlap_sweep.tuner.tp_sizes import cannot_scale
-from overlap_sweep.tuner.workflow import tune
+from overlap_sweep.tuner.workflow import cannot_scale, tune
 from tests.make_point import pass_times, timing_of
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results

@@ -21,8 +21,7 @@ from overlap_sweep.backends.torch.communicator import Communicator, SilentCommun
 from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collectives
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.overlap import models
-from overlap_sweep.overlap.models import LinearShape, linear_shape
+from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.space import PHASES, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -47,7 +46,7 @@ def build_operator(
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLinear:
     """The point's operator on this rank, its slots overlapped as `settings` say; see `parallel_linear`. Collective."""
-    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    shape = operator_shape(point, point["operator"])
     shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
     linear = parallel_linear(point["operator"], shape, settings, plain, overlapped)
     return ParallelLinear(
@@ -185,7 +184,7 @@ def build_layer(
     plain = by_collectives(tp_ranks, make_communicator)
 
     def make_operator(name: str) -> Operator:
-        shape = _shape(point, name)
+        shape = operator_shape(point, name)
         _check_sm_count({slot: s for slot, s in settings.items() if slot.startswith(f"{name}_")}, ranks)
         linear = parallel_linear(name, shape, settings, plain, overlapped)
         return Operator(point, shape, linear, ranks.device)
@@ -194,7 +193,7 @@ def build_layer(
     kind = point["layer"]["kind"]
     module = _layer(kind, point, make_operator, partial(_norm, point, ranks.device))
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.
-    input_shape = _shape(point, "proj" if kind == "linear" else "qkv").input_shape
+    input_shape = operator_shape(point, "proj" if kind == "linear" else "qkv").input_shape
     return ParallelLayer(module, lambda layer, x, _first: layer(x), input_shape)
 
 
@@ -300,10 +299,6 @@ def _local_heads(point: Mapping[str, Any]) -> tuple[tuple[int, int, int], int]:
     model, tp_size = point["model"], point["tp_size"]
     queries, others = model["num_attention_heads"] // tp_size, model["num_kv_heads"] // tp_size
     return (queries, others, others), model["head_dim"]
-
-
-def _shape(point: Mapping[str, Any], operator: str) -> LinearShape:
-    return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
 
 
 def _check_sm_count(settings: Mapping[str, Setting], ranks: Ranks) -> None:

@@ -61,7 +61,7 @@ def userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
         return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
     if point["precision"] not in PRECISIONS:
         return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
-    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    shape = models.operator_shape(point, point["operator"])
     fp8 = point["precision"].startswith("fp8")
     if fp8 and (reason := _fp8_refusal(shape)):
         return reason

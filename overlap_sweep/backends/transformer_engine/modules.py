@@ -22,8 +22,8 @@ from overlap_sweep.backends.torch.communicator import SilentGroup
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES, Switches, operator_switches, userbuffers
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
 from overlap_sweep.measure.ranks import Ranks, parallel_groups
-from overlap_sweep.overlap import models, space
-from overlap_sweep.overlap.models import LinearShape, linear_shape
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
 CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
@@ -94,7 +94,7 @@ def build(
     parameters: Mapping[str, Tensor],
     make_module: MakeModule,
 ) -> ParallelLinear:
-    shape = models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    shape = operator_shape(point, point["operator"])
     if purpose == "tp1":
         shape = shape.unsharded()
     group = None
@@ -217,7 +217,7 @@ def _module(
     if switches.get("tp_comm_overlap_disable_qkv"):
         _disable_qkv(module, switches)
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.
-    rows, features = _shape(point, "proj" if kind == "linear" else "qkv").input_shape
+    rows, features = operator_shape(point, "proj" if kind == "linear" else "qkv").input_shape
     return module, (rows // batch, batch, features)
 
 
@@ -248,20 +248,16 @@ def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
     return lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5)
 
 
-def _shape(point: Mapping[str, Any], operator: str) -> LinearShape:
-    return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
-
-
 def _linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
     """The attention's output projection."""
-    shape = _shape(point, "proj")
+    shape = operator_shape(point, "proj")
     own = {name: on[name] for name in ("ub_overlap_ag", "ub_overlap_rs")}
     return te.Linear(shape.in_features, shape.out_features, parallel_mode="row", ub_name="proj", **common, **own)
 
 
 def _layernorm_linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
     """The projection to queries, keys and values."""
-    shape = _shape(point, "qkv")
+    shape = operator_shape(point, "qkv")
     own = {name: value for name, value in on.items() if name != "ub_overlap_rs"}
     return te.LayerNormLinear(
         shape.in_features,

@@ -22,10 +22,8 @@ from torch import Tensor
 
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.seeding import stream
-from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.ranks import Ranks, stream
+from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.results.run_directory import CopyTimes
 from overlap_sweep.workloads.fsdp.streams import PRIORITY
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlap_sweep.measure.device_samples import DeviceSampler
+from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp.spans import Anchor, resolve

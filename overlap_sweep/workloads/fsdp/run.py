@@ -13,13 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overlap_sweep.measure.device_samples import DeviceSampler
-from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.scheduled_profile import profile_steps
-from overlap_sweep.measure.seeding import stream
-from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.environment import DeviceSampler
+from overlap_sweep.measure.profile import capture_each, profile_steps
+from overlap_sweep.measure.ranks import Ranks, stream
+from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.results.run_directory import Timing, TrainingRun, metrics_file
 from overlap_sweep.workloads.fsdp import fully_sharded
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives

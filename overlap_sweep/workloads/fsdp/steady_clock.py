@@ -6,9 +6,8 @@ import time
 from collections import defaultdict
 from statistics import mean, median
 
-from overlap_sweep.measure.clock import Turn
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.timing import Turn, Variant
 
 HELD_UP = 0.9
 """Share of a step's time from which on the host may have waited for the device inside of its launches,"""

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.workloads.fsdp.ranking_model import Batch
 
 POOL = 8

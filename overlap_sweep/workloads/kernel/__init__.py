@@ -17,7 +17,7 @@ from overlap_sweep.workloads import Workload
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
-    from overlap_sweep.measure.variant import Variant
+    from overlap_sweep.measure.timing import Variant
 
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
 TOLERANCE = {"fp32": 1e-4}

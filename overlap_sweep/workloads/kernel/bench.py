@@ -15,10 +15,8 @@ from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch import kernels as plain
 from overlap_sweep.backends.torch.overlap import multiply_by
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.clock import meet
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.seeding import stream
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.ranks import Ranks, stream
+from overlap_sweep.measure.timing import Variant, meet
 from overlap_sweep.overlap.kernel_shape import KernelShape
 from overlap_sweep.workloads.operator.bench import L2_BYTES, MOST_INPUTS
 

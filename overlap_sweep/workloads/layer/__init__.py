@@ -17,7 +17,7 @@ from overlap_sweep.workloads.layer import variants as layer_variants
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
-    from overlap_sweep.measure.variant import Variant
+    from overlap_sweep.measure.timing import Variant
 
 TOLERANCE = {"fp32": 1e-4}
 DEFAULT_TOLERANCE = 5e-2
@@ -151,7 +151,7 @@ def _errors(
     names: Sequence[str], variants: Mapping[str, Variant], reference: Variant, ranks: Ranks
 ) -> dict[str, dict[str, float]]:
     """By variant, its relative errors against `none`, each under its own userbuffers."""
-    from overlap_sweep.measure.agreement import relative_error
+    from overlap_sweep.measure.timing import relative_error
 
     errors = {}
     for name in names:

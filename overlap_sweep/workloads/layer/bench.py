@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks, parallel_groups
-from overlap_sweep.measure.seeding import stream, stream_seed
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.ranks import Ranks, parallel_groups, stream, stream_seed
+from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 
 INPUTS = 2

@@ -57,9 +57,8 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile the point; the fields of `Result` that were measured."""
-    from overlap_sweep.measure.agreement import relative_error
     from overlap_sweep.measure.profile import capture_each
-    from overlap_sweep.measure.timing import summarise, time_variants
+    from overlap_sweep.measure.timing import relative_error, summarise, time_variants
     from overlap_sweep.workloads.operator.bench import bench_for, tp1_times
 
     _check_sm_count(point, ranks)
@@ -119,8 +118,7 @@ def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
 
 
 def _measure_default(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
-    from overlap_sweep.measure.agreement import relative_error
-    from overlap_sweep.measure.timing import summarise, time_variants
+    from overlap_sweep.measure.timing import relative_error, summarise, time_variants
     from overlap_sweep.workloads.operator.bench import DefaultOverlap
 
     backend, ranks, workload = backends.load(point["backend"]), bench.ranks, point["workload"]

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.seeding import stream
-from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.measure.variant import Variant
+from overlap_sweep.measure.ranks import Ranks, stream
+from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.run_directory import DefaultTiming, Timing
@@ -115,7 +113,7 @@ def _input_stream(point: Mapping[str, Any], ranks: Ranks) -> torch.Generator:
 
 
 def _shape(point: Mapping[str, Any]) -> LinearShape:
-    return models.linear_shape(point["model"], point["operator"], point["workload"]["tokens"], point["tp_size"])
+    return models.operator_shape(point, point["operator"])
 
 
 def draw_parameters(

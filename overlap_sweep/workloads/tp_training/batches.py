@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.ranks import Ranks, stream
 
 MOST = 128
 """Micro batches that are different; longer runs begin again. A model that saw few of them many times would know them by

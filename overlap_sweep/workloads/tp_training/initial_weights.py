@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.seeding import stream
+from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.workloads.tp_training.architectures import architecture
 
 INIT_STD = 0.02

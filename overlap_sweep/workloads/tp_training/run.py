@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from overlap_sweep.errors import Refused
+from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.scheduled_profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import summarise
 from overlap_sweep.results.run_directory import TpTrainingRun
 from overlap_sweep.workloads.tp_training import implementation

@@ -234,7 +234,7 @@ def test_the_profiler_and_the_marks_see_the_same_collectives(tmp_path: Path) -> 
 
 def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[StepRecord]]:
     """One step in each mode, recorded."""
-    from overlap_sweep.measure.device_samples import DeviceSampler
+    from overlap_sweep.measure.environment import DeviceSampler
     from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT
     from overlap_sweep.workloads.fsdp.recording import Recording
 

@@ -15,8 +15,8 @@ import pynvml
 import pytest
 import torch
 
-from overlap_sweep.measure import device_samples, environment, nvml, rocm_smi
-from overlap_sweep.measure.device_samples import NOTHING, DeviceSampler
+from overlap_sweep.measure import environment
+from overlap_sweep.measure.environment import NOTHING, DeviceSampler
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.results.identity import environment_identity
 from tests.sweeps import wait_for
@@ -58,7 +58,7 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path
     monkeypatch.setattr(torch.version, "hip", "6.3.42131")
     properties = lambda device: SimpleNamespace(uuid=ids[device.index].encode().hex())  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    monkeypatch.setattr(device_samples, "ROCM_SMI_INTERVAL_S", 0.01)
+    monkeypatch.setattr(environment, "ROCM_SMI_INTERVAL_S", 0.01)
     for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -86,15 +86,15 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path
     ],
 )
 def test_every_version_s_keys_are_understood(card: dict[str, str], values: dict[str, float]) -> None:
-    assert rocm_smi.values_of(card) == values
+    assert environment.rocm_values(card) == values
 
 
 def test_cards_are_found_behind_a_warning_and_beside_what_is_none() -> None:
     told = json.dumps({**MI250, "system": {"Driver version": "5.18.13"}})
-    assert rocm_smi.cards_in(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{told}\n") == MI250
+    assert environment.rocm_cards(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{told}\n") == MI250
     for text in ("rocm-smi: error", "{"):
         with pytest.warns(UserWarning, match="rocm-smi told nothing"):
-            assert rocm_smi.cards_in(text) == {}
+            assert environment.rocm_cards(text) == {}
 
 
 def test_a_rank_s_own_card_is_found_by_its_unique_id_and_asked_alone(amd: Callable[[str], Path]) -> None:
@@ -110,10 +110,10 @@ def test_a_rank_s_own_card_is_found_by_its_unique_id_and_asked_alone(amd: Callab
 def test_desktop_cards_are_counted(amd: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     cards = {"card0": {}, "card1": VEGA}
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert rocm_smi.card_of(GPU, cards) == "card1"
+    assert environment.rocm_card(GPU, cards) == "card1"
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
     with pytest.warns(UserWarning, match="knows no card3 for cuda:0"):
-        assert rocm_smi.card_of(GPU, cards) is None
+        assert environment.rocm_card(GPU, cards) is None
 
 
 def test_what_rocm_smi_said_is_kept_and_a_call_that_fails_on_the_way_is_an_empty_sample(
@@ -123,7 +123,7 @@ def test_what_rocm_smi_said_is_kept_and_a_call_that_fails_on_the_way_is_an_empty
     amd(answer)
     with warnings.catch_warnings(), DeviceSampler(GPU, 0.01) as sampler:
         warnings.simplefilter("ignore")
-        for said, values in (("ERROR: no more", {}), (answer, rocm_smi.values_of(MI300))):
+        for said, values in (("ERROR: no more", {}), (answer, environment.rocm_values(MI300))):
             amd(said)
             wait_for(lambda said=said: sampler.last_before(time.time()).rocm_smi_output == said)
             assert sampler.last_before(time.time()).values == values
@@ -132,7 +132,7 @@ def test_what_rocm_smi_said_is_kept_and_a_call_that_fails_on_the_way_is_an_empty
 def test_a_rocm_smi_that_hangs_is_given_up(amd: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     calls = amd("{}")
     (calls.parent / "rocm-smi").write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(rocm_smi, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
     with pytest.warns(UserWarning, match="did not answer in 0.2 s"), DeviceSampler(GPU, 0.01) as sampler:
         assert sampler.last_before(time.time()) == NOTHING
 
@@ -156,8 +156,8 @@ def test_conditions_on_amd_are_of_every_rank_s_card(amd: Callable[[str], Path]) 
 def nvidia(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A GPU whose clock is the list's first number until that is taken out; without numbers it is lost."""
     clocks = [1500.0]
-    monkeypatch.setattr(nvml, "handle_of", lambda device: "a GPU")
-    monkeypatch.setattr(nvml, "read", lambda handle: {"sm_clock_mhz": clocks[0]})
+    monkeypatch.setattr(environment, "nvml_handle", lambda device: "a GPU")
+    monkeypatch.setattr(environment, "read_nvml", lambda handle: {"sm_clock_mhz": clocks[0]})
     return clocks
 
 
@@ -208,11 +208,11 @@ def test_what_a_gpu_does_not_support_is_left_out_and_a_lost_one_is_an_error(
         error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) if name == missing else None
         monkeypatch.setattr(pynvml, name, Mock(return_value=answer, side_effect=error))
     told = {key: value for name, (_, values) in NVML.items() if name != missing for key, value in values.items()}
-    assert nvml.read("a GPU") == told
+    assert environment.read_nvml("a GPU") == told
     lost = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     monkeypatch.setattr(pynvml, missing or "nvmlDeviceGetPowerUsage", lost)
     with pytest.raises(pynvml.NVMLError):
-        nvml.read("a GPU")
+        environment.read_nvml("a GPU")
 
 
 def test_the_environment_is_the_launcher_s_account_and_on_a_gpu_what_torch_adds(

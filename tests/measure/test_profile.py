@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.scheduled_profile import ProfiledSteps, profile_steps
 from overlap_sweep.trace import TraceRow, analyse_trace
 from tests.processes import run_ranks
 
