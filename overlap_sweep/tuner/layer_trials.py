@@ -22,7 +22,8 @@ from overlap_sweep.search.choices import compose
 from overlap_sweep.search.measured import Job, override_value
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
+from overlap_sweep.workloads.operator.choice import Candidate as Measured
+from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
 
 BEST = "best of each slot"
@@ -47,7 +48,7 @@ def combinations(
     return found
 
 
-def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tuple[PassChoice, Candidate]]:
+def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tuple[PassChoice, Measured]]:
     """For each choice its best candidate that overlaps by other methods, and its best one by the same."""
     near = []
     for choice in choices:
@@ -64,7 +65,7 @@ def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tupl
         yield choice, candidate
 
 
-def _methods(candidate: Candidate) -> dict[str, str]:
+def _methods(candidate: Measured) -> dict[str, str]:
     return {slot: setting["method"] for slot, setting in candidate.settings.items()}
 
 
