@@ -20,7 +20,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends.torch.kernels import baselines_of
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.runtime.group import MAX_CONNECTIONS, NO_MULTICAST
+from overlap_sweep.runtime.group_config import MAX_CONNECTIONS, NO_MULTICAST
 from overlap_sweep.workloads.kernel import bench as kernel_bench
 from overlap_sweep.workloads.kernel.bench import Call
 

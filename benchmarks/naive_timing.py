@@ -23,7 +23,7 @@ from overlap_sweep.config import register_schemas
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summarise, time_variants
 from overlap_sweep.numeric_options import accept_numeric_options
-from overlap_sweep.runtime.group import NO_MULTICAST
+from overlap_sweep.runtime.group_config import NO_MULTICAST
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads.operator.bench import bench_for
 

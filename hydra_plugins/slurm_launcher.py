@@ -59,7 +59,7 @@ class SlurmLauncher(TorchrunLauncher):
         """Resolved for the sweep as a whole they are of no use: every point has its own."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from overlap_sweep.runtime.devices import run_elsewhere
+        from overlap_sweep.runtime.group_config import run_elsewhere
 
         run_elsewhere()
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.runtime.devices import visible_gpus
+from overlap_sweep.runtime.group_config import visible_gpus
 
 START_PROCESSES = {"backends", "measure", "runtime", "workloads", "test_main_job.py"}
 """Folders and files whose tests start process groups of their own."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from overlap_sweep.runtime.devices import visible_gpus
+from overlap_sweep.runtime.group_config import visible_gpus
 
 SLOW_TO_IMPORT = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils"]
 """Modules that many tests need. Importing them may ask for GPUs, after which no forked process can use these."""
@@ -84,7 +84,7 @@ def _join(rank: int, world_size: int, port: int, device: str, environment: dict[
     import torch.distributed as dist
 
     from overlap_sweep.measure.ranks import Ranks
-    from overlap_sweep.runtime.group import NO_MULTICAST
+    from overlap_sweep.runtime.group_config import NO_MULTICAST
 
     torch.set_num_threads(1)
     os.environ.update(environment)

@@ -1,16 +1,23 @@
-"""Tries at one point. They are counted beyond the death of the process that makes them where a successor takes over."""
+"""Tries at one point, and how long one may take.
+
+Tries are counted beyond the death of the process that makes them where a successor takes over. How long a point may
+take is learnt from how long its like took.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections import defaultdict
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from overlap_sweep.results.run_directory import FailedAttempt, Status, write_atomically
+from overlap_sweep import workloads
+from overlap_sweep.results.run_directory import FailedAttempt, Result, Status, write_atomically
 
 ATTEMPTS_FILE = "attempts.json"
 
@@ -113,3 +120,40 @@ class Attempts:
 def _told(one: Attempt) -> FailedAttempt:
     status: Status = "timeout" if one.status == "timeout" else "failed"
     return FailedAttempt(status=status, error=one.error, started=one.started, where=one.where)
+
+
+LEAST_S = 30.0
+"""A first pass may compile, and a profile may be written: no reason to give up."""
+
+
+class TimeLimits:
+    """Learns from every result that it is shown."""
+
+    def __init__(self) -> None:
+        self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
+
+    def learn(self, result: Result) -> None:
+        if result.status == "ok" and result.wall_s and not result.reused_from:
+            kind = _kind(result.point)
+            self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
+
+    def limit_s(self, point: Mapping[str, Any]) -> float:
+        """`runtime.timeout_s`, and less where points of this kind were measured."""
+        runtime = point["runtime"]
+        most_s, factor = float(runtime["timeout_s"]), runtime["timeout_factor"]
+        longest_s = self._longest_s.get(_kind(point))
+        if not longest_s or not factor:
+            return most_s
+        return min(most_s, max(LEAST_S, factor * longest_s))
+
+
+def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what decides, roughly, how long a point takes."""
+    workload, asked = workloads.of(point), point["workload"]
+    of_point = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
+    of_workload = (workload.name, workload.subject(point), asked["tokens"], asked["repeats"], *workload.cost(point))
+    return (*of_point, point["runtime"]["device"], *of_workload)
+
+
+limits = TimeLimits()
+"""Of this process."""

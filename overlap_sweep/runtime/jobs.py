@@ -18,10 +18,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import Result, last_sweep
-from overlap_sweep.runtime.kept import LASTING, differing, is_of, kept_result, whole_result
-from overlap_sweep.runtime.limits import limits
+from overlap_sweep.runtime.attempts import limits
+from overlap_sweep.runtime.kept import LASTING, differing, is_of, kept_result, remember_kept, whole_result
 from overlap_sweep.runtime.lock import refuse_if_held, refuse_if_read_only
-from overlap_sweep.runtime.memory import remember_kept
 from overlap_sweep.runtime.outcome import Outcome, outcomes
 from overlap_sweep.runtime.point import objective_us, resolve
 from overlap_sweep.runtime.stopping import stop_if_told

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 from hydra.core.utils import JobReturn
 
-from overlap_sweep.runtime.group import shared_by
+from overlap_sweep.runtime.group import GROUP_LOG, share_pool
+from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.jobs import Sweep, distinct, job_return, keep_results, work_off
+from overlap_sweep.runtime.kept import check_store
 from overlap_sweep.runtime.lock import hold
-from overlap_sweep.runtime.memory import check_store
-from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.runtime.pool import GROUP_LOG, share_pool
-from overlap_sweep.runtime.progress import progress
-from overlap_sweep.runtime.slurm.records import refuse_living_jobs
+from overlap_sweep.runtime.outcome import outcomes, progress
+from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
 from overlap_sweep.runtime.stopping import listen
 
 

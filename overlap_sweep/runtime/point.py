@@ -38,21 +38,18 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.attempts import Attempts, current_launch
-from overlap_sweep.runtime.devices import elsewhere, visible_gpus
-from overlap_sweep.runtime.group import (
-    GroupError,
+from overlap_sweep.runtime.attempts import Attempts, current_launch, limits
+from overlap_sweep.runtime.group import GroupError, WorkerPool, pool_for_point
+from overlap_sweep.runtime.group_config import (
     check_multicast,
     check_temporary_directory,
     check_wrapper,
+    elsewhere,
     machine_of,
+    visible_gpus,
 )
-from overlap_sweep.runtime.kept import LASTING, kept_result, whole_result
-from overlap_sweep.runtime.limits import limits
-from overlap_sweep.runtime.log_tail import tail
-from overlap_sweep.runtime.memory import check_store, remember, remembered
-from overlap_sweep.runtime.outcome import Outcome, outcomes
-from overlap_sweep.runtime.pool import WorkerPool, pool_for_point
+from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
+from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
 from overlap_sweep.runtime.stopping import stop_if_told
 
 LOG_TAIL_LINES = 20

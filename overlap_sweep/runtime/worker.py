@@ -24,7 +24,7 @@ from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.run_directory import LOG_FILE, FailedAttempt, Result
-from overlap_sweep.runtime.channel import Channel
+from overlap_sweep.runtime.agent import Channel
 
 
 def main(address: str, device: str, timeout_s: float) -> None:

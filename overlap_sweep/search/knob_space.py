@@ -23,7 +23,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import Result, Timing
-from overlap_sweep.runtime.group import shared_by
+from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.choices import compose
 from overlap_sweep.search.knob_trail import Failure, Knob, Sample, Setting

@@ -28,7 +28,7 @@ from overlap_sweep.results.run_directory import (
     read_tuner_record,
     write_tuner_record,
 )
-from overlap_sweep.runtime.devices import elsewhere, visible_gpus
+from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, case_of, cases, profile_answers, search, set_up, swept_values
 from overlap_sweep.tuner.layer_trials import (

@@ -21,8 +21,7 @@ from sitecustomize import run_as_planned
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import FailedAttempt, Result, write_result
-from overlap_sweep.runtime.agent import _die_with_launcher
-from overlap_sweep.runtime.channel import Channel
+from overlap_sweep.runtime.agent import Channel, _die_with_launcher
 from tests.make_point import pass_times
 
 

@@ -137,7 +137,7 @@ def _shorten_limits(module: ModuleType, faults: Path) -> None:
         module.LEAST_S = float((faults / "least_s").read_text())
 
 
-CHANGED = {"overlap_sweep.workloads.operator": _spoil_workload, "overlap_sweep.runtime.limits": _shorten_limits}
+CHANGED = {"overlap_sweep.workloads.operator": _spoil_workload, "overlap_sweep.runtime.attempts": _shorten_limits}
 """By module what is done to it when it is imported. Of the workload only workers ever call what is changed, and they
 fork from a server that has it not imported yet."""
 

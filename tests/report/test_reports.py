@@ -17,8 +17,7 @@ from overlap_sweep.report.console import console_for
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import read_result
-from overlap_sweep.runtime.outcome import Outcome, Outcomes
-from overlap_sweep.runtime.progress import progress
+from overlap_sweep.runtime.outcome import Outcome, Outcomes, progress
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.kernel.answer import analyse_kernels

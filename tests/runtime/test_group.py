@@ -17,17 +17,11 @@ from typing import Any
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime import group, pool
-from overlap_sweep.runtime.channel import Channel
-from overlap_sweep.runtime.group import (
-    GroupConfig,
-    GroupError,
-    WorkerGroup,
-    check_multicast,
-    check_temporary_directory,
-)
-from overlap_sweep.runtime.log_tail import MOST_BYTES, tail
-from overlap_sweep.runtime.pool import WorkerPool
+from overlap_sweep.runtime import group
+from overlap_sweep.runtime.agent import Channel
+from overlap_sweep.runtime.group import GroupError, WorkerGroup, WorkerPool
+from overlap_sweep.runtime.group_config import GroupConfig, check_multicast, check_temporary_directory
+from overlap_sweep.runtime.outcome import MOST_BYTES, tail
 from tests.make_point import operator_config
 
 OK = b'{"status": "ok"}\n'
@@ -155,7 +149,7 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
     def group_of(**changes: Any) -> Any:
         return groups.run(operator_config(**changes), tmp_path, 1.0)["group"]
 
-    monkeypatch.setattr(pool, "WorkerGroup", Group)
+    monkeypatch.setattr(group, "WorkerGroup", Group)
     groups = WorkerPool(tmp_path / "log")
     first = group_of()
     assert group_of(num_sm=2) is first

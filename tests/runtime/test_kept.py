@@ -10,9 +10,9 @@ import pytest
 
 from overlap_sweep.results import machine
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
-from overlap_sweep.runtime import attempts, devices
+from overlap_sweep.runtime import attempts, group_config
 from overlap_sweep.runtime.attempts import ATTEMPTS_FILE, MOST_LOST, Attempts
-from overlap_sweep.runtime.group import machine_of
+from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
 from tests.make_point import pass_times
 from tests.points import operator_point
@@ -90,7 +90,7 @@ def test_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept_result(tmp_path, POINT)
     monkeypatch.setenv("NVTE_X", "1")
     assert kept_result(tmp_path, POINT) is None
-    monkeypatch.setattr(devices, "_elsewhere", True)
+    monkeypatch.setattr(group_config, "_elsewhere", True)
     assert kept_result(tmp_path, POINT)
     monkeypatch.setattr(machine, "_packages", lambda: {"torch": "1.0"})
     assert kept_result(tmp_path, POINT) is None

@@ -12,8 +12,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime import devices
-from overlap_sweep.runtime.group import GroupConfig, WorkerGroup, check_wrapper
+from overlap_sweep.runtime import group_config
+from overlap_sweep.runtime.group import WorkerGroup
+from overlap_sweep.runtime.group_config import GroupConfig, check_wrapper
 from overlap_sweep.runtime.point import resolve
 from tests.make_point import operator_config
 from tests.sweeps import ROOT, Launch, wait_for
@@ -117,5 +118,5 @@ def test_what_cannot_be_started_is_an_error_of_the_user_unless_the_launcher_only
         config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])
     with pytest.raises(UserError, match="needs rocprofv3 in PATH"):
         resolve(config)
-    monkeypatch.setattr(devices, "_elsewhere", True)
+    monkeypatch.setattr(group_config, "_elsewhere", True)
     assert resolve(config)["profiling"]["rocprofv3"]

@@ -14,11 +14,18 @@ from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.outcome import Outcomes
-from overlap_sweep.runtime.slurm import records, watch
-from overlap_sweep.runtime.slurm.packing import Pack
-from overlap_sweep.runtime.slurm.queue import ENDED, JobState, job_states
-from overlap_sweep.runtime.slurm.records import JobRecord, forget_if_done, living_jobs, write_record
-from overlap_sweep.runtime.slurm.watch import Submitted, Watch
+from overlap_sweep.runtime.slurm import launcher, queue
+from overlap_sweep.runtime.slurm.launcher import Submitted, Watch
+from overlap_sweep.runtime.slurm.queue import (
+    ENDED,
+    JobRecord,
+    JobState,
+    forget_if_done,
+    job_states,
+    living_jobs,
+    write_record,
+)
+from overlap_sweep.runtime.slurm.submission import Pack
 from tests.make_point import operator_config
 
 FOLDER = Path("/sweep/.submitit")
@@ -154,12 +161,12 @@ def recorded(directory: Path) -> list[str]:
 
 def test_where_slurm_does_not_answer_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    records.refuse_living_jobs(tmp_path)
+    queue.refuse_living_jobs(tmp_path)
     write_record(tmp_path, record(tmp_path, "7"))
     with pytest.raises(UserError, match=r"Slurm jobs \(7\) may be working in"):
         living_jobs(tmp_path)
     # As while the controller is away.
-    monkeypatch.setattr(records, "job_states", lambda logs: None)
+    monkeypatch.setattr(queue, "job_states", lambda logs: None)
     with pytest.raises(UserError, match="Slurm does not answer"):
         living_jobs(tmp_path)
     assert recorded(tmp_path) == ["7"]
@@ -238,7 +245,7 @@ def test_what_an_ended_job_leaves_is_handed_on(
     def job_states(logs: dict[str, Path]) -> dict[str, JobState]:
         return {job_id: JobState((*states, "RUNNING")[int(job_id) - 1]) for job_id in logs}
 
-    monkeypatch.setattr(watch, "job_states", job_states)
+    monkeypatch.setattr(launcher, "job_states", job_states)
     outcomes = Outcomes(listener=lambda _: None, say=lambda _: None)
     config = OmegaConf.create({})
     points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]

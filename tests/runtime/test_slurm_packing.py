@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from overlap_sweep.config import register_schemas
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.jobs import Job
-from overlap_sweep.runtime.slurm.packing import OURS, launcher_options, pack
+from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack
 from tests.points import operator_point
 from tests.sweeps import ROOT
 

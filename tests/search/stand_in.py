@@ -21,7 +21,7 @@ from overlap_sweep import workloads
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import Result, read_result, write_result
-from overlap_sweep.runtime.group import machine_of
+from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from tests.make_point import pass_times, variant

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep.runtime.slurm.records import RECORDS, JobRecord
+from overlap_sweep.runtime.slurm.queue import RECORDS, JobRecord
 from tests.faults.injection import TINY, faults_in, injected
 from tests.faults.sitecustomize import HOLD, read_journal
 from tests.slurm.cluster import ENDED, Slurm

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import yaml
 
 from overlap_sweep.config import OF_WORKLOAD, SweepConfig
-from overlap_sweep.runtime.group import NO_MULTICAST, GroupConfig, shared_by, worker_environment
+from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
 from overlap_sweep.workloads.fsdp import config as training_config
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point

@@ -17,7 +17,7 @@ from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result
-from overlap_sweep.runtime.limits import TimeLimits
+from overlap_sweep.runtime.attempts import TimeLimits
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_FSDP, TINY_MODEL, TINY_OPTIONS, composed
 

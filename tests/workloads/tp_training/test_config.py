@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.runtime.group import GroupConfig
+from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training.architectures import architecture
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.results.run_directory import Result, Status
-from overlap_sweep.runtime.limits import LEAST_S, TimeLimits
+from overlap_sweep.runtime.attempts import LEAST_S, TimeLimits
 from tests.make_point import copy_config, resolved
 from tests.points import layer_point, operator_point
 

@@ -1,0 +1,217 @@
+"""What a group of workers is started with, and what of it can be checked before: GPUs, environment, a profiler."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import overlap_sweep
+from overlap_sweep import workloads
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.machine import machine
+
+_elsewhere = False
+
+
+def run_elsewhere() -> None:
+    """From now on what this process resolves is run on other machines, with as many GPUs as it needs."""
+    global _elsewhere
+    _elsewhere = True
+
+
+def elsewhere() -> bool:
+    return _elsewhere
+
+
+@cache
+def visible_gpus() -> int:
+    """GPUs that a worker will see: CUDA_VISIBLE_DEVICES (or ROCm's two), else what the driver lists."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if variable in os.environ:
+            listed = [entry for entry in os.environ[variable].split(",") if entry.strip() not in ("", "-1")]
+            return len(listed)
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
+        return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+    except (OSError, subprocess.SubprocessError):
+        return len(list(Path("/dev").glob("nvidia[0-9]*"))) or _amd_gpus()
+
+
+def _amd_gpus() -> int:
+    """GPU nodes of the ROCm kernel driver: those with SIMD units, since it lists CPUs too."""
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(_simd_count(node) > 0 for node in nodes)
+
+
+def _simd_count(properties: Path) -> int:
+    fields = dict(line.split() for line in properties.read_text().splitlines())
+    return int(fields.get("simd_count", 0))
+
+
+LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
+"""Of the temporary directory's path: multiprocessing's fork server listens below it, and the address of a Unix socket
+has at most 107 bytes. Our own is one byte shorter."""
+
+NO_MULTICAST = {
+    "UB_SKIPMC": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+ROCPROFV3 = "rocprofv3"
+"""The program, and the folder in the run directory that it writes to."""
+
+MAX_CONNECTIONS = {
+    **{"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8},
+    **{"autotp": 8, "fsdp_dtensor": 8, "async_tp": 8},
+}
+"""CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
+streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
+With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """What a group is started with; points that agree in it can share one."""
+
+    world_size: int
+    device: str
+    threads_per_rank: int
+    multicast: bool
+    max_connections: int
+    start_timeout_s: float
+    timeout_s: float
+    environment: tuple[tuple[str, str], ...] = ()
+    """What the point wants in it, for NCCL or RCCL."""
+    wrapper: tuple[str, ...] = ()
+    """What the agent's command line begins with: a profiler that all processes of the group are run under. It has the
+    point's directory in it, so that each such point has a group of its own."""
+
+    of_point: str = ""
+    """The directory of a point that leaves behind what no other should have: a group of its own."""
+
+    impl: str = ""
+    """Stacks of training patch what others run, and are compared by the memory that they take: none shares a process
+    with another."""
+
+    @classmethod
+    def of(cls, point: Mapping[str, Any], directory: Path | None = None) -> GroupConfig:
+        """Without a directory there is no wrapper, which would write there."""
+        runtime = point["runtime"]
+        names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
+        given = {name: runtime[name] for name in names}
+        connections = runtime.get("max_connections") or MAX_CONNECTIONS.get(point["backend"], 1)
+        environment = tuple(sorted(point.get("distributed", {}).get("env", {}).items()))
+        wrapper = _wrapper(point, directory) if directory else ()
+        return cls(
+            world_size=workloads.world_size(point),
+            max_connections=connections,
+            environment=environment,
+            wrapper=wrapper,
+            of_point=str(directory) if directory and _leaves_groups(point) else "",
+            impl=point.get("impl", ""),
+            **given,
+        )
+
+
+def _leaves_groups(point: Mapping[str, Any]) -> bool:
+    """FSDP2 makes two process groups for each unit that stays gathered within a smaller group, and keeps them."""
+    return type(point.get("fsdp", {}).get("reshard_after_forward")) is int
+
+
+def _wrapper(point: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
+    profiling = point.get("profiling", {})
+    if not profiling.get("rocprofv3"):
+        return ()
+    output = directory.resolve() / ROCPROFV3
+    return (ROCPROFV3, *shlex.split(profiling["rocprofv3_args"]), "-d", str(output), "--")
+
+
+def check_wrapper(point: Mapping[str, Any]) -> None:
+    """UserError where the point is to be run under a profiler that cannot be started."""
+    try:
+        wrapper = _wrapper(point, Path())
+    except ValueError as error:
+        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
+    if wrapper and not shutil.which(wrapper[0]):
+        raise UserError(
+            "profiling.rocprofv3=true needs rocprofv3 in PATH, which comes with ROCm (/opt/rocm/bin); add it, or leave "
+            "profiling.rocprofv3 out."
+        )
+
+
+def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Say once what of the user's environment `runtime.multicast` overrides. UserError where the environment keeps
+    multicast off that the point asks for."""
+    if runtime["device"] == "cpu":
+        return
+    if runtime["multicast"]:
+        if environ.get("UB_SKIPMC", "0") not in ("", "0"):
+            raise UserError(
+                f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment turns off the NVLink multicast that "
+                "runtime.multicast=true asks for; unset it, or leave runtime.multicast out."
+            )
+        return
+    asked = [
+        f"{name}={environ[name]}" for name, off in NO_MULTICAST.items() if environ.get(name) not in (None, "", off)
+    ]
+    if asked:
+        _note(
+            f"{', '.join(asked)} in the environment: no effect here, since runtime.multicast=false turns NVLink "
+            "multicast off; give runtime.multicast=true to allow it."
+        )
+
+
+@cache
+def _note(text: str) -> None:
+    """Print it, once in this process however many points it is true of."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def check_temporary_directory() -> None:
+    """UserError where no group could be started, since its sockets' addresses would be too long."""
+    directory = tempfile.gettempdir()
+    length = len(os.fsencode(directory))
+    if length > LONGEST_TEMPORARY_BYTES:
+        raise UserError(
+            f"TMPDIR={directory} is {length} bytes long, and worker processes need a socket below it, for which it may "
+            f"have {LONGEST_TEMPORARY_BYTES}; set TMPDIR to a shorter path, such as /tmp."
+        )
+
+
+def worker_environment(config: GroupConfig) -> dict[str, str]:
+    """The environment that every process of the group inherits."""
+    environment = {**os.environ, **dict(config.environment)}
+    if not config.multicast:
+        environment |= NO_MULTICAST
+    environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(config.max_connections)
+    # It makes one operator of torch's another for some sizes. What it would take has a name of its own: async_input.
+    environment.pop("TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP", None)
+    environment["OMP_NUM_THREADS"] = str(config.threads_per_rank)
+    environment["PYTHONUNBUFFERED"] = "1"
+    package = str(Path(overlap_sweep.__file__).parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+    return environment
+
+
+def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine as a point's workers will find it: `machine.machine`."""
+    config = GroupConfig.of(point)
+    return machine(config.device, worker_environment(config), config.world_size)
+
+
+def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
+    """Equal for points of a sweep that one group can run."""
+    config = GroupConfig.of(point)
+    return config.world_size, config.max_connections, config.environment
