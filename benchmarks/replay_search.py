@@ -29,8 +29,18 @@ from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.report.console import console_for
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search.bisect import Effort, bisect
-from overlap_sweep.search.cell import NONE, Candidate, Cell
-from overlap_sweep.search.trail import STARTS, Baselines, Measured, Start, Trail, collectives, usual
+from overlap_sweep.search.cell import (
+    NONE,
+    STARTS,
+    Baselines,
+    Candidate,
+    Cell,
+    Measured,
+    Start,
+    Trail,
+    collectives,
+    usual,
+)
 
 REPEATS = 12
 """Behind each recorded median."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import SEQUENTIAL
-from overlap_sweep.results.run_directory import Result, Status, TpTrainingRun, TrainingRun
+from overlap_sweep.results.run_directory import Result, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,55 +48,22 @@ class Outcome:
 
     @classmethod
     def of(cls, result: Result, directory: Path) -> Outcome:
-        speedup = None
-        if result.variants:
-            none = result.variants.get("none")
-            speedup = none.times["all"].median_us / result.objective_us if none and result.objective_us else None
-        elif result.implementations:
-            sequential_us = result.implementations[SEQUENTIAL].time.median_us
-            speedup = sequential_us / result.objective_us if result.objective_us else None
-        elif result.training:
-            return cls._of_training(result, result.training, directory)
-        elif result.tp_training:
-            return cls._of_tp_training(result, result.tp_training, directory)
-        elif result.copies:
-            times = result.copies.times
-            speedup = times["sequential"].median_us / times["overlapped"].median_us
-        elif result.objective_us:
-            touched = space.passes(result.point)
-            whole_us = {name: result.times[name].none.median_us for name in space.PASSES}
-            overlapped_us = sum(
-                result.times[name].point.median_us if name in touched else us for name, us in whole_us.items()
-            )
-            speedup = sum(whole_us.values()) / overlapped_us
-        workload = result.point["workload"]["name"]
-        return cls(directory, result.status, result.error, result.objective_us, speedup, workload)
-
-    @classmethod
-    def _of_training(cls, result: Result, run: TrainingRun, directory: Path) -> Outcome:
-        step_us, none_us = run.step["point"].median_us, run.step["none"].median_us
+        samples_per_s = tokens_per_s = None
+        if training := result.training:
+            samples_per_s = training.samples_per_step / training.step["point"].median_us * 1e6
+        if run := result.tp_training:
+            # Of a failed one there may be no timed step.
+            step_us = statistics.median([step.step_us for step in run.steps if not step.warmup] or [math.inf])
+            tokens_per_s = run.tokens_per_step / step_us * 1e6
         return cls(
             directory,
             result.status,
             result.error,
             result.objective_us,
-            speedup=none_us / step_us,
-            workload=result.point["workload"]["name"],
-            samples_per_s=run.samples_per_step / step_us * 1e6,
-        )
-
-    @classmethod
-    def _of_tp_training(cls, result: Result, run: TpTrainingRun, directory: Path) -> Outcome:
-        # Of a failed one there may be no timed step.
-        step_us = statistics.median([step.step_us for step in run.steps if not step.warmup] or [math.inf])
-        return cls(
-            directory,
-            result.status,
-            result.error,
-            result.objective_us,
-            speedup=None,
-            workload=result.point["workload"]["name"],
-            tokens_per_s=run.tokens_per_step / step_us * 1e6,
+            _speedup(result),
+            result.point["workload"]["name"],
+            samples_per_s,
+            tokens_per_s,
         )
 
     @property
@@ -114,6 +81,25 @@ class Outcome:
             return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms{compared}"
         reason = (self.reason or "").splitlines()[0]
         return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"
+
+
+def _speedup(result: Result) -> float | None:
+    """Over the same without overlap; None where that was not measured."""
+    if result.training:
+        return result.training.step["none"].median_us / result.training.step["point"].median_us
+    if result.copies:
+        return result.copies.times["sequential"].median_us / result.copies.times["overlapped"].median_us
+    if not result.objective_us or result.tp_training:
+        return None
+    if result.variants:
+        none = result.variants.get("none")
+        return none.times["all"].median_us / result.objective_us if none else None
+    if result.implementations:
+        return result.implementations[SEQUENTIAL].time.median_us / result.objective_us
+    touched = space.passes(result.point)
+    whole_us = {name: result.times[name].none.median_us for name in space.PASSES}
+    overlapped_us = sum(result.times[name].point.median_us if name in touched else us for name, us in whole_us.items())
+    return sum(whole_us.values()) / overlapped_us
 
 
 @dataclass

@@ -28,11 +28,6 @@ def listen() -> None:
     signal.signal(STOP_NOW, _now)
 
 
-def told_to_stop() -> bool:
-    """Whether no further point should be begun."""
-    return _told is not None
-
-
 def stop_if_told() -> None:
     """Between points: `Stopped` if no further one should be begun."""
     if _told is not None:

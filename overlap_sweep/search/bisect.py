@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from overlap_sweep.overlap import space
-from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, distance
-from overlap_sweep.search.trail import Search, Start, Steps, Trail, usual
+from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, Search, Start, Steps, Trail, distance, usual
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class _Progress:
 
 
 def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
-    """Search the trail's cell; see `trail.Search`."""
+    """Search the trail's cell; see `cell.Search`."""
     progress = _Progress(trail, effort, start)
     yield from trail.measure([*trail.seeds, *(_entry(trail, group, start) for group in trail.cell.groups)])
     yield from trail.measure([_entry(trail, group, start) for group in _not_entered(trail)])

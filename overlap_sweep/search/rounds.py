@@ -19,9 +19,8 @@ from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.bisect import Effort, bisect
-from overlap_sweep.search.cell import Candidate, Cell
+from overlap_sweep.search.cell import Baselines, Candidate, Cell, Failure, Measured, Start, Trail, collectives
 from overlap_sweep.search.measured import Job, Measurements, override_value
-from overlap_sweep.search.trail import Baselines, Failure, Measured, Start, Trail, collectives
 from overlap_sweep.workloads.operator.failures import wrong_passes
 
 

@@ -22,11 +22,10 @@ from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.bisect import Effort
-from overlap_sweep.search.cell import NONE, Candidate, Cell
+from overlap_sweep.search.cell import NONE, STARTS, Candidate, Cell, Trail
 from overlap_sweep.search.choices import Choices, candidates, combined, compose, read_choices, swept_values
 from overlap_sweep.search.measured import Job, Measurements
 from overlap_sweep.search.rounds import Request, Task, collective_us, measured, next_round
-from overlap_sweep.search.trail import STARTS, Trail
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice

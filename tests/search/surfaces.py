@@ -11,8 +11,7 @@ from typing import Any
 
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search.bisect import Effort, bisect
-from overlap_sweep.search.cell import NONE, Candidate, Cell
-from overlap_sweep.search.trail import Baselines, Failure, Measured, Start, Trail, usual
+from overlap_sweep.search.cell import NONE, Baselines, Candidate, Cell, Failure, Measured, Start, Trail, usual
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 """The tuner's num_sm."""

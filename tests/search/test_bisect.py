@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.search.bisect import Effort
-from overlap_sweep.search.cell import NONE, Candidate
-from overlap_sweep.search.trail import Failure, modelled
+from overlap_sweep.search.cell import NONE, Candidate, Failure, modelled
 from tests.search.surfaces import (
     LADDER,
     NONE_US,

@@ -103,7 +103,6 @@ def test_a_candidate_is_what_its_slots_are_given_in_whatever_order_it_was_said()
     said = Candidate.of({"fc1_wgrad": {"num_sm": 2, "method": "bulk"}, "fc1_dgrad": {"method": "bulk", "num_sm": 4}})
     other = pair({"method": "bulk", "num_sm": 4}, {"num_sm": 2, "method": "bulk"})
     assert (said, hash(said)) == (other, hash(other))
-    assert said.family == (("fc1_dgrad", "bulk"), ("fc1_wgrad", "bulk"))
     assert str(said) == "dgrad bulk_sm4 + wgrad bulk_sm2"
     assert (str(NONE), Candidate.of({})) == ("none", NONE)
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import PassTimes, Result, Status
 from overlap_sweep.search.bisect import Effort
-from overlap_sweep.search.cell import NONE, Candidate, Cell
+from overlap_sweep.search.cell import NONE, Candidate, Cell, Failure, together, usual
 from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
 from overlap_sweep.search.rounds import Request, Task, collective_us
-from overlap_sweep.search.trail import Failure, together, usual
 from tests.make_point import pass_times
 from tests.points import operator_point
 from tests.search.surfaces import one_slot, pairs, settings, two_methods

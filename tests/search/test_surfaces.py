@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from benchmarks import replay_search as replay
 from benchmarks.replay_search import read
 from overlap_sweep.search.bisect import Effort, least_us
-from overlap_sweep.search.cell import NONE
-from overlap_sweep.search.trail import STARTS, Failure
+from overlap_sweep.search.cell import NONE, STARTS, Failure
 from tests.analyze import ROOT, Ran
 from tests.search.surfaces import (
     LADDER,
