@@ -25,6 +25,32 @@ import torch
 
 from overlap_sweep.measure.ranks import Ranks
 
+TIMEOUT_S = 10.0
+
+_QUERY = ("--showuniqueid", "--showclocks", "--showpower", "--showtemp", "--json")
+
+_KEYS = {
+    # "sclk clock speed:": "(132Mhz)"; ROCm 4 had "sclk clock level": "1 (1502Mhz)".
+    "sm_clock_mhz": (r"sclk\b",),
+    "memory_clock_mhz": (r"mclk\b",),
+    # "Average Graphics Package Power (W)"; MI300: "Current Socket Graphics Package Power (W)". "Max ..." is the limit.
+    "power_w": (r"(average|current)\b.*power.*\(w\)",),
+    # MI300 has no edge sensor.
+    "temperature_c": (r"temperature.*junction", r"temperature.*edge", r"temperature"),
+}
+"""By name the keys, the best first."""
+
+_CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
+
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*$")
+
+_UNIQUE_ID = "Unique ID"
+
+Cards = Mapping[str, Mapping[str, Any]]
+
+ROCM_SMI_INTERVAL_S = 1.0
+"""At least so long between two calls of rocm-smi: each is a process that takes some tenths of a second."""
+
 
 @cache
 def nvml_handle(device: torch.device) -> Any | None:
@@ -50,26 +76,6 @@ def read_nvml(handle: Any) -> dict[str, float]:
         with contextlib.suppress(pynvml.NVMLError_NotSupported):
             told[name] = query()
     return told
-
-
-TIMEOUT_S = 10.0
-
-_QUERY = ("--showuniqueid", "--showclocks", "--showpower", "--showtemp", "--json")
-_KEYS = {
-    # "sclk clock speed:": "(132Mhz)"; ROCm 4 had "sclk clock level": "1 (1502Mhz)".
-    "sm_clock_mhz": (r"sclk\b",),
-    "memory_clock_mhz": (r"mclk\b",),
-    # "Average Graphics Package Power (W)"; MI300: "Current Socket Graphics Package Power (W)". "Max ..." is the limit.
-    "power_w": (r"(average|current)\b.*power.*\(w\)",),
-    # MI300 has no edge sensor.
-    "temperature_c": (r"temperature.*junction", r"temperature.*edge", r"temperature"),
-}
-"""By name the keys, the best first."""
-_CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*$")
-_UNIQUE_ID = "Unique ID"
-
-Cards = Mapping[str, Mapping[str, Any]]
 
 
 def has_rocm_smi() -> bool:
@@ -134,10 +140,6 @@ def rocm_card(device: torch.device, cards: Cards) -> str | None:
         return name
     warnings.warn(f"rocm-smi knows no {name} for {device}: its clocks, power and temperature are missing", stacklevel=2)
     return None
-
-
-ROCM_SMI_INTERVAL_S = 1.0
-"""At least so long between two calls of rocm-smi: each is a process that takes some tenths of a second."""
 
 
 class Sample(NamedTuple):

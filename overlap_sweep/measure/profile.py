@@ -22,6 +22,15 @@ from overlap_sweep.results.run_directory import keep, trace_file
 SPIN_US = 10_000.0
 """Enqueueing an operator takes the profiled host some milliseconds."""
 
+TENSORBOARD_DIRECTORY = "torch_profiler"
+
+NO_CHROME_TRACE = (
+    "The profiled steps left no Chrome trace: on ROCm exporting one is known to crash. profiling.tensorboard=true "
+    "exports nevertheless, for TensorBoard; profiling.rocprofv3=true records by other means."
+)
+
+SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is known to crash."
+
 
 def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int, directory: Path) -> list[str]:
     """`capture` every one of them under its name; the names of all ranks' traces. Collective."""
@@ -60,15 +69,6 @@ def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, na
     keep(temporary, trace)
     # The result names all ranks' traces, so that none may be missing when it is written.
     ranks.barrier()
-
-
-TENSORBOARD_DIRECTORY = "torch_profiler"
-
-NO_CHROME_TRACE = (
-    "The profiled steps left no Chrome trace: on ROCm exporting one is known to crash. profiling.tensorboard=true "
-    "exports nevertheless, for TensorBoard; profiling.rocprofv3=true records by other means."
-)
-SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is known to crash."
 
 
 @dataclass(frozen=True)

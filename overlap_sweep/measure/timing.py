@@ -24,6 +24,12 @@ from overlap_sweep.results.run_directory import Timing
 Forward = Callable[[int], Any]
 Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]
 
+SPIN_MARGIN = 1.5
+"""The spin lasts this many times the longest of the variants' last enqueueings."""
+
+FIRST_SPIN_US = 2000.0
+"""And at least this long."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -50,12 +56,6 @@ class Variant:
             yield "bwd", self.backward
         if step:
             yield "step", lambda _repeat, _kept: step()
-
-
-SPIN_MARGIN = 1.5
-"""The spin lasts this many times the longest of the variants' last enqueueings."""
-FIRST_SPIN_US = 2000.0
-"""And at least this long."""
 
 
 @dataclass(frozen=True)

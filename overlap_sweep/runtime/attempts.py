@@ -25,6 +25,11 @@ AttemptStatus = Literal["running", "interrupted", "lost", "failed", "timeout"]
 MOST_LOST = 3
 """A point whose node or job goes away again and again may be what drives them away."""
 
+_launch: str | None = None
+
+LEAST_S = 30.0
+"""A first pass may compile, and a profile may be written: no reason to give up."""
+
 
 class Attempt(msgspec.Struct):
     started: str
@@ -39,9 +44,6 @@ class AttemptsRecord(msgspec.Struct):
     launch: str
     """Attempts of another launch don't count: its user has given the point another chance."""
     attempts: list[Attempt] = []
-
-
-_launch: str | None = None
 
 
 def count_for_launch(launch: str) -> None:
@@ -120,10 +122,6 @@ class Attempts:
 def _told(one: Attempt) -> FailedAttempt:
     status: Status = "timeout" if one.status == "timeout" else "failed"
     return FailedAttempt(status=status, error=one.error, started=one.started, where=one.where)
-
-
-LEAST_S = 30.0
-"""A first pass may compile, and a profile may be written: no reason to give up."""
 
 
 class TimeLimits:

@@ -41,6 +41,10 @@ PROFILED_END_S = 120.0
 PART_S = 1.0
 """How long to wait for the rest of a message before looking at the clock again."""
 
+GROUP_LOG = "workers.log"
+
+_shared: WorkerPool | None = None
+
 
 class GroupError(Exception):
     """The group could not start, died, or stopped answering; it is dead now. `timed_out` tells the last case."""
@@ -235,9 +239,6 @@ class WorkerGroup:
         self._channels = []
 
 
-GROUP_LOG = "workers.log"
-
-
 class WorkerPool:
     """At most one group is alive, the one that the last point needed: idle workers would disturb the next one's."""
 
@@ -265,9 +266,6 @@ class WorkerPool:
     def close(self) -> None:
         self._group = None
         self._stack.close()
-
-
-_shared: WorkerPool | None = None
 
 
 def share_pool(log: Path) -> None:

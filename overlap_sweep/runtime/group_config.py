@@ -21,6 +21,28 @@ from overlap_sweep.results.machine import machine
 
 _elsewhere = False
 
+LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
+"""Of the temporary directory's path: multiprocessing's fork server listens below it, and the address of a Unix socket
+has at most 107 bytes. Our own is one byte shorter."""
+
+NO_MULTICAST = {
+    "UB_SKIPMC": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+ROCPROFV3 = "rocprofv3"
+"""The program, and the folder in the run directory that it writes to."""
+
+MAX_CONNECTIONS = {
+    **{"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8},
+    **{"autotp": 8, "fsdp_dtensor": 8, "async_tp": 8},
+}
+"""CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
+streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
+With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
+
 
 def run_elsewhere() -> None:
     """From now on what this process resolves is run on other machines, with as many GPUs as it needs."""
@@ -55,30 +77,6 @@ def _amd_gpus() -> int:
 def _simd_count(properties: Path) -> int:
     fields = dict(line.split() for line in properties.read_text().splitlines())
     return int(fields.get("simd_count", 0))
-
-
-LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
-"""Of the temporary directory's path: multiprocessing's fork server listens below it, and the address of a Unix socket
-has at most 107 bytes. Our own is one byte shorter."""
-
-NO_MULTICAST = {
-    "UB_SKIPMC": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-}
-
-
-ROCPROFV3 = "rocprofv3"
-"""The program, and the folder in the run directory that it writes to."""
-
-MAX_CONNECTIONS = {
-    **{"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8},
-    **{"autotp": 8, "fsdp_dtensor": 8, "async_tp": 8},
-}
-"""CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
-streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
-With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from overlap_sweep.store import Store, open_store
 LASTING: tuple[Status, ...] = ("ok", "skipped")
 """What is not tried again when a sweep is resumed."""
 
+_open: dict[Path, Store] = {}
+
 
 def whole_result(directory: Path) -> Result | None:
     """What the directory has; None where there is nothing, or something that was cut short, describes no point or is of
@@ -67,9 +69,6 @@ def differing(result: Result, point: Mapping[str, Any]) -> list[str]:
     identity = library_identity if elsewhere() else environment_identity
     before, now = identity(result.environment), identity(machine_of(point))
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-
-
-_open: dict[Path, Store] = {}
 
 
 def check_store(config: DictConfig) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""
 
+MOST_BYTES = 2**16
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -256,9 +258,6 @@ def _listening(outcomes: Outcomes, listener: Callable[[Outcome], None], say: Cal
         yield
     finally:
         outcomes.listener, outcomes.say = before
-
-
-MOST_BYTES = 2**16
 
 
 def tail(log: Path, lines: int, start: int = 0) -> str:

@@ -21,6 +21,15 @@ ORDINAL = "num_sm"
 FOLLOWS = "cga_size"
 """May follow from num_sm (clusters of two want even counts): then it is no knob of its own."""
 
+Arm = tuple[Any, ...]
+"""Candidates that differ in nothing but num_sm."""
+
+MOST_FAILURES = 2
+"""Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
+
+USUAL_NUM_SM = 16
+"""What Transformer Engine gives to every kernel that moves data by SMs: about what fills the links."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -48,9 +57,6 @@ class Candidate:
 
 
 NONE = Candidate()
-
-Arm = tuple[Any, ...]
-"""Candidates that differ in nothing but num_sm."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +196,6 @@ Search = Generator[Sequence[Candidate], Mapping[Candidate, Measured], str]
 Steps = Generator[Sequence[Candidate], Mapping[Candidate, Measured]]
 """A part of a search."""
 
-MOST_FAILURES = 2
-"""Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
-
 
 def unlimited(candidate: Candidate) -> int:
     """A machine can measure everything again."""
@@ -312,9 +315,6 @@ def together(samples: Sequence[Estimate]) -> Estimate:
 
 Start = Callable[[Trail, str, Sequence[Candidate]], Candidate]
 """Of the cell with this trail and this slot: which of the ladder's candidates to measure first."""
-
-USUAL_NUM_SM = 16
-"""What Transformer Engine gives to every kernel that moves data by SMs: about what fills the links."""
 
 
 def usual(trail: Trail, slot: str, ladder: Sequence[Candidate]) -> Candidate:

@@ -22,6 +22,9 @@ from overlap_sweep.search.cell import Candidate
 SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
 
+Refusal = Callable[[Mapping[str, Setting]], str | None]
+"""Why an operator cannot be given these phases, or None."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -104,10 +107,6 @@ def read_choices(
         raise UserError(f"phase={','.join(phases)} is searched at once with phase=all.")
     methods = [method for method in found.get("method", [jobs[0].method]) if method != "none"]
     return Choices(methods, {**knobs, "num_sm": counts}, phases[0])
-
-
-Refusal = Callable[[Mapping[str, Setting]], str | None]
-"""Why an operator cannot be given these phases, or None."""
 
 
 def candidates(

@@ -39,6 +39,9 @@ _CASES = ("distributed.strategy", "distributed.dp_size")
 _OF_GPUS = ("streams.", "distributed.env.", "runtime.max_connections")
 """Nothing of these is there on a CPU."""
 
+WORKLOADS = ("fsdp", "operator")
+"""Those with one time per point that others of it can be compared with."""
+
 
 def is_searched(key: str, params: Collection[str]) -> bool:
     name = key.lstrip("+")
@@ -176,10 +179,6 @@ def _label(point: Mapping[str, Any], given: Mapping[str, str], swept: Sequence[s
     more = [f"{key}={given[key]}" for key in swept if key.lstrip("+") not in said]
     start = f"{point['model']['name']} {workloads.of(point).subject(point)} on {ranks} rank{'' if ranks == 1 else 's'}"
     return ", ".join([start, *more])
-
-
-WORKLOADS = ("fsdp", "operator")
-"""Those with one time per point that others of it can be compared with."""
 
 
 def check_workload(point: Mapping[str, Any]) -> None:

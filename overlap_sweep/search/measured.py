@@ -22,6 +22,14 @@ from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.workloads.operator.failures import wrong_passes
 
+CHUNK = 8
+"""Points that are launched at once where time is limited: a limit is looked at between launches only."""
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
+"""Words that Hydra's grammar reads as something else."""
+
 
 @dataclass
 class Budget:
@@ -63,14 +71,6 @@ class Budget:
         if self.max_minutes is not None and self.elapsed_s >= 60 * self.max_minutes:
             return f"search.max_minutes={self.max_minutes:g} is used up"
         return ""
-
-
-CHUNK = 8
-"""Points that are launched at once where time is limited: a limit is looked at between launches only."""
-
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
-"""Words that Hydra's grammar reads as something else."""
 
 
 @dataclass(frozen=True)

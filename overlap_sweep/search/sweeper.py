@@ -33,6 +33,9 @@ from overlap_sweep.workloads.operator.choice import PassChoice
 Gate = Callable[[Sequence[Task]], str | None]
 """Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
 
+Asked = set[tuple[str, str, frozenset[tuple[str, Candidate]]]]
+"""By task, what its passes were given."""
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -156,10 +159,6 @@ def _task(config: DictConfig, context: HydraContext, overrides: list[str], choic
     label = f"{point['model']['name']} TP={point['tp_size']} {point['operator']}"
     cells = {name: Cell(f"{label} {name}", tuple(found[name])) for name in space.PASSES if found[name]}
     return Task(point, overrides, cells, refused)
-
-
-Asked = set[tuple[str, str, frozenset[tuple[str, Candidate]]]]
-"""By task, what its passes were given."""
 
 
 def profile_answers(tasks: Sequence[Task], measurements: Measurements, analysed: Callable[[], Analysis]) -> None:

@@ -18,6 +18,18 @@ from overlap_sweep.store.measurement import Measurement, files_directory, merged
 
 __all__ = ["Measurement", "Store", "StoreReading", "network_file_system", "open_store", "read_store"]
 
+MOUNTS = Path("/proc/self/mountinfo")
+
+NETWORK_TYPES = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "virtiofs", "vboxsf"),
+        *("lustre", "gpfs", "beegfs", "ceph", "glusterfs", "wekafs", "panfs", "pvfs2", "orangefs", "gfs2", "ocfs2"),
+        *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.beegfs", "fuse.juicefs", "fuse.dfuse"),
+        *("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.mount-s3", "fuse.vmhgfs-fuse", "fuse.portal"),
+    }
+)
+"""As the kernel names them: those that several machines may write to at the same time."""
+
 
 class Store(Protocol):
     """Measurements that many jobs share. Of one process, and of the thread that opened it."""
@@ -86,19 +98,6 @@ def read_store(path: Path) -> StoreReading:
     else:
         in_sqlite = sqlite.read(path, problems) if path.exists() else []
     return StoreReading(merged([*in_sqlite, *read_files(path, problems)]), problems)
-
-
-MOUNTS = Path("/proc/self/mountinfo")
-
-NETWORK_TYPES = frozenset(
-    {
-        *("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "virtiofs", "vboxsf"),
-        *("lustre", "gpfs", "beegfs", "ceph", "glusterfs", "wekafs", "panfs", "pvfs2", "orangefs", "gfs2", "ocfs2"),
-        *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.beegfs", "fuse.juicefs", "fuse.dfuse"),
-        *("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.mount-s3", "fuse.vmhgfs-fuse", "fuse.portal"),
-    }
-)
-"""As the kernel names them: those that several machines may write to at the same time."""
 
 
 def network_file_system(path: Path, mounts: str | None = None) -> str | None:

@@ -36,6 +36,8 @@ _COLLECTIVE = re.compile(r"c10d::")
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 _GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -262,7 +264,6 @@ def _inside(outer: Events, moments: Events) -> NDArray[np.bool_]:
     return inside
 
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
 GEMM, COMM, WAIT, COMPUTE, MEMORY, IGNORE = range(len(KINDS))
 
 

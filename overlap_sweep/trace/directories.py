@@ -13,6 +13,11 @@ from pathlib import Path
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.stream import blocks
 
+SUFFIXES = (".json", ".json.gz")
+
+TIMELINE_MARK = "overlap_sweep timeline"
+"""What a timeline of several ranks says it was made by, before anything else."""
+
 
 def is_below(path: Path, root: Path) -> bool:
     """Whether it lies there with all links followed; `root` itself may be one."""
@@ -41,12 +46,6 @@ def links_out(root: Path) -> Iterator[Path]:
             path = Path(folder, name)
             if path.is_symlink() and not is_below(path, root):
                 yield path
-
-
-SUFFIXES = (".json", ".json.gz")
-
-TIMELINE_MARK = "overlap_sweep timeline"
-"""What a timeline of several ranks says it was made by, before anything else."""
 
 
 def find_traces(directory: Path) -> list[Path]:

@@ -12,6 +12,20 @@ import msgspec
 
 Number = int | float | str | None
 
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+_RIGHT_ESCAPE = (
+    rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})'
+)
+
+_HALF_A_PAIR = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+
+_ESCAPE = re.compile(rb"(?P<right>%s)|(?P<half>%s)|\\" % (_RIGHT_ESCAPE, _HALF_A_PAIR))
+
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_ERROR_AT = re.compile(r" \(byte (\d+)\)")
+
 
 class Args(msgspec.Struct, gc=False):
     correlation: Number = None
@@ -65,9 +79,6 @@ class Document:
         self.first_malformed = self.first_malformed or why
 
 
-_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
-
-
 def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
     """The events of a JSON list; entries that are none are left out and counted."""
     one, several = _decoders(document.kind)
@@ -90,13 +101,6 @@ def _decoders(kind: type[Event]) -> tuple[msgspec.json.Decoder[Event], msgspec.j
     return msgspec.json.Decoder(kind), msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
 
-_RIGHT_ESCAPE = (
-    rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})'
-)
-_HALF_A_PAIR = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-_ESCAPE = re.compile(rb"(?P<right>%s)|(?P<half>%s)|\\" % (_RIGHT_ESCAPE, _HALF_A_PAIR))
-
-
 def as_written_and_mended(text: bytes) -> Iterator[bytes]:
     yield text
     if (other := mended(text)) != text:
@@ -116,10 +120,6 @@ def mended(text: bytes) -> bytes:
 
 def _right_escape(found: re.Match[bytes]) -> bytes:
     return found[0] if found["right"] else rb"\ufffd" if found["half"] else rb"\\"
-
-
-NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_ERROR_AT = re.compile(r" \(byte (\d+)\)")
 
 
 def damage_of(text: bytes) -> str:

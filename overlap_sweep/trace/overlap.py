@@ -32,6 +32,14 @@ from overlap_sweep.trace.kineto import read_trace
 MOST_ITERATIONS = 10_000
 """A millisecond each, and a few rows. People record some ten steps."""
 
+NOTABLE = 1.1
+"""A first iteration that takes no longer than this times the longest of the others is one of them."""
+
+NOTABLE_BESIDE_ONE = 1.5
+"""The same where only one other is there: by how much iterations vary is then unknown."""
+
+Grouping = Literal["class", "kernel", "stream"]
+
 
 class Overlap(msgspec.Struct, kw_only=True):
     """Times are unions: two kernels side by side count once. Microseconds, exact to the nanosecond."""
@@ -163,12 +171,6 @@ def _median(values: list[Any]) -> Any:
     return median_low(values) if isinstance(values[0], int) else round(median(values), 9)
 
 
-NOTABLE = 1.1
-"""A first iteration that takes no longer than this times the longest of the others is one of them."""
-NOTABLE_BESIDE_ONE = 1.5
-"""The same where only one other is there: by how much iterations vary is then unknown."""
-
-
 def startup_iterations(rows: Iterable[TraceRow]) -> list[int]:
     """The first iterations of one trace that take longer than the later ones vary by; never more than half of them.
 
@@ -201,9 +203,6 @@ def in_words(name: str, rows: Iterable[TraceRow], iterations: Sequence[int]) -> 
         f"{name}: {which} took up to {longest:,.1f} us, the later ones at most {usual:,.1f}: start-up, left out of "
         "medians and of what is chosen by them."
     )
-
-
-Grouping = Literal["class", "kernel", "stream"]
 
 
 class PartRow(msgspec.Struct, kw_only=True):

@@ -46,6 +46,31 @@ RECORD_AGAIN = "copy it again or record the trace again"
 Report = Callable[[str], None]
 """Called with what is wrong, such as `is cut short`."""
 
+_T = TypeVar("_T")
+
+_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+
+_BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|cname)")')
+
+_COMMA = re.compile(rb"\s*,\s*")
+
+_BRACKET_OR_STRING = re.compile(rb'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+_MOST_LISTS = 8
+"""More lists of that name than that are not looked at for the events."""
+
+_TRIES = 8
+
+_TAIL_BYTES = 1 << 13
+
+MANY_ENTRIES = 10_000
+
+LEAST_ENTRY_BYTES = 24
+"""On average, in a piece that has so many. The shortest event that says what ran when, without any blank, has 60."""
+
+_MOST_BYTES = 16 << 20
+"""No piece may be longer. One that is, is no list of events any more."""
+
 
 def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
     """Blocks of at most BLOCK_BYTES or little more, none empty. UserError when the file cannot be read at all.
@@ -118,23 +143,6 @@ def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
             held.clear()
     if held:
         yield bytes(held)
-
-
-_T = TypeVar("_T")
-
-_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BETWEEN_EVENTS = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|cname)")')
-_COMMA = re.compile(rb"\s*,\s*")
-_BRACKET_OR_STRING = re.compile(rb'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_MOST_LISTS = 8
-"""More lists of that name than that are not looked at for the events."""
-_TRIES = 8
-_TAIL_BYTES = 1 << 13
-MANY_ENTRIES = 10_000
-LEAST_ENTRY_BYTES = 24
-"""On average, in a piece that has so many. The shortest event that says what ran when, without any blank, has 60."""
-_MOST_BYTES = 16 << 20
-"""No piece may be longer. One that is, is no list of events any more."""
 
 
 class _Broken(Exception):

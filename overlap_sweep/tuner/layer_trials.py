@@ -28,6 +28,13 @@ from overlap_sweep.workloads.operator.switches import plan
 
 BEST = "best of each slot"
 
+CONFIGS = "configs"
+"""Beside the points: the files that the layers overlap by."""
+
+_OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
+
+_OF_LAYERS = {declared.name for declared in fields(LayerWorkload)}
+
 
 def combinations(
     choices: Sequence[PassChoice], limit: int, within: float, unmeasured: str = "off"
@@ -70,12 +77,6 @@ def _methods(candidate: Measured) -> dict[str, str]:
 
 
 NONE, DEFAULT, TUNED = "none", "default", "tuned"
-
-CONFIGS = "configs"
-"""Beside the points: the files that the layers overlap by."""
-
-_OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
-_OF_LAYERS = {declared.name for declared in fields(LayerWorkload)}
 
 
 def write_config(directory: Path, name: str, config: OverlapConfig) -> str:

@@ -46,6 +46,8 @@ from overlap_sweep.tuner.layer_trials import (
 from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.operator.scaling import ROUNDING
 
+TP_SIZES = (2, 4, 8)
+
 
 def tune(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
@@ -215,9 +217,6 @@ def _keep(whole: Sweep, record: TunerRecord) -> None:
     record.wall_s = time.monotonic() - whole.measurements.budget.began_s
     record.dropped |= whole.report.dropped
     write_tuner_record(whole.measurements.directory, record)
-
-
-TP_SIZES = (2, 4, 8)
 
 
 def tp_sizes_up_to(most: int, gpus: int | None) -> tuple[list[int], str | None]:

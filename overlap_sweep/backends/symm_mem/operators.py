@@ -28,6 +28,8 @@ from overlap_sweep.overlap.space import Setting
 OLDEST_TORCH = (2, 11)
 """From here on symmetric memory finds a group by its name; before, each group had to be enabled."""
 
+_KernelCall = Callable[[int], Outputs]
+
 
 def missing() -> str | None:
     """Why the operators cannot be used with the torch that is installed, or None."""
@@ -112,9 +114,6 @@ class _Registered:
 
     def wait(self) -> None:
         wait(self.result)
-
-
-_KernelCall = Callable[[int], Outputs]
 
 
 def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:

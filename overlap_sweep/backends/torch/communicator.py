@@ -24,6 +24,11 @@ from overlap_sweep.measure.ranks import Ranks
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+# torch's type stubs know neither the constructor nor the methods that Python may override.
+_ProcessGroup: Any = dist.ProcessGroup
+
+_c10d: Any = torch._C._distributed_c10d
+
 
 def _all_reduce(tensor: Tensor, group: Any) -> Waitable:
     work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -251,11 +256,6 @@ class SilentCommunicator:
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         return Pending(incoming, [])
-
-
-# torch's type stubs know neither the constructor nor the methods that Python may override.
-_ProcessGroup: Any = dist.ProcessGroup
-_c10d: Any = torch._C._distributed_c10d
 
 
 class SilentGroup(_ProcessGroup):

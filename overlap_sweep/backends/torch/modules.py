@@ -26,6 +26,18 @@ from overlap_sweep.overlap.space import PHASES, Setting, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+EPSILON = 1e-5
+"""Added to a norm's variance, as Transformer Engine's layers do."""
+
+_KERNELS = {
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+    SDPBackend.MATH: "unfused",
+}
+
 
 @dataclass(frozen=True)
 class _SlotPlan:
@@ -145,18 +157,6 @@ class _Row(torch.autograd.Function):
         plan: _SlotPlan = ctx.plan
         dy, dx = plan.overlaps["dgrad"].gather_multiply(dy_shard.contiguous(), weight)
         return dx, dy.t() @ x, _bias_grad(ctx, dy), None
-
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-EPSILON = 1e-5
-"""Added to a norm's variance, as Transformer Engine's layers do."""
-
-_KERNELS = {
-    SDPBackend.FLASH_ATTENTION: "flash",
-    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
-    SDPBackend.CUDNN_ATTENTION: "cuDNN",
-    SDPBackend.MATH: "unfused",
-}
 
 
 def build_layer(

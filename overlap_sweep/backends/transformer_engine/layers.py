@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HAS_DEFAULT = True
 
+_CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
+
 
 def refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
     if point["tp_size"] not in space.USERBUFFERS_RANKS:
@@ -45,9 +47,6 @@ def build(point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ran
 def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str | None, list[str]]:
     backend = attention_backend()
     return backend, attention_warnings(backend)
-
-
-_CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
 
 
 def cudnn_directories(maps: str) -> list[str]:

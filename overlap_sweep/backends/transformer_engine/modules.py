@@ -30,6 +30,13 @@ CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
 """Delayed scaling runs its first step with scales of 1, the second with those of the first step's weights and
 activations; the gradients' come one step later. Every FP8 layer quantises its weights at least once."""
 
+MakeModule = Callable[
+    [Mapping[str, Any], LinearShape, dist.ProcessGroup | None, Switches], tuple[torch.nn.Module, Callable[..., Tensor]]
+]
+"""(point, shape, tensor-parallel group, switches) -> the module, and its forward(x, first) -> output.
+
+`first` has FP8 weights quantised; later calls use them again, as in the microbatches of a training step."""
+
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
     """`group` is the one over which delayed scaling agrees on its scales; None for a rank alone."""
@@ -77,14 +84,6 @@ def kept_apart() -> Callable[[], None]:
         FP8GlobalStateManager.quantization_state = state
 
     return select
-
-
-MakeModule = Callable[
-    [Mapping[str, Any], LinearShape, dist.ProcessGroup | None, Switches], tuple[torch.nn.Module, Callable[..., Tensor]]
-]
-"""(point, shape, tensor-parallel group, switches) -> the module, and its forward(x, first) -> output.
-
-`first` has FP8 weights quantised; later calls use them again, as in the microbatches of a training step."""
 
 
 def build(

@@ -27,6 +27,16 @@ from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, forge
 from overlap_sweep.runtime.slurm.submission import Pack, check_slurm, launcher_options, pack, submit
 from overlap_sweep.runtime.stopping import listen, stop_if_told
 
+LOG_TAIL_LINES = 20
+
+TELL_EVERY_S = 10.0
+
+PATIENCE_POLLS = 2
+"""A job counts as ended when seen so this often in a row: on network file systems its last results show later."""
+
+NOT_ITS_FAULT = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
+"""States in which a job ends whatever it does."""
+
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
     """Run every job that has no result yet and that no living Slurm job is to run, one that occurs twice once; returns
@@ -102,14 +112,6 @@ def _adopted(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Sub
         if todo:
             found[record.job_id] = Submitted(Pack(pack(todo)[0].options, todo), record.launch, Path(record.log))
     return found
-
-
-LOG_TAIL_LINES = 20
-TELL_EVERY_S = 10.0
-PATIENCE_POLLS = 2
-"""A job counts as ended when seen so this often in a row: on network file systems its last results show later."""
-NOT_ITS_FAULT = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-"""States in which a job ends whatever it does."""
 
 
 @dataclass

@@ -29,6 +29,11 @@ GONE = "GONE"
 """Our name for that of a job that the controller has forgotten, as it does some minutes after the end."""
 TIMEOUT_S = 60
 
+RECORDS = ".slurm"
+"""Below the sweep's directory, one file for each job."""
+
+PATIENCE_S = 120.0
+
 
 @dataclass(frozen=True)
 class JobState:
@@ -109,11 +114,6 @@ def _squeue(job_id: str) -> dict[str, _Listed] | None:
         return {} if "Invalid job id" in answer.stderr else None
     rows = (line.split("|", 3) for line in answer.stdout.splitlines() if line)
     return {found: _Listed(JobState(state, reason), Path(script)) for found, state, reason, script in rows}
-
-
-RECORDS = ".slurm"
-"""Below the sweep's directory, one file for each job."""
-PATIENCE_S = 120.0
 
 
 class JobRecord(msgspec.Struct, frozen=True):

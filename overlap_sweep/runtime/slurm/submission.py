@@ -28,6 +28,16 @@ OURS = ("_target_", "points_per_job", "max_jobs", "poll_s")
 """Of the launcher's options, those that are not submitit's."""
 LEAST = {"points_per_job": 1, "max_jobs": 1, "poll_s": 0.1}
 
+OF_EVERY_EXECUTOR = (
+    *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout"),
+)
+"""submitit's options that are not Slurm's own."""
+
+CONTROLLER_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes")
+
+PATIENCE_S = 600.0
+"""How long sbatch is tried again while the controller is away."""
+
 
 @dataclass(frozen=True)
 class Pack:
@@ -85,15 +95,6 @@ def evenly(items: Sequence[Job], count: int) -> list[Sequence[Job]]:
     shortest, longer = divmod(len(items), count)
     ends = [(index + 1) * shortest + min(index + 1, longer) for index in range(count)]
     return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-OF_EVERY_EXECUTOR = (
-    *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout"),
-)
-"""submitit's options that are not Slurm's own."""
-CONTROLLER_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes")
-PATIENCE_S = 600.0
-"""How long sbatch is tried again while the controller is away."""
 
 
 def check_slurm() -> None:
