@@ -100,12 +100,12 @@ class Attempts:
 
     @property
     def ended(self) -> list[FailedAttempt]:
-        """All that came to something, if only to an end."""
+        """Returns the attempts that have ended without a result."""
         return [_told(one) for one in self._all if one.status in ("failed", "timeout", "lost")]
 
     @property
     def failed(self) -> list[FailedAttempt]:
-        """Those that count: of the lost ones only what comes after the first few."""
+        """Returns the failed attempts that count: of the lost ones only what comes after the first few."""
         lost = [one for one in self._all if one.status == "lost"]
         return [_told(one) for one in self._all if one.status in ("failed", "timeout") or one in lost[MOST_LOST:]]
 

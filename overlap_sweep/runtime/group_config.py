@@ -189,7 +189,7 @@ def check_temporary_directory() -> None:
 
 
 def worker_environment(config: GroupConfig) -> dict[str, str]:
-    """The environment that every process of the group inherits."""
+    """Returns the environment that every process of the group inherits."""
     environment = {**os.environ, **dict(config.environment)}
     if not config.multicast:
         environment |= NO_MULTICAST
@@ -210,6 +210,6 @@ def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_by(point: Mapping[str, Any]) -> tuple[int, int, tuple[tuple[str, str], ...]]:
-    """Equal for points of a sweep that one group can run."""
+    """Returns what is equal for points of a sweep that one group can run."""
     config = GroupConfig.of(point)
     return config.world_size, config.max_connections, config.environment

@@ -65,7 +65,7 @@ def is_of(result: Result, point: Mapping[str, Any]) -> bool:
 
 
 def differing(result: Result, point: Mapping[str, Any]) -> list[str]:
-    """What of the environment differs."""
+    """Returns the names of what differs between the result's environment and the point's."""
     identity = library_identity if elsewhere() else environment_identity
     before, now = identity(result.environment), identity(machine_of(point))
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

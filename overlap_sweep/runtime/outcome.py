@@ -261,7 +261,7 @@ def _listening(outcomes: Outcomes, listener: Callable[[Outcome], None], say: Cal
 
 
 def tail(log: Path, lines: int, start: int = 0) -> str:
-    """The last lines of what the file has from byte `start` on, empty if there is no file."""
+    """Returns the last lines of a log, of any size, from byte `start` on; empty if there is no file."""
     if not log.exists():
         return ""
     with log.open("rb") as content:

@@ -39,7 +39,7 @@ class Choices:
 
 
 def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
-    """By key as it is typed, its values as text. UserError for ranges that are not counted out."""
+    """Returns by key, as it is typed, its values as text. UserError for ranges that are not counted out."""
     parser = OverridesParser.create(config_loader=context.config_loader)
     overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
     values: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ def compose(config: DictConfig, context: HydraContext, overrides: Sequence[str])
 
 
 def combined(values: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Overrides for every combination of the values that are not searched."""
+    """Returns overrides for every combination of the values that are not searched."""
     fixed = {key: of_key for key, of_key in values.items() if key not in SEARCHED}
     return [
         [f"{key}={value}" for key, value in zip(fixed, combination, strict=True)]
@@ -116,7 +116,7 @@ def candidates(
     supported: Collection[str],
     refusal: Refusal,
 ) -> tuple[dict[str, list[Candidate]], Counter[str]]:
-    """By pass what its slots may be given, `none` left out; and why others may not, with their number.
+    """Returns by pass what its slots may be given, `none` left out; and why others may not, with their number.
 
     Only knobs that are `supported` are varied at all.
     """
@@ -146,7 +146,7 @@ def _settings(
     default_knobs: Callable[[str], Mapping[str, Any]],
     supported: Collection[str],
 ) -> list[Setting]:
-    """Every setting of one slot, each once."""
+    """Returns every setting of one slot, each once."""
     found: dict[Any, Setting] = {}
     for method in choices.methods:
         if method not in space.methods_of(operator, phase):

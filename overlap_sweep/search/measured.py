@@ -115,7 +115,7 @@ class Measurements:
         return results
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
-        """Their results, whatever the budget says."""
+        """Measures the jobs, whatever the budget says, unless their results are there already."""
         found = [self._known_result(job) for job in jobs]
         new = [job for job, result in zip(jobs, found, strict=True) if result is None]
         launched = iter(self._launch(new) if new else ())
@@ -132,7 +132,7 @@ class Measurements:
 
 
 def override_value(value: Any) -> str:
-    """As Hydra's grammar has it."""
+    """Returns the value as Hydra's grammar spells it in an override."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
     if isinstance(value, list):
@@ -143,7 +143,7 @@ def override_value(value: Any) -> str:
 
 
 def _result(returned: JobReturn, job: Job) -> Result:
-    """What the job left in its directory."""
+    """Returns what the job left in its directory."""
     directory = Path(str(returned.hydra_cfg.hydra.runtime.output_dir)) if returned.hydra_cfg else None
     if returned.status == JobStatus.COMPLETED and directory and (directory / RESULT_FILE).exists():
         return read_result(directory / RESULT_FILE)

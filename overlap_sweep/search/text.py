@@ -17,7 +17,7 @@ from overlap_sweep.results.run_directory import PassSearch, SearchRecord, write_
 
 
 def print_searches(records: Records, root: Path, console: Console) -> None:
-    """For every search.json its searches, one line each, and their notes."""
+    """Prints for every search.json its searches, one line each, and their notes."""
     for directory, record in records.searches.items():
         where = f" in {directory.relative_to(root).as_posix()}" if directory != root else ""
         console.print(f"\nSearch{where}", style="bold")
@@ -54,14 +54,14 @@ def write_knobs(directory: Path, record: KnobRecord) -> Path:
 
 
 def print_knob_searches(records: Mapping[Path, KnobRecord], root: Path, console: Console) -> None:
-    """What each search came to, by its directory at or below `root`; nothing where there are none."""
+    """Prints what each search over knobs found, by its directory at or below `root`."""
     for heading, lines in told_searches(records, root):
         console.print(f"\n{heading}", style="bold")
         print_lines(lines, console)
 
 
 def told_searches(records: Mapping[Path, KnobRecord], root: Path) -> list[tuple[str, list[str]]]:
-    """Of each a heading, and its lines."""
+    """Returns a heading and lines for each search over knobs."""
     found = []
     for directory, record in records.items():
         where = f" in {directory.relative_to(root).as_posix()}" if directory != root else ""
@@ -70,14 +70,14 @@ def told_searches(records: Mapping[Path, KnobRecord], root: Path) -> list[tuple[
 
 
 def knob_lines(record: KnobRecord) -> list[str]:
-    """The answers, and what they rest on."""
+    """Returns the answers, and what they rest on."""
     reused = f", {record.reused} of them measured before" if record.reused else ""
     lines = [line for search in record.searches for line in _search_lines(search)]
     return [*lines, f"{record.points} points{reused} in {as_duration(record.elapsed_s)}"]
 
 
 def headline(search: KnobSearch) -> str:
-    """The answer in a sentence."""
+    """Returns the answer in a sentence."""
     if search.time_us is None or search.baseline_us is None:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
@@ -91,7 +91,7 @@ def headline(search: KnobSearch) -> str:
 
 
 def pasted(search: KnobSearch) -> str:
-    """What runs the best setting."""
+    """Returns the command that runs the best setting."""
     overrides = dict(override.partition("=")[::2] for override in search.overrides)
     changed = {**overrides, **search.best}
     return shlex.join(["python", "launch.py", *(f"{key}={value}" for key, value in changed.items())])

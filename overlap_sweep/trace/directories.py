@@ -20,7 +20,7 @@ TIMELINE_MARK = "overlap_sweep timeline"
 
 
 def is_below(path: Path, root: Path) -> bool:
-    """Whether it lies there with all links followed; `root` itself may be one."""
+    """Whether the path lies below `root` with all links followed; `root` itself may be one."""
     # Unlike Path.resolve it takes links that lead in circles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
@@ -40,7 +40,7 @@ def is_special(path: Path) -> bool:
 
 
 def links_out(root: Path) -> Iterator[Path]:
-    """Directories below `root` that are links to somewhere else. Nothing looks into them."""
+    """Yields directories below `root` that are links to somewhere else. Nothing looks into them."""
     for folder, names, _ in os.walk(root):
         for name in sorted(names):
             path = Path(folder, name)
@@ -49,13 +49,13 @@ def links_out(root: Path) -> Iterator[Path]:
 
 
 def find_traces(directory: Path) -> list[Path]:
-    """All at or below it, `rank2` before `rank10`, without timelines that were made of them."""
+    """Returns all traces at or below a directory, `rank2` before `rank10`, without timelines that were made of them."""
     files = [path for path in _candidates(directory) if not _leads_out(path, directory)]
     return [path for path in files if path.is_file() and _is_trace(path)]
 
 
 def refused_links(directory: Path) -> list[str]:
-    """A sentence for each link among the files that may be traces that leads elsewhere: nothing looks into it."""
+    """Returns a sentence for each link that may be a trace and leads elsewhere: nothing looks into it."""
     links = [path for path in _candidates(directory) if _leads_out(path, directory)]
     return [f"{link} is a link that leads out of {directory}, so it is not read; copy the file." for link in links]
 
@@ -67,7 +67,7 @@ def is_timeline(path: Path) -> bool:
 
 
 def natural_order(path: Path) -> list[list[str | int]]:
-    """To sort by: numbers in names by their value."""
+    """Returns a key to sort paths by: numbers in names count by their value."""
     return [[int(word) if i % 2 else word for i, word in enumerate(re.split(r"(\d+)", part))] for part in path.parts]
 
 
@@ -93,7 +93,7 @@ def _marked(text: bytes) -> bool:
 
 
 def _first_block(path: Path) -> tuple[bytes, bool]:
-    """As far as it can be read, and whether it can."""
+    """Returns the file's beginning as far as it can be read, and whether all of it could be."""
     damage: list[str] = []
     try:
         return next(blocks(path, damage.append), b""), not damage

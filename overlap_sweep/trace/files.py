@@ -87,7 +87,7 @@ class _Request(msgspec.Struct):
 
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
-    """In the order of `paths`. Without parts, of which there are dozens for every row, theirs are empty."""
+    """Returns what each trace holds, in the order of `paths`; parts, of which there are dozens a row, only if asked."""
     keys = {path: _key_of(path) for path in paths}
     found = {path: file for path, key in keys.items() if (file := _kept(key, path, with_parts))}
     missing = [path for path in keys if path not in found]
@@ -110,7 +110,7 @@ def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
 
 
 def of_startup(files: Sequence[TraceFile]) -> list[str]:
-    """At most one sentence: what is left out of medians as start-up. A sweep may have hundreds of such traces."""
+    """Returns at most one sentence, of what medians leave out as start-up: a sweep may have hundreds of such traces."""
     found = [file for file in files if file.startup]
     if not found:
         return []
@@ -119,8 +119,11 @@ def of_startup(files: Sequence[TraceFile]) -> list[str]:
 
 
 def _read_all(paths: Sequence[Path], with_parts: bool) -> list[TraceFile]:
-    """In the order of `paths`. A program of our own instead of multiprocessing: that would run the main module of
-    whoever calls this again."""
+    """Reads traces, by several processes where that is worth it.
+
+    They are a program of our own instead of multiprocessing's, which would run the main module of whoever calls this
+    again.
+    """
     shares = _shares(paths, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     others = [_ask(share, with_parts) for share in shares[1:]]
     found = {path: read_trace_file(path, with_parts) for path in shares[0]}
@@ -132,7 +135,7 @@ def _read_all(paths: Sequence[Path], with_parts: bool) -> list[TraceFile]:
 
 
 def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | None:
-    """None where no process can be started, or it ends at once."""
+    """Starts a process that reads these traces; None where that cannot be, or it ends at once."""
     command = [sys.executable, "-m", "overlap_sweep.trace.files"]
     try:
         request = msgspec.msgpack.encode(_Request([str(path) for path in paths], with_parts))
@@ -151,7 +154,7 @@ def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | N
 
 
 def _answers(process: subprocess.Popen[bytes] | None, count: int) -> list[TraceFile] | None:
-    """None where there are not as many."""
+    """Returns what the process found; None where that is not as many as asked for."""
     if process is None:
         return None
     answered, _ = process.communicate()
@@ -170,7 +173,7 @@ def _answer_request() -> None:
 
 
 def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
-    """What each process reads, about as long as the others; one share where more are not worth starting."""
+    """Divides paths among processes so that each reads about as long; one share where more are not worth starting."""
     times_s = {path: _guess_s(path) for path in paths}
     count = max(1, min(processes, len(paths), int(sum(times_s.values()) / WORTH_A_PROCESS_S)))
     shares: list[list[Path]] = [[] for _ in range(count)]
@@ -250,7 +253,7 @@ def _with_path(sentence: str, path: Path) -> str:
 
 @cache
 def _reader() -> str:
-    """Changes with the code and the kernel classes."""
+    """Returns a hash that changes with the code and the kernel classes."""
     files = sorted(resources.files(__package__).iterdir(), key=lambda file: file.name)
     sources = [file.read_bytes() for file in files if file.name.endswith((".py", ".yaml"))]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()

@@ -90,7 +90,7 @@ class PhaseSummary(Overlap):
 
 
 def analyse_trace(path: Path | str) -> list[TraceRow]:
-    """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    """Reads a trace; one row per iteration and phase that has any work, in order. UserError when there is none."""
     trace = read_trace(path)
     return overlap_rows(activity_of(trace), str(path), trace.rank)
 
@@ -110,7 +110,7 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
 
 
 def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
-    """Iteration, phase, and which events are in it; without those phases that have no work."""
+    """Yields iteration, phase, and which events are in it; without those phases that have no work."""
     kind, assigned = activity.kind, activity.assignment
     for iteration, inside in places_by_value(assigned.iteration):
         # A copy after the last backward pass (loss.item()) would count as one more iteration.
@@ -172,7 +172,7 @@ def _median(values: list[Any]) -> Any:
 
 
 def startup_iterations(rows: Iterable[TraceRow]) -> list[int]:
-    """The first iterations of one trace that take longer than the later ones vary by; never more than half of them.
+    """Returns the first iterations of a trace that take longer than the later ones vary by; never more than half.
 
     That is: longer than the longest of the later ones by more than what these lie apart. A later one that has fewer
     GEMMs, such as the last of a trace that breaks off, says nothing about an earlier one.
@@ -195,7 +195,7 @@ def _stands_out(span_us: float, others_us: Sequence[float]) -> bool:
 
 
 def in_words(name: str, rows: Iterable[TraceRow], iterations: Sequence[int]) -> str:
-    """A sentence about the start-up `iterations`, at least one, of the trace or point of that name."""
+    """Returns a sentence about the start-up `iterations`, at least one, of the trace or point of that name."""
     spans = [(row.span_us, row.iteration in iterations) for row in rows if row.phase == "all"]
     longest, usual = (max(span_us for span_us, startup in spans if startup is which) for which in (True, False))
     which = f"iteration{'s' if len(iterations) > 1 else ''} {', '.join(map(str, iterations))}"
@@ -235,7 +235,7 @@ class _Group(NamedTuple):
 
 
 def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
-    """For every iteration and phase its parts in each grouping, the longest busy first."""
+    """Returns for every iteration and phase its parts in each grouping, the longest busy first."""
     rows: list[PartRow] = []
     intervals = activity.events.intervals
     for iteration, phase, chosen in phases_of(activity):

@@ -80,7 +80,7 @@ NONE, DEFAULT, TUNED = "none", "default", "tuned"
 
 
 def write_config(directory: Path, name: str, config: OverlapConfig) -> str:
-    """The variant's name under which a layer finds the configuration."""
+    """Writes the configuration; returns the variant under which a layer finds it."""
     folder = directory / CONFIGS
     folder.mkdir(parents=True, exist_ok=True)
     path = write_atomically(folder / f"{name}.yaml", overlap_cfg.text(config).encode())
@@ -125,7 +125,7 @@ def _holds_for_layers(override: str) -> bool:
 
 
 def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Variants of the files that the user named, by what they are called."""
+    """Returns the variants of the files that the user named, by what they are called in reports."""
     files = _preset_files(paths, tp_size)
     return {f"preset {path.stem}": f"file:{path}" for path in files}
 
