@@ -11,7 +11,7 @@ import torch
 from overlap_sweep.measure.clock import Clock, Turn, clock_for
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.variant import Variant
-from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.results.measured import Timing
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import statistics
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import SEQUENTIAL
-from overlap_sweep.results.run_directory import Result, Status, TpTrainingRun, TrainingRun
+from overlap_sweep.results.run_directory import Result, Status
 
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""
@@ -41,32 +40,34 @@ class Outcome:
 
     @classmethod
     def of(cls, result: Result, directory: Path) -> Outcome:
-        speedup = None
-        if result.variants:
-            none = result.variants.get("none")
+        speedup, measured = None, result.measured
+        workload = result.point["workload"]["name"] if measured else None
+        if workload == "layer":
+            none = measured.variants.get("none")
             speedup = none.times["all"].median_us / result.objective_us if none and result.objective_us else None
-        elif result.implementations:
-            sequential_us = result.implementations[SEQUENTIAL].time.median_us
+        elif workload == "kernel":
+            sequential_us = measured.implementations[SEQUENTIAL].time.median_us
             speedup = sequential_us / result.objective_us if result.objective_us else None
-        elif result.training:
-            return cls._of_training(result, result.training, directory)
-        elif result.tp_training:
-            return cls._of_tp_training(result, result.tp_training, directory)
-        elif result.copies:
-            times = result.copies.times
+        elif workload == "fsdp":
+            return cls._of_training(result, directory)
+        elif workload == "tp_training":
+            return cls._of_tp_training(result, directory)
+        elif workload == "copy_engine":
+            times = measured.times
             speedup = times["sequential"].median_us / times["overlapped"].median_us
-        elif result.objective_us:
+        elif measured:
             touched = space.passes(result.point)
-            whole_us = {name: result.times[name].none.median_us for name in space.PASSES}
+            whole_us = {name: measured.times[name].none.median_us for name in space.PASSES}
             overlapped_us = sum(
-                result.times[name].point.median_us if name in touched else us for name, us in whole_us.items()
+                measured.times[name].point.median_us if name in touched else us for name, us in whole_us.items()
             )
             speedup = sum(whole_us.values()) / overlapped_us
         workload = result.point["workload"]["name"]
         return cls(directory, result.status, result.error, result.objective_us, speedup, workload)
 
     @classmethod
-    def _of_training(cls, result: Result, run: TrainingRun, directory: Path) -> Outcome:
+    def _of_training(cls, result: Result, directory: Path) -> Outcome:
+        run = result.measured
         step_us, none_us = run.step["point"].median_us, run.step["none"].median_us
         return cls(
             directory,
@@ -79,9 +80,9 @@ class Outcome:
         )
 
     @classmethod
-    def _of_tp_training(cls, result: Result, run: TpTrainingRun, directory: Path) -> Outcome:
-        # Of a failed one there may be no timed step.
-        step_us = statistics.median([step.step_us for step in run.steps if not step.warmup] or [math.inf])
+    def _of_tp_training(cls, result: Result, directory: Path) -> Outcome:
+        run = result.measured
+        step_us = statistics.median(step.step_us for step in run.timed_steps)
         return cls(
             directory,
             result.status,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.knob_record import Contribution, Gain, KnobSearch, TriedKnobs
+from overlap_sweep.results.records import Contribution, Gain, KnobSearch, TriedKnobs
 from overlap_sweep.search.knob_trail import KnobTrail, Samples, Setting
 from overlap_sweep.search.knobs import alone, put_back
 

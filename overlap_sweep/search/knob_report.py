@@ -10,8 +10,8 @@ from rich.console import Console
 
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.results.knob_record import KNOBS_FILE, Contribution, Gain, KnobRecord, KnobSearch
-from overlap_sweep.results.run_directory import write_record
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch
+from overlap_sweep.results.run_directory import KNOBS_FILE, write_record
 
 
 def write_knobs(directory: Path, record: KnobRecord) -> Path:

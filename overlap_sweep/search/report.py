@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from overlap_sweep.results.run_directory import SEARCH_FILE, PassSearch, SearchRecord, TriedSetting, write_search_record
+from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, write_search_record
+from overlap_sweep.results.run_directory import SEARCH_FILE
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.cell import NONE, Candidate
 from overlap_sweep.search.measured import Measurements

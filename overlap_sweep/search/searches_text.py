@@ -10,7 +10,7 @@ from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.overlap import space
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.results.run_directory import PassSearch, SearchRecord
+from overlap_sweep.results.records import PassSearch, SearchRecord
 
 
 def print_searches(analysis: Analysis, console: Console) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.scaling import ROUNDING
 
 CANDIDATES = (2, 4, 8)
@@ -35,7 +36,7 @@ def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
     tp_size = baselines[0].point["tp_size"]
     floor_us, tp1_us = 0.0, 0.0
     for result in baselines:
-        for times in (result.times[pass_name] for pass_name in space.PASSES):
+        for times in (result.measured_as(OperatorTimes).times[pass_name] for pass_name in space.PASSES):
             if times.tp1 is None:
                 return None
             floor_us += times.floor.median_us

@@ -19,14 +19,8 @@ from overlap_sweep.overlap import models, space
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.results.run_directory import (
-    TUNER_FILE,
-    LayerTrial,
-    Result,
-    TunerRecord,
-    read_tuner_record,
-    write_tuner_record,
-)
+from overlap_sweep.results.records import LayerTrial, TunerRecord, read_tuner_record, write_tuner_record
+from overlap_sweep.results.run_directory import TUNER_FILE, Result
 from overlap_sweep.runtime.devices import elsewhere, visible_gpus
 from overlap_sweep.search.profiled import case_of, profile_answers
 from overlap_sweep.search.rounds import Task
@@ -45,6 +39,7 @@ from overlap_sweep.tuner.layer_trials import (
 )
 from overlap_sweep.tuner.tp_sizes import cannot_scale, tp_sizes_up_to
 from overlap_sweep.workloads.layer.answer import compare
+from overlap_sweep.workloads.layer.result import LayerTimes
 
 
 def tune(
@@ -199,7 +194,8 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     first = next(iter(names))
     if result.status != "ok":
         return first
-    measured = {label: result.variants[name] for label, name in names.items() if name in result.variants}
+    variants = result.measured_as(LayerTimes).variants
+    measured = {label: variants[name] for label, name in names.items() if name in variants}
     right = {label: variant for label, variant in measured.items() if not variant.launch_bound}
     if not right:
         return first if measured else None

@@ -26,7 +26,7 @@ from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.seeding import stream
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.measure.variant import Variant
-from overlap_sweep.results.run_directory import CopyTimes
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.streams import PRIORITY
 
 MIB = 2**20
@@ -82,7 +82,7 @@ def run_copies(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
     return {
-        "copies": CopyTimes(
+        "measured": CopyTimes(
             times=times,
             launch_bound=launch_bound,
             bytes_copied=_bytes(asked) * asked["copies"],

@@ -13,8 +13,8 @@ import pytest
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.results.run_directory import VariantTimes
 from overlap_sweep.workloads import layer
+from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.points import layer_point
 from tests.processes import run_ranks
 
