@@ -18,24 +18,17 @@ import yaml
 from overlap_sweep.config import OF_WORKLOAD, SweepConfig
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.results.run_directory import (
-    RESULT_FILE,
-    CopyTimes,
-    DefaultTiming,
-    ImplementationTimes,
-    PassTimes,
-    Result,
-    Status,
-    Timing,
-    TpTrainingRun,
-    TpTrainingStep,
-    TrainingRun,
-    VariantTimes,
-    write_result,
-)
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
+from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.naming import point_name
+from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 from overlap_sweep.workloads.tp_training.config import PRECISION_OF
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 ENVIRONMENT: dict[str, Any] = {
     "host": "node7",
@@ -168,7 +161,7 @@ def make_point(
     name = name or f"{point_name(point, []) if workload == 'operator' else workload}_{number}"
     settings = space.settings(point) if workload == "operator" else {}
     fields = {"environment": ENVIRONMENT, "started": STARTED, "settings": settings}
-    also_taken = {"kernel": "implementations", "copy_engine": "launch_bound"}.get(workload)
+    also_taken = "launch_bound" if workload == "copy_engine" else None
     taken = {key for key in overrides if key not in Result.__struct_fields__ or key == also_taken}
     measured = {key: overrides.pop(key) for key in taken}
     if status == "ok":
@@ -231,7 +224,8 @@ def _measured_operator(
     point: Mapping[str, Any], fwd: PassTimes | None = None, bwd: PassTimes | None = None
 ) -> dict[str, Any]:
     """A pass that is not given took as long as none."""
-    return {"times": {"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, none_us=200.0, floor_us=150.0)}}
+    times = {"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, none_us=200.0, floor_us=150.0)}
+    return {"measured": OperatorTimes(times=times)}
 
 
 def layer_config(
@@ -252,6 +246,16 @@ def variant(whole_us: Sequence[float], step_us: float | None = None, **changed: 
     if step_us is not None:
         parts["step"] = [step_us] * len(whole_us)
     return VariantTimes(times={name: timing_of(samples) for name, samples in parts.items()}, **changed)
+
+
+def _measured_layer(
+    _: Mapping[str, Any],
+    variants: Mapping[str, VariantTimes] | None = None,
+    attention_backend: str | None = None,
+) -> dict[str, Any]:
+    """Without variants `none` alone."""
+    given = {"none": variant([100.0, 101.0])} if variants is None else dict(variants)
+    return {"measured": LayerTimes(variants=given, attention_backend=attention_backend)}
 
 
 def kernel_config(m: int = 1024, backend: str = "torch", **changes: Any) -> dict[str, Any]:
@@ -279,11 +283,13 @@ def baselines(
 
 
 def _measured_kernel(
-    _: Mapping[str, Any], implementations: Mapping[str, ImplementationTimes] | None = None
+    _: Mapping[str, Any],
+    implementations: Mapping[str, ImplementationTimes] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Baselines that are not given are the usual ones."""
     given = {"ring_exchange": implementation(150.0)} if implementations is None else implementations
-    return {"implementations": {**baselines(), **given}}
+    return {"measured": KernelTimes(implementations={**baselines(), **given}, left_out=dict(left_out or {}))}
 
 
 def training_run(
@@ -308,7 +314,7 @@ def training_run(
 
 
 def _measured_fsdp(point: Mapping[str, Any], step_us: float = 1500.0, **measured: Any) -> dict[str, Any]:
-    return {"training": training_run(step_us, point=point, **measured), "objective_us": step_us}
+    return {"measured": training_run(step_us, point=point, **measured), "objective_us": step_us}
 
 
 def copy_config(
@@ -335,7 +341,7 @@ def copy_times(
 
 
 def _measured_copies(_: Mapping[str, Any], overlapped_us: float = 1100.0, **measured: Any) -> dict[str, Any]:
-    return {"copies": copy_times(overlapped_us, **measured), "objective_us": overlapped_us}
+    return {"measured": copy_times(overlapped_us, **measured), "objective_us": overlapped_us}
 
 
 def stack_config(
@@ -385,12 +391,12 @@ def tp_training_run(
 
 
 def _measured_stack(point: Mapping[str, Any], step_us: float = 10_000.0, **measured: Any) -> dict[str, Any]:
-    return {"tp_training": tp_training_run(point, step_us, **measured), "objective_us": step_us}
+    return {"measured": tp_training_run(point, step_us, **measured), "objective_us": step_us}
 
 
 MEASURED: dict[str, Callable[..., dict[str, Any]]] = {
     "operator": _measured_operator,
-    "layer": lambda point: {},
+    "layer": _measured_layer,
     "kernel": _measured_kernel,
     "fsdp": _measured_fsdp,
     "copy_engine": _measured_copies,

@@ -111,7 +111,7 @@ def _drift(dataset: Dataset) -> list[_Baseline]:
     for number, (point, result) in enumerate(measured, start=1):
         for name in space.passes(point.config):
             cell = (point.case, point.config["tp_size"], point.config["operator"], name)
-            cells[cell].append((number, result.times[name].none.median_us))
+            cells[cell].append((number, result.measured.times[name].none.median_us))
     found = []
     for (_, tp_size, operator, name), times in cells.items():
         middle_us = statistics.median(time_us for _, time_us in times)

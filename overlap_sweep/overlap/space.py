@@ -192,7 +192,7 @@ FP8_SUM_TOLERANCE = 0.2
 
 def tolerance(point: Mapping[str, Any]) -> float:
     """The largest relative error at which an operator point still counts as right."""
-    given: float | None = point["workload"]["tolerance"]
+    given: float | None = point["workload"].get("tolerance")
     if given is not None:
         return given
     if any(setting.get("fp8_buf") for setting in settings(point).values()):

@@ -22,7 +22,8 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.identity import key_of, point_identity
-from overlap_sweep.results.run_directory import Result, Timing
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.choices import compose
@@ -194,8 +195,8 @@ def measured(result: Result, samples_per_step: int | None) -> Sample | Failure:
     what takes so long, as in a training step that cannot be enqueued faster, that time counts all the same."""
     if result.status != "ok":
         return Failure((result.error or result.status).splitlines()[0])
-    if result.training is None:
-        times = [result.times[name] for name in space.passes(result.point)]
+    if result.point["workload"]["name"] != "fsdp":
+        times = [result.measured.times[name] for name in space.passes(result.point)]
         return Sample(
             times_us=_sum(times_of.point for times_of in times),
             beside_us=_sum(times_of.none for times_of in times),
@@ -203,7 +204,7 @@ def measured(result: Result, samples_per_step: int | None) -> Sample | Failure:
             floor_us=_sum(times_of.floor for times_of in times),
             work=same_work(result.point),
         )
-    step, own = result.training.step, result.training.samples_per_step
+    step, own = result.measured.step, result.measured.samples_per_step
     scale = samples_per_step / own if samples_per_step else 1.0
     point_us, none_us, floor_us = (_sum([step[name]], scale) for name in ("point", "none", "floor"))
     # Where the host is what limits, the floor is its time, too, and dividing by that would make the slowest host the

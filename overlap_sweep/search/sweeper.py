@@ -17,7 +17,8 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.results.points import Case, Point
-from overlap_sweep.results.run_directory import SEARCH_FILE, PassSearch, SearchRecord, TriedSetting, write_search_record
+from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, write_search_record
+from overlap_sweep.results.run_directory import SEARCH_FILE
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve

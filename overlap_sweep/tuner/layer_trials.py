@@ -15,7 +15,8 @@ from overlap_sweep.config import LayerWorkload
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.results.run_directory import LayerTrial, Result, write_atomically
+from overlap_sweep.results.records import LayerTrial
+from overlap_sweep.results.run_directory import Result, write_atomically
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.choices import compose

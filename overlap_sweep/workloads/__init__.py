@@ -19,6 +19,7 @@ from overlap_sweep.errors import UserError
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
     from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+    from overlap_sweep.results.measured import Measured
 
 Config = Mapping[str, Any]
 """The configuration of one point as plain data: as it was asked for, or after `complete` as it is measured."""
@@ -119,3 +120,9 @@ def section_modules() -> list[Any]:
 def section_module(name: str) -> Any:
     """Returns the workload's `section` module."""
     return load(name).module("section")
+
+
+def measured_type(name: str) -> type[Measured]:
+    """Returns the type of what points of the workload measure. UserError where there is no such workload."""
+    measured: type[Measured] = load(name).module("result").MEASURED
+    return measured

@@ -95,7 +95,7 @@ def test_a_fault_that_stays_fails_its_point_with_the_reason(swept: dict[str, Swe
     assert re.match(LASTING[fault][1], error[0])
     assert len(error) <= 30
     assert len(str(result.error)) < 200_000
-    assert (result.times, result.objective_us) == ({}, None)
+    assert (result.measured, result.objective_us) == (None, None)
     assert result.started
     assert result.environment["packages"]["torch"]
     assert [attempt.status for attempt in result.earlier_attempts] == [result.status]
@@ -149,7 +149,7 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed_in_the_same_group(
         assert "wrong numbers" in str(result.error)
         assert {"output", "input_grad", "weight_grad"} <= set(result.relative_error)
         assert 0 < (result.relative_error["output"] or 0) < 1e-5
-        assert result.times == {}
+        assert result.measured is None
         # That would end alike.
         assert result.earlier_attempts == []
         assert (launch.directory / result.name / "worker.log").exists()

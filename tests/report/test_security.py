@@ -358,7 +358,7 @@ def test_a_store_holds_data(tmp_path: Path) -> None:
         kept.add(measured.result(4, 100.0, 1, named), tmp_path)
         kept.add(measured.result(4, 90.0, 2, point={"tp_size": "\x1b[2J"}), tmp_path)
     process = analyze("history", tmp_path / "measurements.sqlite")
-    assert_refused(process, "A measurement is left out")
+    assert_refused(process, "it is left out")
     assert_harmless(process.stdout)
     assert "torch 2\\x1b]0;title" in process.stdout
 

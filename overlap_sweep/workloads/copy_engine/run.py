@@ -24,7 +24,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
-from overlap_sweep.results.run_directory import CopyTimes
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.streams import PRIORITY
 
 MIB = 2**20
@@ -80,7 +80,7 @@ def run_copies(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
     return {
-        "copies": CopyTimes(
+        "measured": CopyTimes(
             times=times,
             launch_bound=launch_bound,
             bytes_copied=_bytes(asked) * asked["copies"],

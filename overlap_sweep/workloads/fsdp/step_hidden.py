@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from overlap_sweep.results.estimate import estimate
-from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.results.measured import Timing
 
 
 class Hidden(NamedTuple):

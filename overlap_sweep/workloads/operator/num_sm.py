@@ -18,12 +18,12 @@ from overlap_sweep.report.page.log_ticks import log_ticks
 from overlap_sweep.report.page.palette import SERIES, colour
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import PassTimes
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import Frozen, frozen, of_pass
 from overlap_sweep.workloads.operator.hidden_chart import chosen_name, hidden_in_words
 from overlap_sweep.workloads.operator.proof import named
+from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 from overlap_sweep.workloads.operator.trials import DEFAULT
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _measured(points: Sequence[Point]) -> dict[tuple[int, str, str], dict[Frozen
             for name in space.PASSES:
                 settings = of_pass(point.result.settings, name)
                 key = point.config["tp_size"], point.config["operator"], name
-                found[key][frozen(settings)].append(point.result.times[name])
+                found[key][frozen(settings)].append(point.measured_as(OperatorTimes).times[name])
     return found
 
 

@@ -13,7 +13,6 @@ from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
-from overlap_sweep.results.run_directory import VariantTimes
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.frame import answer_rows as training_answer_rows
 from overlap_sweep.workloads.fsdp.frame import contribution_cells, setting_cells
@@ -24,6 +23,7 @@ from overlap_sweep.workloads.kernel.frame import answer_rows, comparable_cells
 from overlap_sweep.workloads.kernel.warnings import warnings
 from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.layer.frame import point_cells, variant_cells
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.layer.section import verdict
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
@@ -48,7 +48,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
     layer point, with one in `variants` for each row of the tidy table of layers. `proof`
-    has an entry for each case and TP size that a tuner measured, and `tuner` one for each of its sweeps. `kernels` has one entry per kernel case, with an answer for each m in `answers` and
+    has an entry for each case and TP size that a tuner measured, and `tuner` one for each of its sweeps.
+    `kernels` has one entry per kernel case, with an answer for each m in `answers` and
     in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels. `training` has one entry
     per case of training runs with the best setting, all `settings` and what each knob contributed in `knobs`, `copies`
     one for each direction; `training_points` and `copy_points` are the rows of their tidy tables. `tp_training` has
@@ -186,7 +187,7 @@ def _layer(point: Point, analysis: LayerAnalysis | None, root: Path) -> dict[str
         "environment": result.environment if result else {},
         "warnings": result.warnings if result else [],
         "verdict": verdict(analysis) if analysis else None,
-        "variants": _variants(analysis, result.variants) if result and analysis else [],
+        "variants": _variants(analysis, point.measured_as(LayerTimes).variants) if analysis else [],
     }
 
 

@@ -29,8 +29,8 @@ from overlap_sweep.workloads.tp_training.chart import stacks_panel
 from overlap_sweep.workloads.tp_training.loss_curves import MOST_CURVES, MOST_POINTS, CurvesPanel, curves_panel
 from tests.analyze import analyze
 from tests.commands.test_query import DEFAULT, NONE
-from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_every_workload, write_traced
-from tests.made_sweeps import rounds, write_sweep
+from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
+from tests.made_sweeps import rounds, write_every_workload, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
 from tests.report.conftest import Made
 from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
