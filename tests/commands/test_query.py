@@ -197,6 +197,6 @@ def test_any_label_gives_a_safe_file_name(made: Made, tmp_path: Path) -> None:
     assert len({name.lower() for name in names}) == len(labels)
     assert all(len(name) < 200 for name in names)
     cuda, rocm = (made("compared") / name for name in ("cuda", "rocm"))
-    process = analyze("compare", f"<b>'\"[red]\x1b[2J &..;={cuda}", f"a b={rocm}", "--output", tmp_path)
+    process = analyze("compare", f"<b>'\"[red]\x1b[2J &..;={cuda}", f"a b={rocm}", "--output", tmp_path, "--plots")
     assert (process.returncode, "\x1b" in process.stdout) == (0, False)
     assert {path.name for path in tmp_path.glob("*_timeline.png")} == {"a-b_timeline.png", "b-red-2J_timeline.png"}
