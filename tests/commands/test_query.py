@@ -190,6 +190,11 @@ def test_names_in_charts_are_short_and_distinct() -> None:
     assert max(map(len, long)) <= 90
 
 
+def test_plots_need_a_place_to_be_written_to(made: Made) -> None:
+    cuda, rocm = (made("compared") / name for name in ("cuda", "rocm"))
+    analyze("compare", cuda, rocm, "--plots").assert_usage_error("--plots requires --output")
+
+
 def test_any_label_gives_a_safe_file_name(made: Made, tmp_path: Path) -> None:
     labels = ("a b", "a:b", "A-B", "..", "x" * 300, "\u202e", "summary")
     names = list(timeline_files(labels).values())
