@@ -76,6 +76,7 @@ def kernel_dots(analysis: KernelAnalysis) -> Dots:
             Key("the answer", "good", shape="dot"),
             Key("can be used", "accent", shape="dot"),
             Key("cannot", "muted", shape="ring"),
+            Key("no overlap", "muted", shape="dot"),
         ],
     )
 
