@@ -13,8 +13,8 @@ from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.workloads.layer.compare import without_folders
+from overlap_sweep.workloads.operator.charts import short_name
 from overlap_sweep.workloads.operator.failures import frozen, of_pass
-from overlap_sweep.workloads.operator.hidden_chart import short_name
 from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.result import PassTimes
 
