@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,3 +120,10 @@ def section_modules() -> list[Any]:
 def section_module(name: str) -> Any:
     """Returns the workload's `section` module."""
     return load(name).module("section")
+
+
+def schema(name: str) -> type[PointConfig]:
+    """Returns the dataclass of the workload's configuration: `Config` in its module `config`. UserError where there is
+    none of that name."""
+    config: type[PointConfig] = load(name).module("config").Config
+    return config
