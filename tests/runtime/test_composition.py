@@ -42,7 +42,7 @@ def sweep() -> Iterator[Sweep]:
         ("workload=fsdp", "distributed.env.NCCL_ALGO=Ring", "+distributed.env.NCCL_X=1", "++training.max_steps=5"),
         ("++num_sm=4", "num_sm=8"),
         ("num_sm=8", "++num_sm=4"),
-        ("workload=kernel", "n=64", "k=64", "kernel=ag_gemm", "~workload.seed"),
+        ("num_sm=3", "~phase"),
         ("+experiment=tp_training", "impl=autotp"),
         ("phases={fprop:{method:ring_exchange,num_sm:2}}", "repetition=3"),
         ("workload=tp_training", "+hydra.job.env_set.A=b", "tp_training.dtype=bfloat16"),
