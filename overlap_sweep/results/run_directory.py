@@ -198,7 +198,7 @@ class Result(Record, kw_only=True, omit_defaults=False):
 
     name: str
     point: dict[str, Any]
-    """The resolved configuration (SweepConfig)."""
+    """The resolved configuration."""
     status: Status
     error: str | None = None
     """Why the point is not ok: for `skipped` the reason, else the exception and the log's tail."""
