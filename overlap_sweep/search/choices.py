@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
-from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.overlap.space import Setting
+from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.search.cell import Candidate
 
 SEARCHED = ("phase", "method", *space.KNOBS)
