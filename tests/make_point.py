@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep.config import OF_WORKLOAD, SweepConfig
+from overlap_sweep import workloads
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.measured import Timing
@@ -59,11 +59,13 @@ _OF_ALL_STACKS = {
 TOKENS_PER_SAMPLE = 145
 """Of a training run of workload=fsdp."""
 
-_OPTIONS = asdict(SweepConfig())
+_OPTIONS_OF = {name: asdict(workloads.schema(name)()) for name in workloads.names()}
+_OWN = {"layer": ("layer",), "copy_engine": ("copy_engine",), "tp_training": ("tp_training",)}
+_OWN |= {"fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")}
 _MEASURING = {"tokens": 8192, "warmup": 0, "repeats": 5, "profiled": 1, "seed": 0, "tolerance": None}
 _USUAL: dict[str, Any] = {
     "model": MODEL,
-    "runtime": {**_OPTIONS["runtime"], "device": "cuda"},
+    "runtime": {**_OPTIONS_OF["operator"]["runtime"], "device": "cuda"},
     **{"backend": "transformer_engine", "precision": "bf16", "profile": "none", "repetition": 0, "tp_size": 2},
 }
 _OPERATOR = {"operator": "fc1", "phase": "all", "method": "none", **dict.fromkeys(space.KNOBS), "phases": None}
@@ -93,7 +95,7 @@ def resolved(workload: str, /, **changes: Any) -> dict[str, Any]:
     `tokens`, `device` and, as a string, `model` are short for `workload.tokens`, `runtime.device` and `model.name`.
     What follows from other keys (tokens of training, backend and precision of stacks) is filled in.
     """
-    known = {name: _OPTIONS[name] for name in {"layer": ["layer"], **OF_WORKLOAD}.get(workload, ())}
+    known = {name: _OPTIONS_OF[workload][name] for name in _OWN.get(workload, ())}
     if workload == "copy_engine":
         known["model"] = {"name": "custom"}
     point = copy.deepcopy({**_USUAL, **known, "workload": {"name": workload, **_MEASURING}})

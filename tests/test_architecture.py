@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "cache", "config", "numeric_options"}
+BASE = {"errors", "declared", "cache", "config"}
 BELOW_RESULTS = BASE | {"trace", "overlap"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
@@ -73,7 +73,6 @@ NOT_YET: dict[str, set[str]] = {
     "compare/operands": {"workloads/fsdp"},
     "compare/slots": {"workloads/operator"},
     "compare/sweeps": {"workloads/fsdp", "workloads/tp_training"},
-    "config": {"overlap", "results", "workloads"},
     "report/files": {"analysis", "workloads"},
     "report/page/page": {"analysis", "search", "workloads"},
     "report/page/points_table": {"analysis", "workloads"},

@@ -67,7 +67,7 @@ class Result(msgspec.Struct, kw_only=True):
     schema: int = RESULT_SCHEMA
     name: str
     point: dict[str, Any]
-    """The resolved configuration (SweepConfig)."""
+    """The resolved configuration."""
     status: Status
     error: str | None = None
     """Why the point is not ok: for `skipped` the reason, else the exception and the log's tail."""

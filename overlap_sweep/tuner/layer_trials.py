@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from overlap_sweep import workloads
-from overlap_sweep.config import LayerWorkload
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -23,6 +22,7 @@ from overlap_sweep.search.choices import compose
 from overlap_sweep.search.measured import Job, override_value
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep
+from overlap_sweep.workloads.layer.config import WorkloadOptions
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
@@ -34,7 +34,7 @@ CONFIGS = "configs"
 
 _OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
 
-_OF_LAYERS = {declared.name for declared in fields(LayerWorkload)}
+_OF_LAYERS = {declared.name for declared in fields(WorkloadOptions)}
 
 
 def combinations(

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,3 +127,10 @@ def measured_type(name: str) -> type[Measured]:
     """Returns the type of what points of the workload measure. UserError where there is no such workload."""
     measured: type[Measured] = load(name).module("result").MEASURED
     return measured
+
+
+def schema(name: str) -> type[PointConfig]:
+    """Returns the dataclass of the workload's configuration: `Config` in its module `config`. UserError where there is
+    none of that name."""
+    config: type[PointConfig] = load(name).module("config").Config
+    return config

@@ -18,9 +18,9 @@ from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, Reading, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.results.traces import read_traces
+from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
 from overlap_sweep.workloads.fsdp import frame as training_frame
-from overlap_sweep.workloads.fsdp.config import CopyEngine
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame
