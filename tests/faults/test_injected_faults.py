@@ -154,7 +154,7 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed_in_the_same_group(
         assert result.earlier_attempts == []
         assert (launch.directory / result.name / "worker.log").exists()
     # What depends on no setting is measured once per group.
-    assert results["none1"].times["fwd"].tp1 == results["none2"].times["fwd"].tp1
+    assert results["none1"].measured.times["fwd"].tp1 == results["none2"].measured.times["fwd"].tp1
     assert [worker_pids(tmp_path, number)[0] for number in (1, 2)] == [worker_pids(tmp_path, 1)[0]] * 2
     # Nothing is left in the temporary directory but the cache of torch's compiler, which is for later processes too.
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]

@@ -56,7 +56,7 @@ def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[
     for name, point in points.items():
         directory = root / name.replace(" ", "_")
         directory.mkdir(exist_ok=True)
-        found[name] = fsdp.run(point, directory, ranks)
+        found[name] = fsdp.WORKLOAD.run(point, directory, ranks)
     return found
 
 
@@ -282,7 +282,7 @@ def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> tuple[int, 
     with torch._dynamo.config.patch(recompile_limit=2):
         for point in points:
             counters.clear()
-            fsdp.run(point, root, ranks)
+            fsdp.WORKLOAD.run(point, root, ranks)
             graphs.append(counters["stats"]["unique_graphs"])
     return count() - before, graphs
 
