@@ -22,9 +22,6 @@ from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
 from overlap_sweep.workloads.operator.trials import NONE, TUNED
-from overlap_sweep.workloads.tp_training import chart as stacks_chart
-from overlap_sweep.workloads.tp_training import loss_curves
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
 
 
 @dataclass(frozen=True)
@@ -125,15 +122,6 @@ def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Fig
     return (
         figure(name, time_bars.describe(panel), panel, time_bars.chart),
         figure(f"{name}_knobs", knob_chart.describe(knobs), knobs, knob_chart.chart) if knobs else None,
-    )
-
-
-def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:
-    """What a step's time goes to, and the losses."""
-    panel, curves = stacks_chart.stacks_panel(stacks), loss_curves.curves_panel(stacks)
-    return (
-        figure(name, time_bars.describe(panel), panel, time_bars.chart),
-        figure(f"{name}_losses", loss_curves.describe(curves), curves, loss_curves.chart),
     )
 
 

@@ -1,13 +1,16 @@
-"""Tensor-parallel stacks side by side: what a step's time goes to, and what one GPU does in it."""
+"""Tensor-parallel stacks side by side: what a step's time goes to, what one GPU does in it, and their losses."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 
 from overlap_sweep.report.numbers import as_ms
+from overlap_sweep.report.page import time_bars
+from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.report.page.time_bars import BarsPanel, Part, TimeBar, lines_of
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow
-from overlap_sweep.workloads.tp_training.section import cells, note
+from overlap_sweep.workloads.tp_training import loss_curves
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
@@ -18,6 +21,18 @@ PARTS = [
     Part("optimizer", "series4", 1.0),
     Part("other", "wait", 0.6),
 ]
+
+
+def stacks_figure(analysis: TpTrainingAnalysis, name: str) -> Figure:
+    """Returns the chart of steps under that name."""
+    panel = stacks_panel(analysis)
+    return figure(name, time_bars.describe(panel), panel, time_bars.chart)
+
+
+def losses_figure(analysis: TpTrainingAnalysis, name: str) -> Figure:
+    """Returns the chart of losses under that name."""
+    panel = loss_curves.curves_panel(analysis)
+    return figure(name, loss_curves.describe(panel), panel, loss_curves.chart)
 
 
 def stacks_panel(analysis: TpTrainingAnalysis) -> BarsPanel:
@@ -33,31 +48,32 @@ def stacks_panel(analysis: TpTrainingAnalysis) -> BarsPanel:
         parts=PARTS,
         columns=["step ms", "tokens/s/GPU", *(["MFU"] if knows_mfu else [])],
         widths_px=[72, 100, *([58] if knows_mfu else [])],
-        bars=[_bar(row, name, analysis, knows_mfu) for row, name in zip(rows, names, strict=True)],
+        bars=[_bar(row, name, knows_mfu) for row, name in zip(rows, names, strict=True)],
     )
 
 
-def _bar(row: TpTrainingRow, name: str, analysis: TpTrainingAnalysis, knows_mfu: bool) -> TimeBar:
-    told = cells(row, analysis)
+def _bar(row: TpTrainingRow, name: str, knows_mfu: bool) -> TimeBar:
     # A single step has no noise that is known.
     noise_us = row.step.noise_us if row.step.repeats > 1 else 0.0
-    communication = f"{told['comm ms']} ms, {told['exposed ms']} exposed" if row.communication else "no trace"
+    found = row.communication
+    communication = f"{as_ms(found.total_us)} ms, {as_ms(found.exposed_us)} exposed" if found else "no trace"
+    mfu = [] if not knows_mfu else [""] if row.mfu is None else [f"{row.mfu:.1%}"]
     return TimeBar(
         name=name,
         ends=[end * row.time_us / 1e3 for end in accumulate(row.shares)],
         at=row.time_us / 1e3,
         low=max(0.0, row.time_us - noise_us) / 1e3,
         high=(row.time_us + noise_us) / 1e3,
-        cells=[told["step ms"], told["tokens/s/GPU"], *([told["MFU"]] if knows_mfu else [])],
-        chosen=any(row is answer.best for answer in analysis.answers),
+        cells=[as_ms(row.time_us), f"{row.tokens_per_s_per_gpu:,.0f}", *mfu],
+        chosen=row.chosen,
         told={
             "setting": row.name,
-            "step": f"{told['step ms']} ms, noise {as_ms(noise_us)}",
-            **{"forward": told["fwd"], "backward": told["bwd"], "optimizer": told["opt"], "other": told["other"]},
-            "tokens/s": told["tokens/s"],
-            "TFLOP/s/GPU": told["TFLOP/s"],
+            "step": f"{as_ms(row.time_us)} ms, noise {as_ms(noise_us)}",
+            **{name: f"{share:.0%}" for name, share in row.shares._asdict().items()},
+            "tokens/s": f"{row.tokens_per_s:,.0f}",
+            "TFLOP/s/GPU": f"{row.tflops_per_gpu:,.3g}",
             "communication": communication,
-            "peak GB": told["peak GB"] or "-",
-            "note": note(row, analysis) or "-",
+            "peak GB": "-" if row.memory_peak_gb is None else f"{row.memory_peak_gb:.1f}",
+            "note": row.note or "-",
         },
     )

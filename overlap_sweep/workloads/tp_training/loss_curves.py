@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
 from overlap_sweep.report.page.palette import SERIES, colour
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, losses_in_words
 from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
-from overlap_sweep.workloads.tp_training.sentences import losses_in_words
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 if TYPE_CHECKING:
     import altair as alt
@@ -62,7 +62,7 @@ def curves_panel(analysis: TpTrainingAnalysis) -> CurvesPanel:
     rows = (rows + [row for row in analysis.rows if not row.deviates])[:MOST_CURVES]
     rows = [row for row in analysis.rows if any(row is one for one in rows)]
     left_out = f"; {len(rows)} of {len(analysis.rows)} are drawn" if len(rows) < len(analysis.rows) else ""
-    said = [line for answer in analysis.losses for line in losses_in_words(answer, analysis)]
+    said = losses_in_words(analysis)
     return CurvesPanel(
         title=f"Losses, {analysis.case.brief}",
         subtitle=f"{'; '.join(said) or 'mean over all tokens'}{left_out}",
@@ -78,7 +78,7 @@ def describe(panel: CurvesPanel) -> str:
 
 
 def _points(row: TpTrainingRow) -> list[CurvePoint]:
-    steps = [step for step in row.steps if step.loss is not None]
+    steps = [step for step in row.run.steps if step.loss is not None]
     every = -(-len(steps) // MOST_POINTS)
     return [
         CurvePoint(row.name, step.step, step.loss, f"{step.loss:.6g}", f"step {step.step}")
