@@ -33,11 +33,9 @@ from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.architectures import architecture
-from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture
-from overlap_sweep.workloads.tp_training.groups import Groups
-from overlap_sweep.workloads.tp_training.implementation import Facts
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.architectures import Architecture, architecture
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
+from overlap_sweep.workloads.tp_training.inputs import initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 
 SEQUENCE = 1

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture
-from overlap_sweep.workloads.tp_training.initial_weights import padded_vocab_size
+from overlap_sweep.workloads.tp_training.architectures import Architecture
+from overlap_sweep.workloads.tp_training.inputs import padded_vocab_size
 from overlap_sweep.workloads.tp_training.vocab_parallel import VocabParallelEmbedding, VocabParallelLinear
 
 _CAUSAL = "causal_"
