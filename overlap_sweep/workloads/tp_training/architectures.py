@@ -56,10 +56,6 @@ class Architecture:
         model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attn_impl)
         return model.float()
 
-    def part(self, model: nn.Module, name: str) -> nn.Module:
-        """Such as `part(model, architecture.embedding)`."""
-        return model.get_submodule(name)
-
 
 ARCHITECTURES = {
     # Llama 1 to 3.

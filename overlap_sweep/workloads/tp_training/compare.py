@@ -78,14 +78,12 @@ def _data(case: TpTrainingCase) -> TpTrainingCase:
 
 def _deviation(match: Match, ours: TpTrainingRow, theirs: TpTrainingRow) -> list[str]:
     votes = {
-        label: [measured(point.result).steps for point in row.points]
+        label: {(label, point.directory): measured(point.result).steps for point in row.points}
         for label, row in ((match.dataset, ours), (match.reference, theirs))
     }
     tolerance = max(tolerance_of(row.points[0].config["precision"]) for row in (ours, theirs))
     compared = compare(votes, tolerance)
-    found = next(
-        (one.deviates for (label, _), one in compared.items() if label == match.dataset and one.deviates), None
-    )
+    found = next((compared[run].deviates for run in votes[match.dataset] if compared[run].deviates), None)
     if found is None:
         return []
     by = "one of them is no number" if isinf(found.relative) else f"there by {found.relative:.1g}"

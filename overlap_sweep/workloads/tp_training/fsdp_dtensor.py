@@ -86,8 +86,8 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
             _replicate(layer.get_submodule(name), groups, of_norm)
         for name in of.head_norms:
             _replicate(layer.get_submodule(name), groups, Partial())
-    _replicate(of.part(model, of.final_norm), groups, of_norm)
-    embedding, output = of.part(model, of.embedding), of.part(model, of.output)
+    _replicate(model.get_submodule(of.final_norm), groups, of_norm)
+    embedding, output = model.get_submodule(of.embedding), model.get_submodule(of.output)
     whole_input = PrepareModuleInput(
         input_layouts=(stream,), desired_input_layouts=(Replicate(),), use_local_output=True
     )

@@ -275,10 +275,12 @@ def _losses(named: _Named) -> dict[Path, Comparison]:
         for (grid, setting), points in of_size.items():
             votes[points[0].config["impl"] if several else f"{grid} {setting}"] += points
         if len(votes) > 1:
-            steps = {name: [measured(point.result).steps for point in of_one] for name, of_one in votes.items()}
+            steps = {
+                name: {point.directory: measured(point.result).steps for point in of_one}
+                for name, of_one in votes.items()
+            }
             precision = next(iter(of_size.values()))[0].config["precision"]
-            compared = compare(steps, tolerance_of(precision))
-            found |= {votes[name][i].directory: comparison for (name, i), comparison in compared.items()}
+            found |= compare(steps, tolerance_of(precision))
     return found
 
 
