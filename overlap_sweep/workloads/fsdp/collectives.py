@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from overlap_sweep.measure.marks import Mark
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Mark
 from overlap_sweep.workloads.fsdp.spans import Queue, Recorder, Span
 from overlap_sweep.workloads.fsdp.streams import WAITING, Streams
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from overlap_sweep.measure.marks import Anchor, Mark
+from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
 
 Spans = dict[str, list[tuple[int, int]]]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_sweep.measure.marks import Mark
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Mark
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives
 from overlap_sweep.workloads.fsdp.fully_sharded import DTYPES
 from overlap_sweep.workloads.fsdp.spans import Recorder, Span

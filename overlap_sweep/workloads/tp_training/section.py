@@ -281,6 +281,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
 
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
+    """One model that stacks trained, with the fastest on each of its `grids` and all `settings`."""
     environment, *others = environments(analysis.points)
     settings = zip(SETTINGS.records(analysis.rows), analysis.rows, strict=True)
     return {

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlap_sweep.measure.marks import Anchor, Mark
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 from overlap_sweep.workloads.tp_training.implementation import Implementation
 from overlap_sweep.workloads.tp_training.inputs import TokenBatches

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from overlap_sweep.measure.marks import Anchor, Mark
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.workloads.fsdp.result import TrainingRun
