@@ -105,7 +105,7 @@ def test_final_settings_are_those_of_the_fastest_layer(tmp_path: Path, best: str
     """Whatever is fastest for the operators one by one."""
     slow = {"none": 1.0, "default": 0.99, "tuned": 1.02, "preset preset_tp4": 0.98, "floor": 0.85}
     directory = write_tuned_sweep(tmp_path, ratios={**slow, best: 0.9})
-    frame = to_frame(answer_rows(analysis_of(directory)), COLUMNS).set_index("slot")
+    frame = to_frame(answer_rows(analysis_of(directory).operators), COLUMNS).set_index("slot")
     assert frame["final_setting"].to_dict() == final
     assert frame.loc["fc1_dgrad", "setting"] == "bulk_sm4"
     assert (set(frame["proven"]), set(frame["recommended"])) == ({True}, {best})

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.points import Point
 from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import SETTINGS_FILE, Result
-from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.losses import Comparison, compare, tolerance_of
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
 
 _SETTING_WORDS: dict[str, Callable[[Any], str]] = {

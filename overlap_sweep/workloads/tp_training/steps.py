@@ -15,9 +15,9 @@ from torch import Tensor
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
-from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 from overlap_sweep.workloads.tp_training.implementation import Implementation
 from overlap_sweep.workloads.tp_training.inputs import TokenBatches
+from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 
 _GB = 1e9
 
