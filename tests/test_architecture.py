@@ -39,28 +39,10 @@ WITHOUT_TORCH = {*BASE, "trace", "overlap", "results", "report", "store", "compa
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
 
 NOT_YET: dict[str, set[str]] = {
-    "analysis/sweep": {
-        "workloads/fsdp",
-        "workloads/kernel",
-        "workloads/layer",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
+    "analysis/sweep": {"workloads/fsdp", "workloads/kernel", "workloads/layer", "workloads/operator"},
     "commands/compare": {"workloads/fsdp"},
-    "commands/query": {
-        "workloads/fsdp",
-        "workloads/kernel",
-        "workloads/layer",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
-    "commands/report": {
-        "analysis",
-        "workloads/fsdp",
-        "workloads/kernel",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
+    "commands/query": {"workloads/fsdp", "workloads/kernel", "workloads/layer", "workloads/operator"},
+    "commands/report": {"analysis", "workloads/fsdp", "workloads/kernel", "workloads/operator"},
     "compare/datasets": {
         "workloads/copy_engine",
         "workloads/kernel",
@@ -72,7 +54,7 @@ NOT_YET: dict[str, set[str]] = {
     "compare/measured": {"workloads/operator"},
     "compare/operands": {"workloads/fsdp"},
     "compare/slots": {"workloads/operator"},
-    "compare/sweeps": {"workloads/fsdp", "workloads/tp_training"},
+    "compare/sweeps": {"workloads/tp_training"},
     "report/files": {"analysis", "workloads"},
     "report/page/page": {"analysis", "search", "workloads"},
     "report/page/points_table": {"analysis", "workloads"},
@@ -85,7 +67,6 @@ NOT_YET: dict[str, set[str]] = {
     "workloads/copy_engine/run": {"workloads/fsdp"},
     "workloads/fsdp/compare": {"compare"},
     "workloads/fsdp/compare_charts": {"compare"},
-    "workloads/fsdp/compare_losses": {"compare", "workloads/tp_training"},
     "workloads/fsdp/compare_text": {"compare"},
     "workloads/fsdp/page_tables": {"analysis"},
     "workloads/kernel/bench": {"workloads/operator"},
@@ -94,12 +75,9 @@ NOT_YET: dict[str, set[str]] = {
     "workloads/layer/chart": {"workloads/operator"},
     "workloads/layer/compare": {"compare", "workloads/operator"},
     "workloads/layer/section": {"workloads/operator"},
-    "workloads/operator/case_figures": {"workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
-    "workloads/operator/tuning_report": {"analysis", "workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
+    "workloads/operator/case_figures": {"workloads/fsdp", "workloads/kernel"},
+    "workloads/operator/tuning_report": {"analysis", "workloads/fsdp", "workloads/kernel"},
     "workloads/tp_training/compare": {"compare"},
-    "workloads/tp_training/page_tables": {"analysis"},
-    "workloads/tp_training/recording": {"workloads/fsdp"},
-    "workloads/tp_training/steps": {"workloads/fsdp"},
 }
 """By module what it imports against the rules, to be moved."""
 

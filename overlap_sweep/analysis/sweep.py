@@ -21,9 +21,6 @@ from overlap_sweep.workloads.kernel.frame import kernel_rows
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
 from overlap_sweep.workloads.layer.frame import layer_rows
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis, analyse_operators
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
-from overlap_sweep.workloads.tp_training.frame import tp_training_rows
-from overlap_sweep.workloads.tp_training.step_communication import read_communication
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,6 @@ class Analysis:
     training: list[TrainingAnalysis]
     sections: list[Section]
     """What workloads say that say it all themselves."""
-    tp_training_rows: list[Row]
-    """The tidy table of tensor-parallel stacks, see tp_training_frame.COLUMNS."""
-    tp_training: list[TpTrainingAnalysis]
     records: Records
     """What the sweeps that searched say of themselves."""
     problems: list[str]
@@ -62,7 +56,6 @@ class Analysis:
         training = (point.result for of_case in self.training for point in of_case.points)
         launch_bound += sum(is_host_limited(result) for result in training if result)
         launch_bound += sum(section.launch_bound for section in self.sections)
-        launch_bound += sum(row.host_limits for of_case in self.tp_training for row in of_case.of_points)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
             "points": len(self.reading.points) + len(self.reading.problems),
@@ -82,8 +75,6 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     kernels = analyse_kernels(reading.points)
     training = analyse_training(reading.points, records.knobs)
     sections = sections_of(sources)
-    communication = read_communication(p for p in reading.points if p.is_tp_training and p.status == "ok")
-    tp_training = analyse_tp_training(reading.points, communication.of_point)
     return Analysis(
         reading=reading,
         config=config,
@@ -95,20 +86,16 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         training_rows=training_rows(reading.points, training, root),
         training=training,
         sections=sections,
-        tp_training_rows=tp_training_rows(reading.points, tp_training, root),
-        tp_training=tp_training,
         records=records,
         problems=[
             *reading.problems,
             *reading.trace_problems,
             *records.problems,
             *operators.problems,
-            *communication.problems,
             *(problem for section in sections for problem in section.problems),
         ],
         warnings=[
             *operators.warnings,
-            *communication.warnings,
             *(warning for section in sections for warning in section.warnings),
         ],
     )

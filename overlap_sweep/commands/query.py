@@ -61,12 +61,6 @@ SHOWN_OF_TRAINING = (
     *("samples_per_s", "peak_memory_gb", "loss", "chosen", "launch_bound", "status"),
 )
 
-SHOWN_OF_TP_TRAINING = (
-    *("tp_size", "dp_size", "setting", "step_us", "noise_us", "forward_pct", "backward_pct", "optimizer_pct"),
-    *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_peak_gb", "comm_us", "exposed_comm_us", "loss"),
-    *("losses_agree", "chosen", "launch_bound", "status"),
-)
-
 
 class Rows(StrEnum):
     """What a table is of."""
@@ -84,9 +78,8 @@ _SHOWN = {
     Rows.layers: SHOWN_OF_LAYERS,
     Rows.kernels: SHOWN_OF_KERNELS,
     Rows.training: SHOWN_OF_TRAINING,
-    Rows.tp_training: SHOWN_OF_TP_TRAINING,
 }
-_SECTION = {Rows.copies: "copy_engine"}
+_SECTION = {Rows.copies: "copy_engine", Rows.tp_training: "tp_training"}
 """Workloads that say all of themselves in a section."""
 _ALONE = {
     **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
@@ -256,7 +249,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         KERNEL_TABLE_FILE,
         LAYER_TABLE_FILE,
         TABLE_FILE,
-        TP_TRAINING_TABLE_FILE,
         TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
@@ -271,9 +263,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     from overlap_sweep.workloads.layer import frame as layer_frame
     from overlap_sweep.workloads.layer.answer import analyse_layer
     from overlap_sweep.workloads.operator.frame import COLUMNS, table_rows
-    from overlap_sweep.workloads.tp_training import frame as tp_training_frame
-    from overlap_sweep.workloads.tp_training.answer import analyse_tp_training
-    from overlap_sweep.workloads.tp_training.step_communication import read_communication
 
     written = {
         Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
@@ -281,7 +270,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
         Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
         **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
-        Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
     }
     try:
         reading = read_points(directory)
@@ -303,13 +291,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows in _SECTION:
         return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
-    if rows is Rows.tp_training:
-        seen = read_communication(point for point in points if point.is_tp_training and point.status == "ok")
-        for warning in seen.warnings:
-            print_warning(warning)
-        of_stacks = tp_training_frame.tp_training_rows(points, analyse_tp_training(points, seen.of_point), directory)
-        problems = [*reading.problems, *reading.trace_problems, *seen.problems]
-        return to_frame(of_stacks, tp_training_frame.COLUMNS), rows, problems
     if rows is Rows.layers:
         layers = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
         of_layers = layer_frame.layer_rows(points, layers, directory)
@@ -332,7 +313,7 @@ def _of_section(rows: Rows, sources: Sources) -> tuple[pd.DataFrame, Rows, list[
     reading = sources.reading
     for warning in section.warnings if section else ():
         print_warning(warning)
-    problems = [*reading.problems, *(section.problems if section else ())]
+    problems = [*reading.problems, *reading.trace_problems, *(section.problems if section else ())]
     return to_frame(section.records if section else [], module.TABLE.types), rows, problems
 
 
@@ -384,7 +365,7 @@ def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str
     why = ["error"] if len(rows) and not is_ok.any() else []
     # A point that was not measured doesn't know its GPU, only that there was to be one.
     known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
-    usual = _SHOWN[of] if of in _SHOWN else _tables()[of].told
+    usual = _SHOWN[of] if of in _SHOWN else [name for name in _tables()[of].told if name not in CASE]
     in_question = [name for name in CASE if name in rows and name not in usual]
     cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]

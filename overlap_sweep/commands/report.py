@@ -110,7 +110,8 @@ def report(
         print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
         try:
             written = write_reports(analysis, output or directory, command, with_plots=plots)
-            text.print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+            console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
+            text.print_written(written, console, analysis.sections)
         except UserError as error:
             problems.append(str(error))
     for warning in analysis.warnings:
@@ -125,14 +126,12 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
     from overlap_sweep.report.files import (
         KERNEL_TABLE_FILE,
         TABLE_FILE,
-        TP_TRAINING_TABLE_FILE,
         TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
     from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.kernel import frame as kernel_frame
     from overlap_sweep.workloads.operator import answers
-    from overlap_sweep.workloads.tp_training import frame as tp_training_frame
 
     found = [
         _Told(
@@ -145,10 +144,6 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
         _Told(
             *("training runs", analysis.training_rows, TRAINING_TABLE_FILE),
             *(training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS),
-        ),
-        _Told(
-            *("tensor-parallel stacks", analysis.tp_training_rows, TP_TRAINING_TABLE_FILE),
-            *(tp_training_frame.answer_rows(analysis.tp_training), tp_training_frame.ANSWER_COLUMNS),
         ),
         *(
             _Told(

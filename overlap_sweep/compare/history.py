@@ -26,7 +26,7 @@ from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.times import measured as measured_training
 from overlap_sweep.workloads.kernel.answer import name_in_tables
 from overlap_sweep.workloads.operator.trials import FLOOR, NONE
-from overlap_sweep.workloads.tp_training.answer import setting_of, step_timing
+from overlap_sweep.workloads.tp_training.rows import setting_of, step_timing
 
 CHANGES_NOTHING = ("repetition", "profile", "profiling", "telemetry")
 """Of a point: measured again, or looked at before or after its time was taken."""

@@ -25,14 +25,11 @@ from overlap_sweep.workloads.operator import frame as operator_frame
 from overlap_sweep.workloads.operator import overlap_yaml, tuning_report
 from overlap_sweep.workloads.operator.overlap_yaml import Provenance
 from overlap_sweep.workloads.operator.yaml_files import training_files
-from overlap_sweep.workloads.tp_training import frame as tp_training_frame
-from overlap_sweep.workloads.tp_training.files import results_file, results_json
 
 TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
 KERNEL_TABLE_FILE = "kernels"
 TRAINING_TABLE_FILE = "training"
-TP_TRAINING_TABLE_FILE = "tp_training"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,12 +70,9 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     for section in analysis.sections:
         table = section.points.table
         yield from _table(to_frame(section.records, table.types), directory / table.name)
-    if analysis.tp_training_rows:
-        frame = to_frame(analysis.tp_training_rows, tp_training_frame.COLUMNS)
-        yield from _table(frame, directory / TP_TRAINING_TABLE_FILE)
-    for row in (row for of_case in analysis.tp_training for row in of_case.of_points):
-        run_directory = directory / row.points[0].directory.relative_to(analysis.reading.root)
-        yield run_directory / results_file(row), results_json(row)
+        for file in section.files:
+            run_directory = directory / file.point.directory.relative_to(analysis.reading.root)
+            yield run_directory / file.name, file.content()
     for case in analysis.operators.cases:
         folder = directory / analysis.operators.folder(case)
         points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]

@@ -37,6 +37,8 @@ class Exhibit:
 
     chart: Callable[[], Form] | None = None
     """Returns what is to be drawn; only the page asks for it."""
+    called: str = ""
+    """Of a chart that belongs to the one before it: what its name has beyond that one's, such as `losses`."""
     listing: Listing[Any] | None = None
     heading: str = ""
     explained: str = ""
@@ -66,6 +68,17 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class RunFile:
+    """A file that a workload writes into the run directory of a point."""
+
+    point: Point
+    name: str
+    kind: str
+    """What such files are called, where they are not listed one by one: `results_*.json`."""
+    content: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
 class Section:
     """All that a workload says."""
 
@@ -83,6 +96,8 @@ class Section:
     """What tuning_report.json says, by its keys."""
     decided: Listing[Any] | None = None
     """The answers as rows, for `--format` and `--fail-if`; None: the points."""
+    files: list[RunFile] = field(default_factory=list)
+    """Beside the tables and charts."""
     launch_bound: int = 0
     """Points whose times say nothing about the device."""
     problems: list[str] = field(default_factory=list)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 """What a row of a table is made of."""
+S = TypeVar("S")
 
 Row = dict[str, Any]
 """A row as programs take it: by column; None for what is unknown or does not apply."""
@@ -47,6 +48,10 @@ class Column(Generic[R]):
     """Instead of `show`, where the text takes more than the value; the value is what the page sorts by."""
     dropped: int = 0
     """In which turn a narrow terminal does without it, from 1 on; 0: it is always there."""
+    page_only: bool = False
+    """Whether no terminal shows it, however wide."""
+    told: bool = False
+    """Whether a query shows it unasked, though tables for people don't."""
     high_first: bool = False
     """Whether one looks for its highest numbers first."""
     style: str | Callable[[R], str] = ""
@@ -90,9 +95,13 @@ class Table(Generic[R]):
 
     @property
     def told(self) -> list[str]:
-        """The columns of files that a query shows unasked: those that no terminal does without."""
-        shown = [column.name for column in self.shown if column.name and not column.dropped and column.name != "status"]
-        return [*shown, "launch_bound", "status"]
+        """The columns of files that a query shows unasked: those of every terminal, and those that are marked."""
+        shown = [
+            column.name
+            for column in self.written
+            if column.told or (column.header and not column.dropped and not column.page_only)
+        ]
+        return [*(name for name in shown if name != "status"), "launch_bound", "status"]
 
     @property
     def types(self) -> dict[str, str]:
@@ -199,11 +208,15 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
     return Column(name, value, **more)
 
 
-def of_measured(column: Column[R]) -> Column[PointRow[R]]:
-    """The same column of points: empty for those that measured nothing."""
+def of_part(column: Column[R], part: Callable[[S], R | None]) -> Column[S]:
+    """The same column of rows of which `R` is a part: empty where they have none."""
 
-    def of(call: Callable[[R], Any], nothing: Any) -> Callable[[PointRow[R]], Any]:
-        return lambda row: nothing if row.measured is None else call(row.measured)
+    def of(call: Callable[[R], Any], nothing: Any) -> Callable[[S], Any]:
+        def call_part(row: S) -> Any:
+            found = part(row)
+            return nothing if found is None else call(found)
+
+        return call_part
 
     style = column.style
     return replace(  # type: ignore[return-value]
@@ -218,4 +231,4 @@ def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
     """The table of all points of a workload: what is known of each, then what was measured."""
-    return Table(name, rows, (*of_point, *map(of_measured, measured)))
+    return Table(name, rows, (*of_point, *(of_part(column, lambda row: row.measured) for column in measured)))

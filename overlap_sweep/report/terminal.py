@@ -46,7 +46,7 @@ def print_listing(listing: Listing[R], console: Console, file: str, whole: bool 
     rows = [row for i, row in enumerate(listing.rows) if most is None or i < most or listing.chosen(row)]
     if not rows:
         return
-    columns = listing.columns
+    columns = [column for column in listing.columns if not column.page_only]
     groups = [listing.group(row) for row in rows]
     table = [
         PlainRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from rich.table import Table
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.section import Section
 from overlap_sweep.report.terminal import print_section
-from overlap_sweep.results.conditions import GpuConditions, gpu_conditions
+from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.results.provenance import launch_commands, measured_on
 from overlap_sweep.search.text import print_knob_searches, print_searches
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.kernel import section as kernels
@@ -32,7 +34,6 @@ from overlap_sweep.workloads.operator.slot_table import print_slots
 from overlap_sweep.workloads.operator.switches import Plan
 from overlap_sweep.workloads.operator.trials import DEFAULT
 from overlap_sweep.workloads.operator.tuning_report import recommendations
-from overlap_sweep.workloads.tp_training import section as tp_training
 
 FILE_NAME = "summary.txt"
 MOST_KERNEL_TABLES = 3
@@ -48,16 +49,13 @@ def summary_text(analysis: Analysis) -> str:
         _print_details(case, analysis, console)
     for layer in analysis.layers:
         _heading(console, f"Details of {layers.title(layer.point)}")
-        print_lines([_measured([layer.point]), f"in {layer.point.directory}"], console)
+        print_lines([measured_on([layer.point]), f"in {layer.point.directory}"], console)
     for kernel in analysis.kernels:
         _heading(console, f"Details of {kernels.title(kernel)}")
-        print_lines([_measured(kernel.points)], console)
+        print_lines([measured_on(kernel.points)], console)
     for of_case in analysis.training:
         _heading(console, f"Details of {training.title(of_case)}")
-        print_lines([_measured(of_case.points), *_in_conditions(gpu_conditions(of_case.points))], console)
-    for of_model in analysis.tp_training:
-        _heading(console, f"Details of {tp_training.title(of_model)}")
-        print_lines([_measured(of_model.points), *_in_conditions(gpu_conditions(of_model.points))], console)
+        print_lines([measured_on(of_case.points), *conditions_in_words(gpu_conditions(of_case.points))], console)
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _heading(console, f"Details of {answer.title}")
         print_lines(answer.details, console)
@@ -81,7 +79,6 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
         print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
     training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
-    tp_training.print_analyses(analysis.tp_training, console)
     for section in analysis.sections:
         print_section(section, console, whole=most_tables is None)
     proofs.print_tuners(analysis.operators, console)
@@ -94,13 +91,13 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     _print_not_ok(analysis.reading.points, console)
 
 
-def print_written(paths: Sequence[Path], console: Console) -> None:
-    """Where the files are: the directory once, then names."""
+def print_written(paths: Sequence[Path], console: Console, sections: Sequence[Section] = ()) -> None:
+    """Where the files are: the directory once, then names; of those in run directories, how many."""
     root = paths[0].parent
-    of_points = [path for path in paths if path.parent != root and path.name.startswith("results_")]
-    names = [str(path.relative_to(root)) for path in paths if path not in of_points]
-    if of_points:
-        names.append(f"results_*.json of {len(of_points)} run directories")
+    files = [file for section in sections for file in section.files]
+    in_runs = {file.name for file in files}
+    names = [str(path.relative_to(root)) for path in paths if path.parent == root or path.name not in in_runs]
+    names += [f"{kind} of {number} run directories" for kind, number in Counter(file.kind for file in files).items()]
     console.print(f"\nWritten to {root}: {', '.join(names)}")
 
 
@@ -233,8 +230,8 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
     print_lines(
         [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)], console
     )
-    print_lines([_measured(case.points)], console)
-    print_lines(_in_conditions(case.conditions), console)
+    print_lines([measured_on(case.points)], console)
+    print_lines(conditions_in_words(case.conditions), console)
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):
@@ -244,17 +241,6 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
             of = f"{drift.operator} {drift.pass_name} {drift.baseline}"
             table.add_row(str(drift.tp_size), of, str(drift.measurements), *times, f"{drift.change:+.1%}")
         console.print(table)
-
-
-def _in_conditions(conditions: GpuConditions | None) -> list[str]:
-    if not conditions:
-        return []
-    (coolest, hottest), (slowest, fastest) = conditions.temperature_c, conditions.sm_clock_mhz
-    return [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"]
-
-
-def _measured(points: Sequence[Point]) -> str:
-    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 
 def _heading(console: Console, title: str) -> None:

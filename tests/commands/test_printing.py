@@ -9,14 +9,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.commands.trace_rows import FIELDS, PART_FIELDS, RANK_FIELDS
 from overlap_sweep.compare import history, trace_rows
 from overlap_sweep.compare import rows as comparison_rows
+from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
@@ -25,10 +28,8 @@ from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import answers, frame
-from overlap_sweep.workloads.tp_training import frame as tp_training_frame
 from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.answer import analyse_tp_training
-from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
+from overlap_sweep.workloads.tp_training.step_communication import CommunicationReading, StepCommunication
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
 from tests.made_sweeps import WINS, write_tuned_sweep
 from tests.make_point import implementation, kernel_config, make_point, stack_config, variant
@@ -50,7 +51,7 @@ TABLES: dict[str, Sequence[str]] = {
     "report operators": list(answers.COLUMNS),
     "report kernels": list(kernel_frame.ANSWER_COLUMNS),
     "report training": list(training_frame.ANSWER_COLUMNS),
-    "report stacks": list(tp_training_frame.ANSWER_COLUMNS),
+    "report stacks": list(tp_training.GRIDS.types),
     "report copies": list(copies.TABLE.types),
     "query operators": list(frame.COLUMNS),
     "query operators tp_size==16": list(frame.COLUMNS),
@@ -58,7 +59,7 @@ TABLES: dict[str, Sequence[str]] = {
     "query kernels": list(kernel_frame.COLUMNS),
     "query training": list(training_frame.COLUMNS),
     "query copies": list(copies.TABLE.types),
-    "query stacks": list(tp_training_frame.COLUMNS),
+    "query stacks": list(tp_training.TABLE.types),
     f"trace {DEFAULT} {CPU}": FIELDS,
     f"trace {DEFAULT} --median": of_medians(FIELDS),
     f"trace {DEFAULT} --median --by kernel --phase all --top 3": of_medians(PART_FIELDS),
@@ -260,9 +261,10 @@ def test_a_terminal_of_140_columns_shows_every_column_of_stacks(tmp_path: Path) 
     longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
     directory = make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
     seen, stream = {directory: StepCommunication(100_000.0, 50_000.0)}, io.StringIO()
-    analyses = analyse_tp_training(read_points(tmp_path).points, seen)
-    tp_training.print_analyses(analyses, Console(file=stream, width=140, highlight=False, markup=False))
+    with patch.object(tp_training, "read_communication", lambda _: CommunicationReading(seen)):
+        (section,) = sections_of_points(read_points(tmp_path).points)
+    print_section(section, Console(file=stream, width=140, highlight=False, markup=False))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 140
     headers = next(line for line in lines if line.startswith("TP"))
-    assert all(header in headers for header in tp_training.PRINTED if header != "note")
+    assert all(column.header in headers for column in tp_training.COMPARED.shown[:-1] if not column.page_only)

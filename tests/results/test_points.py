@@ -25,8 +25,7 @@ from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame
 from overlap_sweep.workloads.operator.frame import table_rows
-from overlap_sweep.workloads.tp_training.frame import COLUMNS as STACK_COLUMNS
-from overlap_sweep.workloads.tp_training.frame import tp_training_rows
+from overlap_sweep.workloads.tp_training.section import TABLE as STACKS
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
     MEASURED,
@@ -182,7 +181,7 @@ TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
     "kernel": (lambda reading: kernel_frame.kernel_rows(reading.points, [], reading.root), kernel_frame.COLUMNS),
     "fsdp": (lambda reading: training_frame.training_rows(reading.points, [], reading.root), training_frame.COLUMNS),
     "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
-    "tp_training": (lambda reading: tp_training_rows(reading.points, [], reading.root), STACK_COLUMNS),
+    "tp_training": (lambda reading: sections_of_points(reading.points)[0].records, STACKS.types),
 }
 """By workload the rows of its table, and the table's columns and their types."""
 

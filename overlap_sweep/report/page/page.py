@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,16 +33,11 @@ from overlap_sweep.workloads.operator.case_figures import (
     case_figures,
     kernel_figure,
     loose_layer_figures,
-    stacks_figures,
     training_figures,
 )
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
 from overlap_sweep.workloads.operator.page_answers import Answer, answers, scaling_sentence
-from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
-from overlap_sweep.workloads.tp_training.page_tables import stack_points_table, stacks_table
-from overlap_sweep.workloads.tp_training.sentences import in_words
 
 FILE_NAME = "report.html"
 PLOTS = "plots"
@@ -111,17 +105,6 @@ class TrainingSection:
 
 
 @dataclass(frozen=True)
-class StacksSection:
-    number: int
-    title: str
-    answers: list[str]
-    cautions: list[str]
-    chart: Figure
-    losses: Figure
-    table: PageTable
-
-
-@dataclass(frozen=True)
 class ShownExhibit:
     """A chart or a table beside the one of what was compared, as the page has it."""
 
@@ -159,7 +142,6 @@ class Sections:
     loose: list[LayerSection]
     kernels: list[KernelSection]
     training: list[TrainingSection]
-    stacks: list[StacksSection]
     others: list[ShownSection]
 
 
@@ -172,7 +154,6 @@ def page_files(
         loose=[_layer(i, analysis) for i in range(len(analysis.operators.not_tuned(analysis.layers)))],
         kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
         training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
-        stacks=[_stacks(of_case, i) for i, of_case in enumerate(analysis.tp_training, start=1)],
         others=[_shown(section) for section in analysis.sections],
     )
     yield FILE_NAME, _page(analysis, sections, command, beside).encode()
@@ -197,9 +178,6 @@ def _single_charts(sections: Sections) -> Iterator[Figure]:
         yield of_training.chart
         if of_training.knobs:
             yield of_training.knobs
-    for of_stacks in sections.stacks:
-        yield of_stacks.chart
-        yield of_stacks.losses
     answers = (answer for shown in sections.others for answer in shown.answers)
     yield from (exhibit.chart for answer in answers for exhibit in answer.exhibits if exhibit.chart)
 
@@ -258,25 +236,15 @@ def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
     )
 
 
-def _stacks(of_case: TpTrainingAnalysis, number: int) -> StacksSection:
-    chart, losses = stacks_figures(of_case, f"tp_training_{number}")
-    return StacksSection(
-        number=number,
-        title=tp_training.title(of_case),
-        answers=in_words(of_case),
-        cautions=tp_training.cautions(of_case),
-        chart=chart,
-        losses=losses,
-        table=stacks_table(of_case),
-    )
-
-
 def _shown(section: Section) -> ShownSection:
     """Charts are numbered throughout the section, since each is a file, too."""
-    numbers = itertools.count(1)
+    number_of_chart = 0
 
     def exhibit(one: Exhibit) -> ShownExhibit:
-        chart = figure(f"{section.name}_{next(numbers)}", one.chart()) if one.chart else None
+        nonlocal number_of_chart
+        number_of_chart += bool(one.chart and not one.called)
+        name = f"{section.name}_{number_of_chart}" + (f"_{one.called}" if one.called else "")
+        chart = figure(name, one.chart()) if one.chart else None
         table = page_table(one.listing) if one.listing else None
         return ShownExhibit(one.heading, one.explained, one.notes, chart, table)
 
@@ -332,8 +300,6 @@ def _page(
         training=sections.training,
         training_legend=training.LEGEND,
         knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
-        stacks=sections.stacks,
-        stacks_legend=tp_training.LEGEND,
         others=sections.others,
         most_charts=MOST_KERNEL_CHARTS,
         counts={name: count for name, count in analysis.counts().items() if count},
@@ -342,7 +308,6 @@ def _page(
         kernel_points=kernels_table(analysis) if len(analysis.kernel_rows) <= MOST_KERNEL_ROWS else None,
         kernel_rows=len(analysis.kernel_rows),
         training_points=training_table(analysis),
-        stack_points=stack_points_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),

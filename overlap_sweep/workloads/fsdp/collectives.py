@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.fsdp.spans import Mark, Queue, Recorder, Span
+from overlap_sweep.measure.timing import Mark
+from overlap_sweep.workloads.fsdp.spans import Queue, Recorder, Span
 from overlap_sweep.workloads.fsdp.streams import WAITING, Streams
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
 

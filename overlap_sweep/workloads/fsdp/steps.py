@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Mark
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives
 from overlap_sweep.workloads.fsdp.fully_sharded import DTYPES
-from overlap_sweep.workloads.fsdp.spans import Mark, Recorder, Span
+from overlap_sweep.workloads.fsdp.spans import Recorder, Span
 from overlap_sweep.workloads.fsdp.streams import Streams
 from overlap_sweep.workloads.fsdp.synthetic_data import SyntheticData
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE

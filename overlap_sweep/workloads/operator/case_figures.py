@@ -19,8 +19,6 @@ from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.num_sm import num_sm_lines
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
 from overlap_sweep.workloads.operator.trials import NONE, TUNED
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
-from overlap_sweep.workloads.tp_training.chart import loss_lines, stacks_bars
 
 
 @dataclass(frozen=True)
@@ -103,11 +101,6 @@ def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Fig
     """The settings, and what each knob contributed, if that can be told."""
     knobs = knob_bars(training)
     return figure(name, settings_bars(training)), figure(f"{name}_knobs", knobs) if knobs else None
-
-
-def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:
-    """What a step's time goes to, and the losses."""
-    return figure(name, stacks_bars(stacks)), figure(f"{name}_losses", loss_lines(stacks))
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:

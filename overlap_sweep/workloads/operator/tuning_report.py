@@ -33,10 +33,6 @@ from overlap_sweep.workloads.operator.proof import spoken
 from overlap_sweep.workloads.operator.proof_report import outcome_entries, tuner_entries
 from overlap_sweep.workloads.operator.scaling import Scaling
 from overlap_sweep.workloads.operator.trials import DEFAULT
-from overlap_sweep.workloads.tp_training import frame as tp_training_frame
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
-from overlap_sweep.workloads.tp_training.sentences import in_words
-from overlap_sweep.workloads.tp_training.sentences import warnings as tp_training_warnings
 
 FILE_NAME = "tuning_report.json"
 SCHEMA = 1
@@ -47,14 +43,11 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
-    layer point, with one in `variants` for each row of the tidy table of layers. `proof`
-    has an entry for each case and TP size that a tuner measured, and `tuner` one for each of its sweeps.
-    `kernels` has one entry per kernel case, with an answer for each m in `answers` and
-    in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels. `training` has one entry
-    per case of training runs with the best setting, all `settings` and what each knob contributed in `knobs`, `copies`
-    one for each direction; `training_points` and `copy_points` are the rows of their tidy tables. `tp_training` has
-    one entry per model that tensor-parallel stacks trained, with the fastest of each `grids` entry and all `settings`;
-    `tp_training_points` are the rows of its tidy table.
+    layer point, with one in `variants` for each row of the tidy table of layers. `proof` has an entry for each case and
+    TP size that a tuner measured, and `tuner` one for each of its sweeps. `kernels` has one entry per kernel case, with
+    an answer for each m in `answers` and in them what it was chosen from; `kernel_points` are the rows of the tidy
+    table of kernels. `training` has one entry per case of training runs with the best setting, all `settings` and what
+    each knob contributed in `knobs`; `training_points` are the rows of its tidy table. Sections add their own keys.
     """
     cases = [_case(case) for case in analysis.operators.cases]
     return {
@@ -110,8 +103,6 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "training": [_training(of_case) for of_case in analysis.training],
         "training_points": _finite(analysis.training_rows),
         **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
-        "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
-        "tp_training_points": _finite(analysis.tp_training_rows),
         "proof": outcome_entries(analysis.operators),
         "tuner": tuner_entries(analysis.operators),
     }
@@ -251,23 +242,6 @@ def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
         "knobs": _finite(map(contribution_cells, effects.contributions)),
         "pairs_left_out": effects.left_out,
         "never_alone": effects.never_alone,
-    }
-
-
-def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:
-    environment, *others = environments(of_case.points)
-    return {
-        **of_case.case._asdict(),
-        "measured": measured_when(of_case.points),
-        "environment": environment,
-        "other_environments": others,
-        "answers": in_words(of_case),
-        "warnings": tp_training_warnings(of_case),
-        "grids": _finite(tp_training_frame.answer_rows([of_case])),
-        "settings": [
-            {**cells, "points": [point.name for point in row.points]}
-            for row, cells in zip(of_case.rows, _finite(map(tp_training_frame.row_cells, of_case.rows)), strict=True)
-        ],
     }
 
 

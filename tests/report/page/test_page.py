@@ -18,6 +18,7 @@ from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, i
 from overlap_sweep.report.charts.parts import spread
 from overlap_sweep.report.charts.rows import wrapped
 from overlap_sweep.report.iterations import MOST_SPANS, at_once_us, lanes
+from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
@@ -25,6 +26,8 @@ from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.chart import kernel_lines
 from overlap_sweep.workloads.layer.chart import layer_timeline
 from overlap_sweep.workloads.operator.case_figures import kernel_figure
+from overlap_sweep.workloads.operator.num_sm import looks_of
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.chart import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
 from tests.analyze import analyze
@@ -56,7 +59,7 @@ def test_needs_nothing_from_anywhere(page: Parsed) -> None:
 def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {"kernels", "training", "copies", "stacks", "points-table", "kernels-table", "steps-table"} <= set(ids)
+    assert {"kernels", "training", "copies", "tp_training", "points-table", "kernels-table", "steps-table"} <= set(ids)
     assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} - set(ids) == set()
     labels = {attributes["id"]: attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"}
     assert len(labels) > 15
@@ -91,9 +94,13 @@ def test_colours_are_those_of_the_palette() -> None:
 # Parts of charts, and what is left out of those with too much in them.
 
 
+def stacks_of(directory: Path) -> TpTrainingAnalysis:
+    (analysis,) = analyse_tp_training(read_points(directory).points, {})
+    return analysis
+
+
 def curves_of(directory: Path) -> Lines:
-    (analysis,) = analysis_of(directory).tp_training
-    return loss_lines(analysis)
+    return loss_lines(stacks_of(directory))
 
 
 def test_no_two_lines_of_a_panel_look_the_same() -> None:
@@ -183,7 +190,7 @@ def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path)
 def test_of_many_stacks_the_first_are_drawn(tmp_path: Path) -> None:
     for dp_size in range(1, MOST_STACKS + 3):
         make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
-    chart = stacks_bars(analysis_of(tmp_path).tp_training[0])
+    chart = stacks_bars(stacks_of(tmp_path))
     assert len(chart.bars) == MOST_STACKS
     assert f"first {MOST_STACKS} of {MOST_STACKS + 2}" in chart.axis.title
     assert len(curves_of(tmp_path).lines) == MOST_CURVES
