@@ -78,6 +78,11 @@ def measured_when(points: Sequence[Point]) -> str:
     return f"{first} to {last} UTC" if first != last else f"{first} UTC"
 
 
+def measured_on(points: Sequence[Point]) -> str:
+    """Returns when the points were measured, and on what machine."""
+    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
+
+
 def launch_commands(points: Sequence[Point]) -> list[str]:
     """What was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run alone."""
     of_sweep: dict[Path, str | None] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LABEL_GAP_PX = 14.0
+
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Places as near to the wanted ones as can be, in their order, `gap` apart and within `low` to `high`.

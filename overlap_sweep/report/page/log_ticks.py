@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+LOGARITHMIC_FROM = 4.0
+"""Ratio of the largest to the smallest time from which on an axis is logarithmic."""
+
 
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten within `low` to `high`, both above 0; in a narrow range more of them."""

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.overlap.kernel_shape import GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
-from overlap_sweep.report.page.label_places import spread
-from overlap_sweep.report.page.log_ticks import log_ticks
-from overlap_sweep.report.page.palette import colour
+from overlap_sweep.report.page.figures import Figure, figure
+from overlap_sweep.report.page.label_places import LABEL_GAP_PX, spread
+from overlap_sweep.report.page.log_ticks import LOGARITHMIC_FROM, log_ticks
+from overlap_sweep.report.page.palette import colour, looks_of
 from overlap_sweep.workloads.kernel.answer import (
     SIMPLEST_FIRST,
     ImplementationRow,
     KernelAnalysis,
     ShapeAnalysis,
     answers_in_words,
+    as_over,
 )
-from overlap_sweep.workloads.kernel.section import as_over
-from overlap_sweep.workloads.operator.num_sm import LABEL_GAP_PX, LOGARITHMIC_FROM, looks_of
 
 if TYPE_CHECKING:
     import altair as alt
@@ -114,6 +114,17 @@ class KernelPanel:
     logarithmic: bool
 
 
+def kernel_figure(analysis: KernelAnalysis, name: str) -> Figure:
+    """Returns a picture over m, or of the only one, under that name."""
+    from overlap_sweep.workloads.kernel import dots
+
+    if len(analysis.shapes) == 1:
+        panel = dots.dots_panel(analysis)
+        return figure(name, dots.describe(panel), panel, dots.chart)
+    over_m = kernel_panel(analysis)
+    return figure(name, describe(over_m), over_m, chart)
+
+
 def kernel_panel(analysis: KernelAnalysis) -> KernelPanel:
     """Of several m; of a single one see kernel_bars."""
     marks = [mark for shape in analysis.shapes for mark in _marks(shape)]
@@ -159,7 +170,7 @@ def drawn(row: ImplementationRow, shape: ShapeAnalysis) -> dict[str, Any]:
         "ratio": row.time_us / shape.bound_us,
         "low": max(0.5 * row.time_us, row.time_us - noise_us) / shape.bound_us,
         "high": (row.time_us + noise_us) / shape.bound_us,
-        "chosen": row is shape.chosen,
+        "chosen": row.chosen,
         "implementation": row.label,
         "at": f"m={shape.m}",
         "time_text": f"{as_us(row.time_us)} us, noise {as_us(noise_us)}",

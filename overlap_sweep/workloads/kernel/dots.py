@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.overlap.kernel_shape import SEQUENTIAL
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
+from overlap_sweep.report.page.log_ticks import LOGARITHMIC_FROM
 from overlap_sweep.report.page.palette import colour
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, ShapeAnalysis, answers_in_words
 from overlap_sweep.workloads.kernel.chart import TOLD, Drawn, binding_in_words, drawn, heading
-from overlap_sweep.workloads.kernel.section import note
-from overlap_sweep.workloads.operator.num_sm import LOGARITHMIC_FROM
 
 if TYPE_CHECKING:
     import altair as alt
@@ -59,10 +58,10 @@ def describe(panel: DotsPanel) -> str:
 
 def _dot(row: ImplementationRow, shape: ShapeAnalysis) -> KernelDot:
     usable = row.name == SEQUENTIAL or row in shape.contenders
-    of_role = "good" if row is shape.chosen else "muted" if row.name == SEQUENTIAL or not usable else "accent"
+    of_role = "good" if row.chosen else "muted" if row.name == SEQUENTIAL or not usable else "accent"
     return KernelDot(
         name=row.label,
-        note=note(row, shape),
+        note=row.note,
         colour=colour(of_role),
         filled=usable,
         **drawn(row, shape),

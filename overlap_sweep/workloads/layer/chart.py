@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from overlap_sweep.overlap.variants import FLOOR
 from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
+from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.report.page.palette import colour
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow
-from overlap_sweep.workloads.operator.proof import named
-from overlap_sweep.workloads.operator.trials import FLOOR
 
 if TYPE_CHECKING:
     import altair as alt
@@ -46,17 +44,38 @@ class LayerPanel:
     """From fast to slow."""
 
 
+def layer_figure(layer: LayerAnalysis, name: str) -> Figure:
+    """Returns the variants as bars, under that name."""
+    panel = layer_panel(_heading(layer), layer, layer.winner.name if layer.winner else None)
+    return figure(name, describe(panel), panel, chart)
+
+
+def timeline_figure(layer: LayerAnalysis, name: str) -> Figure | None:
+    """Returns the timeline of the fastest variant above that of the reference; None where it was not traced."""
+    from overlap_sweep.report.page import timeline
+
+    best = layer.winner or next(iter(layer.contenders), None)
+    if best is None:
+        return None
+    variants = ((layer.reference, layer.reference), (best.label, best.name))
+    panel = timeline.layer_timeline(name, _heading(layer), layer.point, variants)
+    return figure(name, timeline.describe(panel), panel, timeline.chart) if panel else None
+
+
+def _heading(layer: LayerAnalysis) -> str:
+    config = layer.point.config
+    return f"{config['layer']['kind']}, TP={config['tp_size']}"
+
+
 def layer_panel(title: str, layer: LayerAnalysis, best: str | None) -> LayerPanel:
     """`best` is the variant to mark."""
-    backend = layer.point.case.backend
-    names = {name: named(short, backend) for name, short in _short([row.name for row in layer.rows]).items()}
-    bars = [_bar(row, layer.reference, best, names[row.name]) for row in layer.rows]
+    reference = layer.reference
+    bars = [_bar(row, best) for row in layer.rows]
     interval = f", {CONFIDENCE:.0%} intervals" if len(bars) > 1 else ""
     return LayerPanel(
         title,
-        f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} rounds"
-        f"{interval}",
-        layer.reference,
+        f"change of the whole time against {reference} in the same round; median of {layer.rounds} rounds{interval}",
+        reference,
         sorted(bars, key=lambda bar: bar.change),
     )
 
@@ -65,18 +84,12 @@ def describe(panel: LayerPanel) -> str:
     return f"{panel.title}: {'; '.join(f'{bar.name} {bar.time_text}, {bar.change_text}' for bar in panel.bars)}."
 
 
-def _short(names: Sequence[str]) -> dict[str, str]:
-    """Files without their folders, unless they would be called the same."""
-    files = {name: PurePosixPath(name.removeprefix("file:")).name for name in names if name.startswith("file:")}
-    return {name: files[name] if list(files.values()).count(files.get(name, "")) == 1 else name for name in names}
-
-
-def _bar(row: VariantRow, reference: str, best: str | None, name: str) -> VariantBar:
+def _bar(row: VariantRow, best: str | None) -> VariantBar:
     change, low, high = (100 * (ratio - 1) for ratio in (row.ratio, row.interval.low, row.interval.high))
-    is_reference, is_floor = row.name == reference, row.name == FLOOR
+    is_reference, is_floor = row.name == row.reference, row.name == FLOOR
     notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
     return VariantBar(
-        name=f"{name} ({', '.join(notes)})" if notes else name,
+        name=f"{row.label} ({', '.join(notes)})" if notes else row.label,
         change=change,
         low=low,
         high=high,

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from overlap_sweep.overlap.variants import NONE, TUNED, named
 from overlap_sweep.report.page import time_bars, timeline
 from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.workloads.fsdp import chart as training_chart
 from overlap_sweep.workloads.fsdp import knob_chart
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.kernel import chart as kernel_chart
-from overlap_sweep.workloads.kernel import dots as kernel_dots
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis
 from overlap_sweep.workloads.layer import chart as layer_chart
-from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.operator import hidden_chart as hidden_fraction
 from overlap_sweep.workloads.operator import num_sm
 from overlap_sweep.workloads.operator import scaling_chart as tp_scaling
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
-from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
-from overlap_sweep.workloads.operator.trials import NONE, TUNED
+from overlap_sweep.workloads.operator.proof import Outcome, Proof
 from overlap_sweep.workloads.tp_training import chart as stacks_chart
 from overlap_sweep.workloads.tp_training import loss_curves
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
@@ -93,30 +89,6 @@ def case_figures(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) ->
         timelines=timelines,
         without_timeline=list(dict.fromkeys(f"{what} at TP={tp}" for tp, what in wanted if (tp, what) not in drawn)),
     )
-
-
-def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure | None]:
-    """Of a layer that no tuner measured: its variants, and the timeline of the fastest, if it was traced."""
-    config, best = layer.point.config, layer.winner or next(iter(layer.contenders), None)
-    heading = f"{config['layer']['kind']}, TP={config['tp_size']}"
-    panel = layer_chart.layer_panel(heading, layer, layer.winner.name if layer.winner else None)
-    shown = None
-    if best:
-        variants = ((layer.reference, layer.reference), (named(best.name, layer.point.case.backend), best.name))
-        shown = timeline.layer_timeline(name, heading, layer.point, variants)
-    return (
-        figure(name, layer_chart.describe(panel), panel, layer_chart.chart),
-        figure(f"{name}_timeline", timeline.describe(shown), shown, timeline.chart) if shown else None,
-    )
-
-
-def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
-    """A picture over m, or of the only one."""
-    if len(kernel.shapes) == 1:
-        dots = kernel_dots.dots_panel(kernel)
-        return figure(name, kernel_dots.describe(dots), dots, kernel_dots.chart)
-    panel = kernel_chart.kernel_panel(kernel)
-    return figure(name, kernel_chart.describe(panel), panel, kernel_chart.chart)
 
 
 def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Figure | None]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT, named
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
 from overlap_sweep.report.page.palette import colour
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import PassChoice
-from overlap_sweep.workloads.operator.proof import named
-from overlap_sweep.workloads.operator.trials import DEFAULT
 
 if TYPE_CHECKING:
     import altair as alt

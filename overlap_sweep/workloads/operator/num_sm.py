@@ -11,20 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT, named
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
-from overlap_sweep.report.page.label_places import spread
-from overlap_sweep.report.page.log_ticks import log_ticks
-from overlap_sweep.report.page.palette import SERIES, colour
+from overlap_sweep.report.page.label_places import LABEL_GAP_PX, spread
+from overlap_sweep.report.page.log_ticks import LOGARITHMIC_FROM, log_ticks
+from overlap_sweep.report.page.palette import colour, looks_of
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import Frozen, frozen, of_pass
 from overlap_sweep.workloads.operator.hidden_chart import chosen_name, hidden_in_words
-from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
-from overlap_sweep.workloads.operator.trials import DEFAULT
 
 if TYPE_CHECKING:
     import altair as alt
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
 HEIGHT_PX = 230
 LOW_PX = 115
 """Of a panel without a line: there is little to see in it."""
-LABEL_GAP_PX = 14.0
 SUBTITLE_WIDTH = 84
 """In characters: as long as a panel is wide."""
-LOGARITHMIC_FROM = 4.0
-"""Ratio of the largest to the smallest time from which on the axis is logarithmic."""
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 
 @dataclass(frozen=True)
@@ -119,20 +114,6 @@ def num_sm_panels(case: CaseAnalysis, tp_size: int) -> list[NumSmPanel]:
             of_pass_measured = measured[tp_size, choice.operator, choice.pass_name]
             panels.append(_panel(choice, of_pass_measured, wanted, case.case.backend))
     return panels
-
-
-def looks_of(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, tuple[str, str]]:
-    """Colour and shape by name: of a case's ways of overlapping each has its own, unless two of one panel would look
-    the same. Then the later one takes the next colour that is free there, or a shape that its colour has not yet."""
-    taken: dict[str, tuple[str, str]] = {}
-    for name in sorted(names, key=lambda name: wanted[name]):
-        at = wanted[name]
-        looks = [(SERIES[(at + i) % len(SERIES)], SHAPES[(at + i) % len(SHAPES)]) for i in range(len(SERIES))]
-        looks += [(series, shape) for series in SERIES for shape in SHAPES]
-        colours = {series for series, _ in taken.values()}
-        free = [look for look in looks if look not in taken.values()]
-        taken[name] = next((look for look in free if look[0] not in colours), (free or looks)[0])
-    return taken
 
 
 def arm_name(candidate: Candidate) -> str:
