@@ -16,10 +16,6 @@ from overlap_sweep.results.points import Point, Reading, read_points
 from overlap_sweep.results.records import Records, read_records
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training, is_host_limited
 from overlap_sweep.workloads.fsdp.frame import training_rows
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels
-from overlap_sweep.workloads.kernel.frame import kernel_rows
-from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
-from overlap_sweep.workloads.layer.frame import layer_rows
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis, analyse_operators
 
 
@@ -30,12 +26,6 @@ class Analysis:
     reading: Reading
     config: AnalysisConfig
     operators: OperatorAnalysis
-    layer_rows: list[Row]
-    """The tidy table of layers, see layer_frame.COLUMNS."""
-    layers: list[LayerAnalysis]
-    kernel_rows: list[Row]
-    """The tidy table of kernels, see kernel_frame.COLUMNS."""
-    kernels: list[KernelAnalysis]
     training_rows: list[Row]
     """The tidy table of training runs, see training_frame.COLUMNS."""
     training: list[TrainingAnalysis]
@@ -51,8 +41,6 @@ class Analysis:
     def counts(self) -> dict[str, int]:
         found: Counter[str] = Counter(point.status for point in self.reading.points)
         launch_bound = sum(len(case.launch_bound) for case in self.operators.cases)
-        launch_bound += sum(layer.launch_bound for layer in self.layers)
-        launch_bound += sum(kernel.launch_bound_points for kernel in self.kernels)
         training = (point.result for of_case in self.training for point in of_case.points)
         launch_bound += sum(is_host_limited(result) for result in training if result)
         launch_bound += sum(section.launch_bound for section in self.sections)
@@ -71,18 +59,12 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     records = read_records(root)
     sources = Sources(reading, records, config)
     operators = analyse_operators(sources)
-    layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
-    kernels = analyse_kernels(reading.points)
     training = analyse_training(reading.points, records.knobs)
     sections = sections_of(sources)
     return Analysis(
         reading=reading,
         config=config,
         operators=operators,
-        layer_rows=layer_rows(reading.points, layers, root),
-        layers=layers,
-        kernel_rows=kernel_rows(reading.points, kernels, root),
-        kernels=kernels,
         training_rows=training_rows(reading.points, training, root),
         training=training,
         sections=sections,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -35,16 +34,6 @@ SHOWN = (
     *("config_id", "time_us", "none_us", "default_us", "floor_us", "hidden_fraction", "speedup"),
     *("launch_bound", "status"),
 )
-SHOWN_OF_LAYERS = (
-    *("point", "kind", "tp_size", "variant", "fwd_us", "bwd_us", "all_us", "ratio", "ratio_low", "ratio_high"),
-    *("hidden_fraction", "launch_bound", "status"),
-)
-
-SHOWN_OF_KERNELS = (
-    *("kernel", "m", "n", "k", "tp_size", "backend", "implementation", "time_us", "tflops", "link_gb_per_s"),
-    *("hidden_fraction", "speedup", "over_bound", "independent", "chosen", "launch_bound", "status"),
-)
-
 SHOWN_OF_TRAINING = (
     *(
         "ranks",
@@ -75,11 +64,12 @@ class Rows(StrEnum):
 
 _SHOWN = {
     Rows.operators: SHOWN,
-    Rows.layers: SHOWN_OF_LAYERS,
-    Rows.kernels: SHOWN_OF_KERNELS,
     Rows.training: SHOWN_OF_TRAINING,
 }
-_SECTION = {Rows.copies: "copy_engine", Rows.tp_training: "tp_training"}
+_SECTION = {
+    **{Rows.layers: "layer", Rows.kernels: "kernel", Rows.copies: "copy_engine"},
+    Rows.tp_training: "tp_training",
+}
 """Workloads that say all of themselves in a section."""
 _ALONE = {
     **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
@@ -246,8 +236,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     copies."""
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.files import (
-        KERNEL_TABLE_FILE,
-        LAYER_TABLE_FILE,
         TABLE_FILE,
         TRAINING_TABLE_FILE,
     )
@@ -258,16 +246,10 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     from overlap_sweep.results.traces import read_traces
     from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.fsdp.answer import analyse_training
-    from overlap_sweep.workloads.kernel import frame as kernel_frame
-    from overlap_sweep.workloads.kernel.answer import analyse_kernels
-    from overlap_sweep.workloads.layer import frame as layer_frame
-    from overlap_sweep.workloads.layer.answer import analyse_layer
     from overlap_sweep.workloads.operator.frame import COLUMNS, table_rows
 
     written = {
         Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
-        Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
-        Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
         Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
         **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
     }
@@ -282,19 +264,12 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     points = reading.points
     workloads = {point.workload for point in points}
     rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
-    if rows is Rows.kernels:
-        of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
-        return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
     if rows is Rows.training:
         analyses = analyse_training(points, read_records(directory).knobs)
         of_training = training_frame.training_rows(points, analyses, directory)
         return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows in _SECTION:
         return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
-    if rows is Rows.layers:
-        layers = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
-        of_layers = layer_frame.layer_rows(points, layers, directory)
-        return to_frame(of_layers, layer_frame.COLUMNS), rows, list(reading.problems)
     traces = read_traces(point for point in points if point.is_operator)
     problems = [*reading.problems, *reading.trace_problems]
     problems += (problem for of_point in traces.values() for problem in of_point.problems)
@@ -378,11 +353,6 @@ def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
     """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
     if "variant" not in rows:
         return rows
-    from overlap_sweep.workloads.layer.compare import without_folders
+    from overlap_sweep.overlap.variants import without_folders
 
-    names = rows["variant"].dropna().unique()
-    short = {name: without_folders(name) for name in names if name.startswith("file:")}
-    shared = {name for name, count in Counter(short.values()).items() if count > 1}
-    return rows.assign(
-        variant=rows["variant"].replace({name: file for name, file in short.items() if file not in shared})
-    )
+    return rows.assign(variant=rows["variant"].replace(without_folders(rows["variant"].dropna().unique())))

@@ -52,10 +52,10 @@ def report(
     analysis.unmeasured=off              slots never measured: off (default), or default: the library's own overlap
 
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
-    does. These rows are also what --fail-if looks at. Where there are no operators, they are one per kernel and shape:
-    the implementation to use there; or one per model, ranks and device that was trained: the best setting; or one per
-    model, tensor- and data-parallel size that stacks were compared on: the fastest of them; or one per point of GEMMs
-    beside copies.
+    does. These rows are also what --fail-if looks at. Where there are no operators, they are one per variant of whole
+    layers, with the columns of query --layers; or one per kernel and shape: the implementation to use there; or one per
+    model, ranks and device that was trained: the best setting; or one per model, tensor- and data-parallel size that
+    stacks were compared on: the fastest of them; or one per point of GEMMs beside copies.
 
     \b
       model backend device precision tokens tp_size slot operator phase pass
@@ -124,22 +124,16 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
     """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
     there are."""
     from overlap_sweep.report.files import (
-        KERNEL_TABLE_FILE,
         TABLE_FILE,
         TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
     from overlap_sweep.workloads.fsdp import frame as training_frame
-    from overlap_sweep.workloads.kernel import frame as kernel_frame
     from overlap_sweep.workloads.operator import answers
 
     found = [
         _Told(
             "operators", analysis.operators.rows, TABLE_FILE, answers.answer_rows(analysis.operators), answers.COLUMNS
-        ),
-        _Told(
-            *("kernels", analysis.kernel_rows, KERNEL_TABLE_FILE),
-            *(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),
         ),
         _Told(
             *("training runs", analysis.training_rows, TRAINING_TABLE_FILE),

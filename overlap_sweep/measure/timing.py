@@ -24,6 +24,11 @@ from overlap_sweep.results.measured import Timing
 Forward = Callable[[int], Any]
 Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]
 
+L2_BYTES = 128 * 2**20
+"""More than any GPU's L2 cache: inputs rotate through at least this much memory."""
+MOST_INPUTS = 64
+"""Of 2 MiB, which is a small model's at TP=8."""
+
 SPIN_MARGIN = 1.5
 """The spin lasts this many times the longest of the variants' last enqueueings."""
 

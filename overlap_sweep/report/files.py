@@ -19,16 +19,12 @@ from overlap_sweep.results.provenance import describe_machine, environments, lau
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.directories import is_below
 from overlap_sweep.workloads.fsdp import frame as training_frame
-from overlap_sweep.workloads.kernel import frame as kernel_frame
-from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame as operator_frame
 from overlap_sweep.workloads.operator import overlap_yaml, tuning_report
 from overlap_sweep.workloads.operator.overlap_yaml import Provenance
 from overlap_sweep.workloads.operator.yaml_files import training_files
 
 TABLE_FILE = "points"
-LAYER_TABLE_FILE = "layers"
-KERNEL_TABLE_FILE = "kernels"
 TRAINING_TABLE_FILE = "training"
 
 if TYPE_CHECKING:
@@ -61,10 +57,6 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     yield directory / tuning_report.FILE_NAME, _json(tuning_report.tuning_report(analysis))
     if analysis.operators.rows:
         yield from _table(to_frame(analysis.operators.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
-    if analysis.layer_rows:
-        yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
-    if analysis.kernel_rows:
-        yield from _table(to_frame(analysis.kernel_rows, kernel_frame.COLUMNS), directory / KERNEL_TABLE_FILE)
     if analysis.training_rows:
         yield from _table(to_frame(analysis.training_rows, training_frame.COLUMNS), directory / TRAINING_TABLE_FILE)
     for section in analysis.sections:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Section
@@ -22,8 +23,6 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands, measured_on
 from overlap_sweep.search.text import print_knob_searches, print_searches
 from overlap_sweep.workloads.fsdp import section as training
-from overlap_sweep.workloads.kernel import section as kernels
-from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import async_tp, proofs
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
@@ -32,27 +31,18 @@ from overlap_sweep.workloads.operator.proof import spoken
 from overlap_sweep.workloads.operator.scaling import OperatorScaling, Scaling
 from overlap_sweep.workloads.operator.slot_table import print_slots
 from overlap_sweep.workloads.operator.switches import Plan
-from overlap_sweep.workloads.operator.trials import DEFAULT
 from overlap_sweep.workloads.operator.tuning_report import recommendations
 
 FILE_NAME = "summary.txt"
-MOST_KERNEL_TABLES = 3
-"""More would not be read on a terminal."""
 
 
 def summary_text(analysis: Analysis) -> str:
     """The content of summary.txt."""
     stream = io.StringIO()
     console = console_for(stream)
-    print_answers(analysis, console, most_tables=None)
+    print_answers(analysis, console, whole=True)
     for case in analysis.operators.cases:
         _print_details(case, analysis, console)
-    for layer in analysis.layers:
-        _heading(console, f"Details of {layers.title(layer.point)}")
-        print_lines([measured_on([layer.point]), f"in {layer.point.directory}"], console)
-    for kernel in analysis.kernels:
-        _heading(console, f"Details of {kernels.title(kernel)}")
-        print_lines([measured_on(kernel.points)], console)
     for of_case in analysis.training:
         _heading(console, f"Details of {training.title(of_case)}")
         print_lines([measured_on(of_case.points), *conditions_in_words(gpu_conditions(of_case.points))], console)
@@ -67,20 +57,15 @@ def summary_text(analysis: Analysis) -> str:
     return stream.getvalue()
 
 
-def print_answers(analysis: Analysis, console: Console, most_tables: int | None = MOST_KERNEL_TABLES) -> None:
-    """The answer first, then the table that it comes from, then what was left out. Of more kernels than `most_tables`
-    only the answers."""
+def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> None:
+    """Prints the answer first, then the table that it comes from, then what was left out; `whole`: every table, with
+    all its rows."""
     for case in analysis.operators.cases:
         _print_case(case, analysis.operators.folder(case), console)
-    for layer in analysis.operators.not_tuned(analysis.layers):
-        layers.print_analysis(layer, console)
-    kernels.print_analyses(analysis.kernels, console, most_tables)
-    if most_tables is not None and len(analysis.kernels) > most_tables:
-        print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
-    training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
+    training.print_analyses(analysis.training, console, None if whole else training.MOST_ROWS)
     for section in analysis.sections:
-        print_section(section, console, whole=most_tables is None)
+        print_section(section, console, whole)
     proofs.print_tuners(analysis.operators, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")

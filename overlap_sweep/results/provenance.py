@@ -79,7 +79,7 @@ def measured_when(points: Sequence[Point]) -> str:
 
 
 def measured_on(points: Sequence[Point]) -> str:
-    """When, and on the machine of most of them, in a line."""
+    """Returns when the points were measured, and on what machine."""
     return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 

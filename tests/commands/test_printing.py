@@ -25,8 +25,8 @@ from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
 from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
-from overlap_sweep.workloads.kernel import frame as kernel_frame
-from overlap_sweep.workloads.layer import frame as layer_frame
+from overlap_sweep.workloads.kernel import section as kernels
+from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import answers, frame
 from overlap_sweep.workloads.tp_training import section as tp_training
 from overlap_sweep.workloads.tp_training.step_communication import CommunicationReading, StepCommunication
@@ -38,7 +38,19 @@ from tests.report.conftest import Made
 DEFAULT, NONE = (f"traces/h200x4_llama3_70b_layer_{name}.json.gz" for name in ("te_default", "none"))
 pytestmark = pytest.mark.usefixtures("no_page")
 CPU = "traces/cpu_gloo_tp2_rank0.json.gz"
-NAMES = ("operators", "tuned", "kernels", "training", "copies", "stacks", "compared", "ranks", "traces", "store")
+NAMES = (
+    "operators",
+    "tuned",
+    "layers",
+    "kernels",
+    "training",
+    "copies",
+    "stacks",
+    "compared",
+    "ranks",
+    "traces",
+    "store",
+)
 
 
 def of_medians(fields: Sequence[str]) -> list[str]:
@@ -49,14 +61,15 @@ def of_medians(fields: Sequence[str]) -> list[str]:
 
 TABLES: dict[str, Sequence[str]] = {
     "report operators": list(answers.COLUMNS),
-    "report kernels": list(kernel_frame.ANSWER_COLUMNS),
+    "report layers": list(layers.TABLE.types),
+    "report kernels": list(kernels.ANSWERS.types),
     "report training": list(training_frame.ANSWER_COLUMNS),
     "report stacks": list(tp_training.GRIDS.types),
     "report copies": list(copies.TABLE.types),
     "query operators": list(frame.COLUMNS),
     "query operators tp_size==16": list(frame.COLUMNS),
-    "query tuned --layers": list(layer_frame.COLUMNS),
-    "query kernels": list(kernel_frame.COLUMNS),
+    "query tuned --layers": list(layers.TABLE.types),
+    "query kernels": list(kernels.TABLE.types),
     "query training": list(training_frame.COLUMNS),
     "query copies": list(copies.TABLE.types),
     "query stacks": list(tp_training.TABLE.types),
@@ -132,8 +145,8 @@ def test_help_names_every_column(command: str) -> None:
 FILE = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report operators": ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"),
-    "report rare_proof": ("0.905 [0.903, 0.907]", "0.6% slower", FILE, "best of each slot, taken"),
-    "report long_layer": ("60.000", "20.000", "1.234", "0.900 [0.898, 0.902]", "launch-bound"),
+    "report rare_proof": ("0.903 to 0.907", "0.6% slower", FILE, "best of each slot, taken"),
+    "report long_layer": ("60.000", "20.000", "1.234", "0.898 to 0.902", "launch-bound"),
     "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "20% above the bound"),
     "report two_kernels": ("torch ring", "1.33x", "150.0"),
     "report training": ("gradient_accumulation=2", "best", "2.100", "88%", "-4.2%"),

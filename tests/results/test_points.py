@@ -21,8 +21,8 @@ from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
 from overlap_sweep.workloads.fsdp import frame as training_frame
-from overlap_sweep.workloads.kernel import frame as kernel_frame
-from overlap_sweep.workloads.layer import frame as layer_frame
+from overlap_sweep.workloads.kernel.section import TABLE as KERNELS
+from overlap_sweep.workloads.layer.section import TABLE as LAYERS
 from overlap_sweep.workloads.operator import frame
 from overlap_sweep.workloads.operator.frame import table_rows
 from overlap_sweep.workloads.tp_training.section import TABLE as STACKS
@@ -177,8 +177,8 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
 
 TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
     "operator": (lambda reading: table_rows(reading, read_traces(reading.points)), frame.COLUMNS),
-    "layer": (lambda reading: layer_frame.layer_rows(reading.points, [], reading.root), layer_frame.COLUMNS),
-    "kernel": (lambda reading: kernel_frame.kernel_rows(reading.points, [], reading.root), kernel_frame.COLUMNS),
+    "layer": (lambda reading: sections_of_points(reading.points)[0].records, LAYERS.types),
+    "kernel": (lambda reading: sections_of_points(reading.points)[0].records, KERNELS.types),
     "fsdp": (lambda reading: training_frame.training_rows(reading.points, [], reading.root), training_frame.COLUMNS),
     "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
     "tp_training": (lambda reading: sections_of_points(reading.points)[0].records, STACKS.types),

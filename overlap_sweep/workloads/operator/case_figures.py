@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from overlap_sweep.overlap.variants import NONE, TUNED, named
 from overlap_sweep.report.charts.figures import Figure, figure
 from overlap_sweep.report.iterations import Timeline
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.chart import knob_bars, settings_bars
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis
-from overlap_sweep.workloads.kernel.chart import kernel_chart
-from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.layer.chart import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import charts
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
@@ -78,23 +76,6 @@ def case_figures(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) ->
         timelines=timelines,
         without_timeline=list(dict.fromkeys(f"{what} at TP={tp}" for tp, what in wanted if (tp, what) not in drawn)),
     )
-
-
-def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure | None]:
-    """Of a layer that no tuner measured: its variants, and the timeline of the fastest, if it was traced."""
-    config, best = layer.point.config, layer.winner or next(iter(layer.contenders), None)
-    heading = f"{config['layer']['kind']}, TP={config['tp_size']}"
-    bars = layer_bars(heading, layer, layer.winner.name if layer.winner else None)
-    shown = None
-    if best:
-        none = (layer.reference, layer.reference)
-        shown = layer_timeline(heading, layer.point, none, (named(best.name, layer.point.case.backend), best.name))
-    return figure(name, bars), figure(f"{name}_timeline", shown.chart) if shown else None
-
-
-def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
-    """A picture over m, or of the only one."""
-    return figure(name, kernel_chart(kernel))
 
 
 def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Figure | None]:

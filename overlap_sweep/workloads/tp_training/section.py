@@ -23,8 +23,8 @@ from overlap_sweep.report.table import (
     PointRow,
     Table,
     asked,
-    of_part,
     points_table,
+    through,
 )
 from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
@@ -118,7 +118,7 @@ RATE: Mapping[str, Any] = {"show": "{:,.0f}".format, "high_first": True}
 SMALL_RATE: Mapping[str, Any] = {"show": "{:,.3g}".format, "high_first": True, "page_only": True}
 MEASURED = (
     C("step_us", attrgetter("time_us"), "Median of the steps after the warm-up.", header="step ms", show=as_ms),
-    C("noise_us", attrgetter("step.noise_us"), header="noise ms", show=as_ms, page_only=True, told=True),
+    C("noise_us", attrgetter("step.noise_us"), header="noise ms", show=as_ms, page_only=True, queried=True),
     _own("q1_us"),
     _own("q3_us"),
     C("repeats", attrgetter("step.repeats"), "Timed steps.", "count"),
@@ -165,7 +165,7 @@ MEASURED = (
         lambda row: None if row.losses is None else not row.deviates,
         "With the implementations that were given the same data; empty where there are none.",
         "flag",
-        told=True,
+        queried=True,
     ),
     C(
         "loss_difference",
@@ -178,7 +178,7 @@ MEASURED = (
     ),
     _own("launch_bound", "The host decides how long a step takes.", kind="flag"),
 )
-CHOSEN = _own("chosen", "The fastest on its ranks.", kind="flag", told=True)
+CHOSEN = _own("chosen", "The fastest on its ranks.", kind="flag", queried=True)
 NOTE = C("", attrgetter("note"), kind="text", header="note", style="reason")
 
 TABLE = points_table(
@@ -193,8 +193,8 @@ GRIDS = Table(
     (
         *(_of_case("model", "text"), _of_case("num_layers"), _of_case("device", "text"), _of_case("dtype", "text")),
         *map(_of_case, SIZES),
-        *(of_part(column, lambda row: row.answer.rows[0]) for column in (*GRID, RANKS)),
-        *(of_part(column, lambda row: row.answer.best) for column in (IMPL, SETTING, *MEASURED)),
+        *(through(column, lambda row: row.answer.rows[0]) for column in (*GRID, RANKS)),
+        *(through(column, lambda row: row.answer.best) for column in (IMPL, SETTING, *MEASURED)),
         A(
             "tied",
             lambda row: ", ".join(one.setting for one in row.answer.ties[1:]) or None,
@@ -274,7 +274,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
         legend=LEGEND,
         charts=[
             Exhibit(chart=partial(stacks_bars, analysis)),
-            Exhibit(chart=partial(loss_lines, analysis), called="losses", heading="Losses"),
+            Exhibit(chart=partial(loss_lines, analysis), name="losses", heading="Losses"),
         ],
         details=[measured_on(analysis.points), *conditions_in_words(gpu_conditions(analysis.points))],
     )

@@ -23,9 +23,9 @@ from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
 from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
-from overlap_sweep.workloads.kernel.chart import kernel_lines
+from overlap_sweep.workloads.kernel.answer import analyse_kernels
+from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines
 from overlap_sweep.workloads.layer.chart import layer_timeline
-from overlap_sweep.workloads.operator.case_figures import kernel_figure
 from overlap_sweep.workloads.operator.num_sm import looks_of
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
@@ -123,7 +123,7 @@ def test_labels_are_spread_by_the_gap_and_stay_near() -> None:
 
 
 def test_charts_have_titles_only_where_they_stand_alone(made: Made) -> None:
-    chart = kernel_figure(analysis_of(made("kernels")).kernels[0], "kernel_1")
+    chart = figure("kernel_1", kernel_chart(analyse_kernels(read_points(made("kernels")).points)[0]))
     assert ("title" in chart.spec, "title" in chart.untitled.spec) == (True, False)
 
 
@@ -133,7 +133,7 @@ def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: P
         comm_us = 120.0 if i <= 25 else 80.0
         measured = {"a": implementation(150.0 + 6 * (i % 2)), "b": implementation(156.0 - 6 * (i % 2))}
         make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
-    chart = kernel_lines(analysis_of(tmp_path).kernels[0])
+    chart = kernel_lines(analyse_kernels(read_points(tmp_path).points)[0])
     assert [(note.x, note.text) for note in chart.notes] == [(64, "comm."), (64 * 26, "GEMM")]
     # The bound is the longer of the two.
     assert next(line.points[0].y for line in chart.lines if line.name == "torch") == pytest.approx(150.0 / 120.0)
@@ -146,16 +146,17 @@ def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: P
 def test_a_page_has_charts_of_some_kernels_and_answers_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         make_point("kernel", tmp_path, kernel_config(n=4096 * (i + 1)), implementations={"ring": implementation(150.0)})
-    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_CHARTS", 3)
+    monkeypatch.setattr("overlap_sweep.workloads.kernel.section.MOST_CHARTS", 3)
     files = files_of(tmp_path)
     page = files["report.html"].decode()
-    assert page.count('<figure class="chart') == sum(name.startswith("plots/kernel_") for name in files) == 3
-    assert page.count('id="kernel-table-') == 4
+    assert page.count('<figure class="chart') == sum(name.startswith("plots/kernels_") for name in files) == 3
+    assert len(re.findall('id="kernels-[0-9]-table"', page)) == 4
+    assert "Charts are drawn of the first 3" in page
 
 
 def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'id="kernels-table"' in page_of(made("kernels"))
-    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_ROWS", 10)
+    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_ROWS", 10)
     page = page_of(made("kernels"))
     assert 'id="kernels-table"' not in page
     assert "21 rows here: see kernels.csv" in page
@@ -289,7 +290,7 @@ def test_pngs_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image
     make_point("layer", tmp_path / "sweep" / "layer", variants={"none": rounds(1.0), "default": rounds(0.97)})
     pngs = {name: png for name, png in files_of(tmp_path / "sweep").items() if name != "report.html"}
     one_by_tp_size = {f"plots/{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)}
-    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layer_1.png"}
+    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layers_1.png"}
     for content in pngs.values():
         width, height = dimensions(content)
         assert (width >= 500, height >= 120, len(content) > 5000) == (True, True, True)
