@@ -42,7 +42,6 @@ def print_measured() -> None:
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_section
         from overlap_sweep.results.points import read_points
-        from overlap_sweep.workloads.fsdp.section import print_training
         from overlap_sweep.workloads.kernel.section import print_kernels
         from overlap_sweep.workloads.layer.section import print_layer
         from overlap_sweep.workloads.tp_training.section import write_and_print
@@ -56,7 +55,6 @@ def print_measured() -> None:
             if point.is_layer:
                 print_layer(point, console)
         print_kernels(points, console)
-        print_training(points, console)
         for problem in write_and_print(points, console):
             print(f"warning: {problem}", file=sys.stderr)
         for section in sections_of_points(points):

@@ -37,28 +37,10 @@ WITHOUT_TORCH = {*BASE, "trace", "overlap", "results", "report", "store", "compa
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
 
 NOT_YET: dict[str, set[str]] = {
-    "analysis/sweep": {
-        "workloads/fsdp",
-        "workloads/kernel",
-        "workloads/layer",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
+    "analysis/sweep": {"workloads/kernel", "workloads/layer", "workloads/operator", "workloads/tp_training"},
     "commands/compare": {"workloads/fsdp"},
-    "commands/query": {
-        "workloads/fsdp",
-        "workloads/kernel",
-        "workloads/layer",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
-    "commands/report": {
-        "analysis",
-        "workloads/fsdp",
-        "workloads/kernel",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
+    "commands/query": {"workloads/kernel", "workloads/layer", "workloads/operator", "workloads/tp_training"},
+    "commands/report": {"analysis", "workloads/kernel", "workloads/operator", "workloads/tp_training"},
     "compare/datasets": {
         "workloads/copy_engine",
         "workloads/kernel",
@@ -89,7 +71,6 @@ NOT_YET: dict[str, set[str]] = {
     "workloads/fsdp/compare_charts": {"compare"},
     "workloads/fsdp/compare_losses": {"compare", "workloads/tp_training"},
     "workloads/fsdp/compare_text": {"compare"},
-    "workloads/fsdp/page_tables": {"analysis"},
     "workloads/kernel/bench": {"workloads/operator"},
     "workloads/kernel/chart": {"workloads/operator"},
     "workloads/kernel/compare": {"compare", "workloads/layer"},
@@ -98,8 +79,8 @@ NOT_YET: dict[str, set[str]] = {
     "workloads/layer/chart": {"workloads/operator"},
     "workloads/layer/compare": {"compare", "workloads/operator"},
     "workloads/layer/section": {"workloads/operator"},
-    "workloads/operator/case_figures": {"workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
-    "workloads/operator/tuning_report": {"analysis", "workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
+    "workloads/operator/case_figures": {"workloads/kernel", "workloads/tp_training"},
+    "workloads/operator/tuning_report": {"analysis", "workloads/kernel", "workloads/tp_training"},
     "workloads/tp_training/compare": {"compare"},
     "workloads/tp_training/page_tables": {"analysis"},
     "workloads/tp_training/recording": {"workloads/fsdp"},

@@ -14,8 +14,6 @@ from overlap_sweep.report.frame import Row
 from overlap_sweep.report.section import Section, Sources
 from overlap_sweep.results.points import Point, Reading, read_points
 from overlap_sweep.results.records import Records, read_records
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training, is_host_limited
-from overlap_sweep.workloads.fsdp.frame import training_rows
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels
 from overlap_sweep.workloads.kernel.frame import kernel_rows
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
@@ -39,9 +37,6 @@ class Analysis:
     kernel_rows: list[Row]
     """The tidy table of kernels, see kernel_frame.COLUMNS."""
     kernels: list[KernelAnalysis]
-    training_rows: list[Row]
-    """The tidy table of training runs, see training_frame.COLUMNS."""
-    training: list[TrainingAnalysis]
     sections: list[Section]
     """What workloads say that say it all themselves."""
     tp_training_rows: list[Row]
@@ -59,8 +54,6 @@ class Analysis:
         launch_bound = sum(len(case.launch_bound) for case in self.operators.cases)
         launch_bound += sum(layer.launch_bound for layer in self.layers)
         launch_bound += sum(kernel.launch_bound_points for kernel in self.kernels)
-        training = (point.result for of_case in self.training for point in of_case.points)
-        launch_bound += sum(is_host_limited(result) for result in training if result)
         launch_bound += sum(section.launch_bound for section in self.sections)
         launch_bound += sum(row.host_limits for of_case in self.tp_training for row in of_case.of_points)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
@@ -80,7 +73,6 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     operators = analyse_operators(sources)
     layers = [analyse_layer(point) for point in reading.points if point.is_layer and point.status == "ok"]
     kernels = analyse_kernels(reading.points)
-    training = analyse_training(reading.points, records.knobs)
     sections = sections_of(sources)
     communication = read_communication(p for p in reading.points if p.is_tp_training and p.status == "ok")
     tp_training = analyse_tp_training(reading.points, communication.of_point)
@@ -92,8 +84,6 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
         layers=layers,
         kernel_rows=kernel_rows(reading.points, kernels, root),
         kernels=kernels,
-        training_rows=training_rows(reading.points, training, root),
-        training=training,
         sections=sections,
         tp_training_rows=tp_training_rows(reading.points, tp_training, root),
         tp_training=tp_training,

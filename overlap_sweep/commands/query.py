@@ -45,22 +45,6 @@ SHOWN_OF_KERNELS = (
     *("hidden_fraction", "speedup", "over_bound", "independent", "chosen", "launch_bound", "status"),
 )
 
-SHOWN_OF_TRAINING = (
-    *(
-        "ranks",
-        "strategy",
-        "batch_size",
-        "setting",
-        "step_us",
-        "noise_us",
-        "none_us",
-        "floor_us",
-        "hidden_fraction",
-        "speedup",
-    ),
-    *("samples_per_s", "peak_memory_gb", "loss", "chosen", "launch_bound", "status"),
-)
-
 SHOWN_OF_TP_TRAINING = (
     *("tp_size", "dp_size", "setting", "step_us", "noise_us", "forward_pct", "backward_pct", "optimizer_pct"),
     *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_peak_gb", "comm_us", "exposed_comm_us", "loss"),
@@ -83,10 +67,9 @@ _SHOWN = {
     Rows.operators: SHOWN,
     Rows.layers: SHOWN_OF_LAYERS,
     Rows.kernels: SHOWN_OF_KERNELS,
-    Rows.training: SHOWN_OF_TRAINING,
     Rows.tp_training: SHOWN_OF_TP_TRAINING,
 }
-_SECTION = {Rows.copies: "copy_engine"}
+_SECTION = {Rows.training: "fsdp", Rows.copies: "copy_engine"}
 """Workloads that say all of themselves in a section."""
 _ALONE = {
     **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
@@ -257,15 +240,12 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         LAYER_TABLE_FILE,
         TABLE_FILE,
         TP_TRAINING_TABLE_FILE,
-        TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
     from overlap_sweep.report.section import Sources
     from overlap_sweep.results.points import read_points
     from overlap_sweep.results.records import read_records
     from overlap_sweep.results.traces import read_traces
-    from overlap_sweep.workloads.fsdp import frame as training_frame
-    from overlap_sweep.workloads.fsdp.answer import analyse_training
     from overlap_sweep.workloads.kernel import frame as kernel_frame
     from overlap_sweep.workloads.kernel.answer import analyse_kernels
     from overlap_sweep.workloads.layer import frame as layer_frame
@@ -279,7 +259,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
         Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
         Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
         Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
-        Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
         **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
         Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
     }
@@ -297,10 +276,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     if rows is Rows.kernels:
         of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
         return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
-    if rows is Rows.training:
-        analyses = analyse_training(points, read_records(directory).knobs)
-        of_training = training_frame.training_rows(points, analyses, directory)
-        return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows in _SECTION:
         return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
     if rows is Rows.tp_training:

@@ -119,16 +119,10 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
+    """Of operators, or where there are none of kernels, tensor-parallel stacks, training runs or copies, the first that
     there are."""
-    from overlap_sweep.report.files import (
-        KERNEL_TABLE_FILE,
-        TABLE_FILE,
-        TP_TRAINING_TABLE_FILE,
-        TRAINING_TABLE_FILE,
-    )
+    from overlap_sweep.report.files import KERNEL_TABLE_FILE, TABLE_FILE, TP_TRAINING_TABLE_FILE
     from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.kernel import frame as kernel_frame
     from overlap_sweep.workloads.operator import answers
     from overlap_sweep.workloads.tp_training import frame as tp_training_frame
@@ -140,10 +134,6 @@ def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
         _Told(
             *("kernels", analysis.kernel_rows, KERNEL_TABLE_FILE),
             *(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),
-        ),
-        _Told(
-            *("training runs", analysis.training_rows, TRAINING_TABLE_FILE),
-            *(training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS),
         ),
         _Told(
             *("tensor-parallel stacks", analysis.tp_training_rows, TP_TRAINING_TABLE_FILE),

@@ -18,7 +18,6 @@ from overlap_sweep.report.page.page import page_files
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.directories import is_below
-from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame as operator_frame
@@ -31,7 +30,6 @@ from overlap_sweep.workloads.tp_training.files import results_file, results_json
 TABLE_FILE = "points"
 LAYER_TABLE_FILE = "layers"
 KERNEL_TABLE_FILE = "kernels"
-TRAINING_TABLE_FILE = "training"
 TP_TRAINING_TABLE_FILE = "tp_training"
 
 if TYPE_CHECKING:
@@ -68,8 +66,6 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
         yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
     if analysis.kernel_rows:
         yield from _table(to_frame(analysis.kernel_rows, kernel_frame.COLUMNS), directory / KERNEL_TABLE_FILE)
-    if analysis.training_rows:
-        yield from _table(to_frame(analysis.training_rows, training_frame.COLUMNS), directory / TRAINING_TABLE_FILE)
     for section in analysis.sections:
         table = section.points.table
         yield from _table(to_frame(section.records, table.types), directory / table.name)

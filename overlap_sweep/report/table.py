@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 """What a row of a table is made of."""
+S = TypeVar("S")
 
 Row = dict[str, Any]
 """A row as programs take it: by column; None for what is unknown or does not apply."""
@@ -114,6 +115,8 @@ class Listing(Generic[R]):
     """What the rows are, above the table of the page."""
     chosen: Callable[[R], bool] = field(default=lambda row: False)
     """Whether the row is the answer, or one of them."""
+    reference: Callable[[R], bool] = field(default=lambda row: False)
+    """Whether the row is what gains are told against, which is shown however far down it is."""
     faint: Callable[[R], bool] = field(default=lambda row: False)
     """Whether the row is only there to be compared with."""
     group: Callable[[R], Any] = field(default=lambda row: None)
@@ -199,11 +202,15 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
     return Column(name, value, **more)
 
 
-def of_measured(column: Column[R]) -> Column[PointRow[R]]:
-    """The same column of points: empty for those that measured nothing."""
+def column_of(column: Column[R], get: Callable[[S], R | None]) -> Column[S]:
+    """The same column of rows that `get` takes its own from: empty where there is none."""
 
-    def of(call: Callable[[R], Any], nothing: Any) -> Callable[[PointRow[R]], Any]:
-        return lambda row: nothing if row.measured is None else call(row.measured)
+    def of(call: Callable[[R], Any], nothing: Any) -> Callable[[S], Any]:
+        def called(row: S) -> Any:
+            found = get(row)
+            return nothing if found is None else call(found)
+
+        return called
 
     style = column.style
     return replace(  # type: ignore[return-value]
@@ -212,6 +219,11 @@ def of_measured(column: Column[R]) -> Column[PointRow[R]]:
         words=of(column.words, "") if column.words else None,  # type: ignore[arg-type]
         style=style if isinstance(style, str) else of(style, ""),  # type: ignore[arg-type]
     )
+
+
+def of_measured(column: Column[R]) -> Column[PointRow[R]]:
+    """The same column of points: empty for those that measured nothing."""
+    return column_of(column, lambda row: row.measured)
 
 
 def points_table(

@@ -14,12 +14,11 @@ from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.terminal import print_section
-from overlap_sweep.results.conditions import GpuConditions, gpu_conditions
+from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.results.provenance import launch_commands, measured_on
 from overlap_sweep.search.text import print_knob_searches, print_searches
-from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import async_tp, proofs
@@ -48,16 +47,13 @@ def summary_text(analysis: Analysis) -> str:
         _print_details(case, analysis, console)
     for layer in analysis.layers:
         _heading(console, f"Details of {layers.title(layer.point)}")
-        print_lines([_measured([layer.point]), f"in {layer.point.directory}"], console)
+        print_lines([measured_on([layer.point]), f"in {layer.point.directory}"], console)
     for kernel in analysis.kernels:
         _heading(console, f"Details of {kernels.title(kernel)}")
-        print_lines([_measured(kernel.points)], console)
-    for of_case in analysis.training:
-        _heading(console, f"Details of {training.title(of_case)}")
-        print_lines([_measured(of_case.points), *_in_conditions(gpu_conditions(of_case.points))], console)
+        print_lines([measured_on(kernel.points)], console)
     for of_model in analysis.tp_training:
         _heading(console, f"Details of {tp_training.title(of_model)}")
-        print_lines([_measured(of_model.points), *_in_conditions(gpu_conditions(of_model.points))], console)
+        print_lines([measured_on(of_model.points), *gpus_in_words(of_model.points)], console)
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _heading(console, f"Details of {answer.title}")
         print_lines(answer.details, console)
@@ -80,7 +76,6 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     if most_tables is not None and len(analysis.kernels) > most_tables:
         print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
-    training.print_analyses(analysis.training, console, None if most_tables is None else training.MOST_ROWS)
     tp_training.print_analyses(analysis.tp_training, console)
     for section in analysis.sections:
         print_section(section, console, whole=most_tables is None)
@@ -233,8 +228,7 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
     print_lines(
         [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)], console
     )
-    print_lines([_measured(case.points)], console)
-    print_lines(_in_conditions(case.conditions), console)
+    print_lines([measured_on(case.points), *gpus_in_words(case.points)], console)
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):
@@ -244,17 +238,6 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
             of = f"{drift.operator} {drift.pass_name} {drift.baseline}"
             table.add_row(str(drift.tp_size), of, str(drift.measurements), *times, f"{drift.change:+.1%}")
         console.print(table)
-
-
-def _in_conditions(conditions: GpuConditions | None) -> list[str]:
-    if not conditions:
-        return []
-    (coolest, hottest), (slowest, fastest) = conditions.temperature_c, conditions.sm_clock_mhz
-    return [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"]
-
-
-def _measured(points: Sequence[Point]) -> str:
-    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 
 def _heading(console: Console, title: str) -> None:

@@ -54,6 +54,15 @@ def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
     )
 
 
+def gpus_in_words(points: Iterable[Point]) -> list[str]:
+    """Returns a sentence on how warm and fast the GPUs were; none where that was not recorded."""
+    conditions = gpu_conditions(points)
+    if not conditions:
+        return []
+    (coolest, hottest), (slowest, fastest) = conditions.temperature_c, conditions.sm_clock_mhz
+    return [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"]
+
+
 def slowed_gpus(points: Iterable[Point]) -> list[str]:
     """Returns a sentence for each reason for which GPUs were slowed down."""
     conditions = gpu_conditions(points)

@@ -46,6 +46,11 @@ def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
     return [environment for environment, _ in sorted(found, key=lambda pair: -pair[1])]
 
 
+def measured_on(points: Sequence[Point]) -> str:
+    """Returns when and on what the points were measured."""
+    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
+
+
 def describe_machine(environment: dict[str, Any]) -> str:
     """Host, device, and the versions that matter, in one line."""
     gpu, count = environment.get("gpu"), environment.get("gpu_count")

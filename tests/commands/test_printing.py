@@ -20,7 +20,7 @@ from overlap_sweep.compare import rows as comparison_rows
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
-from overlap_sweep.workloads.fsdp import frame as training_frame
+from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
@@ -49,14 +49,14 @@ def of_medians(fields: Sequence[str]) -> list[str]:
 TABLES: dict[str, Sequence[str]] = {
     "report operators": list(answers.COLUMNS),
     "report kernels": list(kernel_frame.ANSWER_COLUMNS),
-    "report training": list(training_frame.ANSWER_COLUMNS),
+    "report training": list(training.BEST.types),
     "report stacks": list(tp_training_frame.ANSWER_COLUMNS),
     "report copies": list(copies.TABLE.types),
     "query operators": list(frame.COLUMNS),
     "query operators tp_size==16": list(frame.COLUMNS),
     "query tuned --layers": list(layer_frame.COLUMNS),
     "query kernels": list(kernel_frame.COLUMNS),
-    "query training": list(training_frame.COLUMNS),
+    "query training": list(training.TABLE.types),
     "query copies": list(copies.TABLE.types),
     "query stacks": list(tp_training_frame.COLUMNS),
     f"trace {DEFAULT} {CPU}": FIELDS,

@@ -19,8 +19,8 @@ from overlap_sweep.results.points import Point, Reading, group_cases, read_point
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
-from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.fsdp.config import CopyEngine
+from overlap_sweep.workloads.fsdp.section import TABLE as TRAINING
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame
@@ -162,7 +162,7 @@ TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
     "operator": (lambda reading: table_rows(reading, read_traces(reading.points)), frame.COLUMNS),
     "layer": (lambda reading: layer_frame.layer_rows(reading.points, [], reading.root), layer_frame.COLUMNS),
     "kernel": (lambda reading: kernel_frame.kernel_rows(reading.points, [], reading.root), kernel_frame.COLUMNS),
-    "fsdp": (lambda reading: training_frame.training_rows(reading.points, [], reading.root), training_frame.COLUMNS),
+    "fsdp": (lambda reading: sections_of_points(reading.points)[0].records, TRAINING.types),
     "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
     "tp_training": (lambda reading: tp_training_rows(reading.points, [], reading.root), STACK_COLUMNS),
 }

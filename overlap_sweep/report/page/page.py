@@ -21,10 +21,6 @@ from overlap_sweep.report.section import Answer as Told
 from overlap_sweep.report.section import Exhibit, Section
 from overlap_sweep.results.provenance import launch_commands, measured_when
 from overlap_sweep.search.text import told_searches
-from overlap_sweep.workloads.fsdp import section as training
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.fsdp.knob_effects import contributed
-from overlap_sweep.workloads.fsdp.page_tables import settings_table, training_table
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis, answers_in_words
 from overlap_sweep.workloads.kernel.page_tables import compared_table, kernels_table
@@ -36,7 +32,6 @@ from overlap_sweep.workloads.operator.case_figures import (
     kernel_figure,
     loose_layer_figures,
     stacks_figures,
-    training_figures,
 )
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
@@ -97,21 +92,6 @@ class KernelSection:
 
 
 @dataclass(frozen=True)
-class TrainingSection:
-    number: int
-    """From 1 on, in the page's addresses."""
-    title: str
-    brief: str
-    answers: list[str]
-    cautions: list[str]
-    chart: Figure
-    knobs: Figure | None
-    knob_notes: list[str]
-    table: PageTable
-    how_timed: str
-
-
-@dataclass(frozen=True)
 class StacksSection:
     number: int
     title: str
@@ -128,6 +108,7 @@ class ShownExhibit:
 
     heading: str
     explained: str
+    drawn: str
     notes: Sequence[str]
     chart: Figure | None
     table: PageTable | None
@@ -159,7 +140,6 @@ class Sections:
     cases: list[CaseSection]
     loose: list[LayerSection]
     kernels: list[KernelSection]
-    training: list[TrainingSection]
     stacks: list[StacksSection]
     others: list[ShownSection]
 
@@ -170,7 +150,6 @@ def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Itera
         cases=[_case(case, analysis, i) for i, case in enumerate(analysis.operators.cases)],
         loose=[_layer(i, analysis) for i in range(len(analysis.operators.not_tuned(analysis.layers)))],
         kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
-        training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
         stacks=[_stacks(of_case, i) for i, of_case in enumerate(analysis.tp_training, start=1)],
         others=[_shown(section) for section in analysis.sections],
     )
@@ -186,10 +165,6 @@ def _single_charts(sections: Sections) -> Iterator[Figure]:
     """Those with a file of their own."""
     yield from (layer.chart for layer in sections.loose)
     yield from (kernel.chart for kernel in sections.kernels if kernel.chart)
-    for of_training in sections.training:
-        yield of_training.chart
-        if of_training.knobs:
-            yield of_training.knobs
     for of_stacks in sections.stacks:
         yield of_stacks.chart
         yield of_stacks.losses
@@ -235,22 +210,6 @@ def _kernel(kernel: KernelAnalysis, number: int, analysis: Analysis) -> KernelSe
     )
 
 
-def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
-    chart, knobs = training_figures(of_case, f"training_{number}")
-    return TrainingSection(
-        number=number,
-        title=training.title(of_case),
-        brief=of_case.case.brief,
-        answers=training.answers(of_case),
-        cautions=training.cautions(of_case),
-        chart=chart,
-        knobs=knobs,
-        knob_notes=training.knob_notes(contributed(of_case)),
-        table=settings_table(of_case),
-        how_timed=of_case.how_timed,
-    )
-
-
 def _stacks(of_case: TpTrainingAnalysis, number: int) -> StacksSection:
     chart, losses = stacks_figures(of_case, f"tp_training_{number}")
     return StacksSection(
@@ -271,7 +230,7 @@ def _shown(section: Section) -> ShownSection:
     def exhibit(one: Exhibit) -> ShownExhibit:
         chart = one.chart(f"{section.name}_{next(numbers)}").untitled if one.chart else None
         table = page_table(one.listing) if one.listing else None
-        return ShownExhibit(one.heading, one.explained, one.notes, chart, table)
+        return ShownExhibit(one.heading, one.explained, one.drawn, one.notes, chart, table)
 
     answers = [
         ShownAnswer(
@@ -322,8 +281,6 @@ def _page(
         cases=sections.cases,
         loose=sections.loose,
         kernels=sections.kernels,
-        training=sections.training,
-        training_legend=training.LEGEND,
         knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
         stacks=sections.stacks,
         stacks_legend=tp_training.LEGEND,
@@ -334,7 +291,6 @@ def _page(
         layers=layers_table(analysis),
         kernel_points=kernels_table(analysis) if len(analysis.kernel_rows) <= MOST_KERNEL_ROWS else None,
         kernel_rows=len(analysis.kernel_rows),
-        training_points=training_table(analysis),
         stack_points=stack_points_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from overlap_sweep.report.numbers import as_ms
+from overlap_sweep.report.page import time_bars
+from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.report.page.time_bars import BarsPanel, Part, TimeBar, cut, lines_of
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 
@@ -14,6 +16,12 @@ PARTS = [
     Part("exposed communication", "comm", 1.0),
     Part("hidden (to none)", "comm", 0.28),
 ]
+
+
+def training_figure(analysis: TrainingAnalysis, name: str) -> Figure:
+    """Draws the settings from fast to slow."""
+    panel = training_panel(analysis)
+    return figure(name, time_bars.describe(panel), panel, time_bars.chart)
 
 
 def training_panel(analysis: TrainingAnalysis) -> BarsPanel:

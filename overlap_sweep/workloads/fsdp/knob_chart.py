@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
+from overlap_sweep.report.page.figures import Figure, figure
 from overlap_sweep.report.page.palette import colour
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
-from overlap_sweep.workloads.fsdp.section import knob_cells
 
 if TYPE_CHECKING:
     import altair as alt
@@ -45,11 +45,16 @@ class KnobPanel:
     bars: list[KnobBar]
 
 
-def knob_panel(analysis: TrainingAnalysis) -> KnobPanel | None:
-    """None where no two settings differ in one knob alone."""
+def knobs_figure(analysis: TrainingAnalysis, name: str) -> Figure:
+    """Draws what each knob contributed: two settings must differ in one knob alone."""
+    panel = knob_panel(analysis)
+    return figure(name, describe(panel), panel, chart)
+
+
+def knob_panel(analysis: TrainingAnalysis) -> KnobPanel:
     bars = [_bar(contribution) for contribution in contributed(analysis).contributions[:MOST_BARS]]
     subtitle = "change of the time that a sample takes; whiskers are all pairs and their noise, dots the best's"
-    return KnobPanel(f"What each knob contributed: {analysis.case.brief}", subtitle, bars) if bars else None
+    return KnobPanel(f"What each knob contributed: {analysis.case.brief}", subtitle, bars)
 
 
 def describe(panel: KnobPanel) -> str:
@@ -58,7 +63,7 @@ def describe(panel: KnobPanel) -> str:
 
 
 def _bar(contribution: KnobContribution) -> KnobBar:
-    (low, high), told = contribution.range, knob_cells(contribution)
+    low, high = contribution.range
     beside = contribution.beside_best
     return KnobBar(
         name=f"{contribution.name} {contribution.what}",
@@ -68,10 +73,10 @@ def _bar(contribution: KnobContribution) -> KnobBar:
         beside=100 * beside.change if beside else None,
         sure=contribution.sure,
         taken=contribution.taken and beside is not None,
-        change_text=told["time"],
-        range_text=told["range"] or "one pair",
-        pairs_text=told["pairs"],
-        beside_text=told["beside the best"] or "-",
+        change_text=contribution.change_text,
+        range_text=contribution.range_text or "one pair",
+        pairs_text=str(len(contribution.effects)),
+        beside_text=contribution.beside_text or "-",
     )
 
 

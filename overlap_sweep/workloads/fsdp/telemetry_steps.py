@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.run_directory import Timing
 from overlap_sweep.workloads.fsdp.marks_and_kernels import Exposed
-from overlap_sweep.workloads.fsdp.step_hidden import hidden
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, STREAMS
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, Step
+from overlap_sweep.workloads.fsdp.times import hidden
 
 WARM_UP_SHARE = 0.1
 

@@ -29,7 +29,7 @@ def warnings(analysis: TrainingAnalysis) -> list[str]:
         *_no_losses(analysis),
         *_wrong_losses(analysis),
         *_nothing_to_hide(analysis),
-        *_host_limits(analysis),
+        *_launch_bound(analysis),
         *_not_compiled(analysis),
         *_drift(analysis),
         *slowed_gpus(analysis.points),
@@ -104,15 +104,15 @@ def _nothing_to_hide(analysis: TrainingAnalysis) -> Iterator[str]:
         )
 
 
-def _host_limits(analysis: TrainingAnalysis) -> Iterator[str]:
-    limited = [row.setting for row in analysis.rows if row.host_limits]
+def _launch_bound(analysis: TrainingAnalysis) -> Iterator[str]:
+    limited = [row.setting for row in analysis.rows if row.launch_bound]
     if limited:
         where = _where(limited, analysis)
         yield (
             f"Launch-bound: the host takes as long to enqueue a step as the device to run it {where}; what is hidden "
             "there is hidden behind the host. Larger batches, or compile.enabled=true, help."
         )
-    beside = [row.setting for row in analysis.rows if row.host_limits_beside and not row.host_limits]
+    beside = [row.setting for row in analysis.rows if row.baseline_launch_bound and not row.launch_bound]
     if beside:
         yield (
             "The host limits the step without overlap, or without communication, which the hidden fraction is measured "

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from overlap_sweep.report.page import time_bars, timeline
 from overlap_sweep.report.page.figures import Figure, figure
-from overlap_sweep.workloads.fsdp import chart as training_chart
-from overlap_sweep.workloads.fsdp import knob_chart
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.kernel import chart as kernel_chart
 from overlap_sweep.workloads.kernel import dots as kernel_dots
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis
@@ -117,15 +114,6 @@ def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
         return figure(name, kernel_dots.describe(dots), dots, kernel_dots.chart)
     panel = kernel_chart.kernel_panel(kernel)
     return figure(name, kernel_chart.describe(panel), panel, kernel_chart.chart)
-
-
-def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Figure | None]:
-    """The settings, and what each knob contributed, if that can be told."""
-    panel, knobs = training_chart.training_panel(training), knob_chart.knob_panel(training)
-    return (
-        figure(name, time_bars.describe(panel), panel, time_bars.chart),
-        figure(f"{name}_knobs", knob_chart.describe(knobs), knobs, knob_chart.chart) if knobs else None,
-    )
 
 
 def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:

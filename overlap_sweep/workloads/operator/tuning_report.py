@@ -14,11 +14,6 @@ from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
 from overlap_sweep.results.run_directory import VariantTimes
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.fsdp.frame import answer_rows as training_answer_rows
-from overlap_sweep.workloads.fsdp.frame import contribution_cells, setting_cells
-from overlap_sweep.workloads.fsdp.knob_effects import contributed
-from overlap_sweep.workloads.fsdp.warnings import warnings as training_warnings
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, answers_in_words
 from overlap_sweep.workloads.kernel.frame import answer_rows, comparable_cells
 from overlap_sweep.workloads.kernel.warnings import warnings
@@ -106,8 +101,6 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
         "layers": _layers(analysis),
         "kernels": [_kernel(kernel) for kernel in analysis.kernels],
         "kernel_points": _finite(analysis.kernel_rows),
-        "training": [_training(of_case) for of_case in analysis.training],
-        "training_points": _finite(analysis.training_rows),
         **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
         "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
         "tp_training_points": _finite(analysis.tp_training_rows),
@@ -227,30 +220,6 @@ def _kernel(kernel: KernelAnalysis) -> dict[str, Any]:
 def _comparable(row: ImplementationRow) -> dict[str, Any]:
     cells = {name: finite(value) for name, value in comparable_cells(row).items()}
     return {**cells, "setting": dict(row.setting), "points": list(row.points)}
-
-
-def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
-    environment, *others = environments(of_case.points)
-    (best,) = _finite(training_answer_rows([of_case]))
-    effects = contributed(of_case)
-    return {
-        **of_case.case._asdict(),
-        "parameters": of_case.parameters,
-        "measured": measured_when(of_case.points),
-        "environment": environment,
-        "other_environments": others,
-        "best": {**best, "knobs": of_case.best.knobs},
-        "shared": of_case.shared,
-        "warnings": training_warnings(of_case),
-        "settings": [
-            {**cells, "knobs": row.knobs, "points": list(row.points)}
-            for row, cells in zip(of_case.rows, _finite(map(setting_cells, of_case.rows)), strict=True)
-        ],
-        "how_timed": of_case.how_timed,
-        "knobs": _finite(map(contribution_cells, effects.contributions)),
-        "pairs_left_out": effects.left_out,
-        "never_alone": effects.never_alone,
-    }
 
 
 def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:

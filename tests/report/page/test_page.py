@@ -34,7 +34,7 @@ from tests.made_sweeps import rounds, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
 from tests.report.conftest import Made
 from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
-from tests.results.reading import layer_point
+from tests.results.reading import layer_point, training_of
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_needs_nothing_from_anywhere(page: Parsed) -> None:
 def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {"kernels", "training", "copies", "stacks", "points-table", "kernels-table", "steps-table"} <= set(ids)
+    assert {"kernels", "training", "copies", "stacks", "points-table", "kernels-table", "training-table"} <= set(ids)
     assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} - set(ids) == set()
     labels = {attributes["id"]: attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"}
     assert len(labels) > 15
@@ -175,7 +175,7 @@ def test_rows_with_long_names_have_different_labels() -> None:
 def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
     for ahead in range(MOST_BARS + 5):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
-    panel = training_panel(analysis_of(tmp_path).training[0])
+    panel = training_panel(training_of(tmp_path))
     assert (len(panel.bars), panel.bars[-1].name) == (MOST_BARS + 1, "defaults")
     assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in panel.axis
 
