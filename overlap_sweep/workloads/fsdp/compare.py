@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from overlap_sweep.compare.matching import MARGIN
 from overlap_sweep.compare.ratios import geometric_mean, ratio
 from overlap_sweep.errors import UserError
-from overlap_sweep.workloads.fsdp.marks_and_kernels import Exposed, disagreement, exposed
+from overlap_sweep.workloads.fsdp.cautions import Exposed, disagreement, exposed
 from overlap_sweep.workloads.fsdp.run_pairs import run_pairs, settings_of
 from overlap_sweep.workloads.fsdp.telemetry_dips import Dip, find_dips, slow_devices
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, read_telemetry

@@ -35,6 +35,7 @@ from overlap_sweep.workloads.fsdp.answer import (
     point_row,
     training_case,
 )
+from overlap_sweep.workloads.fsdp.cautions import cautions
 from overlap_sweep.workloads.fsdp.chart import training_figure
 from overlap_sweep.workloads.fsdp.knob_chart import knobs_figure
 from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
@@ -47,7 +48,6 @@ from overlap_sweep.workloads.fsdp.knobs import (
     knobs_of,
     setting_in_words,
 )
-from overlap_sweep.workloads.fsdp.warnings import warnings
 
 MOST_ROWS = 40
 """On a terminal."""
@@ -266,7 +266,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
     return Answer(
         title=title(analysis),
         sentences=_sentences(analysis),
-        cautions=[*warnings(analysis), *_environments(analysis)],
+        cautions=cautions(analysis),
         compared=Listing(
             *(COMPARED, analysis.rows, "Every setting, from fast to slow by the time that a sample takes."),
             chosen=lambda row: row is analysis.best,
@@ -298,11 +298,6 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
     if analysis.shared:
         lines.append(f"all with: {analysis.shared}")
     return lines
-
-
-def _environments(analysis: TrainingAnalysis) -> list[str]:
-    several = len(environments(analysis.points)) > 1
-    return ["The points were measured in different environments; see tuning_report.json."] if several else []
 
 
 def _effects(analysis: TrainingAnalysis) -> Exhibit:
@@ -351,7 +346,7 @@ def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
         "other_environments": others,
         "best": {**best, "knobs": analysis.best.knobs},
         "shared": analysis.shared,
-        "warnings": warnings(analysis),
+        "warnings": cautions(analysis),
         "settings": [
             {**cells, "knobs": row.knobs, "points": list(row.points)}
             for row, cells in zip(analysis.rows, COMPARED.records(analysis.rows), strict=True)

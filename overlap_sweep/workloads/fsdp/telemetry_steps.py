@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.run_directory import Timing
-from overlap_sweep.workloads.fsdp.marks_and_kernels import Exposed
+from overlap_sweep.workloads.fsdp.cautions import Exposed
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, STREAMS
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, Step
 from overlap_sweep.workloads.fsdp.times import hidden
