@@ -217,9 +217,9 @@ def _compare_telemetry(
     print_rows(frame, format, print_table=lambda console: print_telemetry(compared, console, by is By.point))
     if output:
         from overlap_sweep.workloads.fsdp.compare_charts import telemetry_charts
-        from overlap_sweep.workloads.fsdp.compare_summary import SUMMARY_FILE, telemetry_summary_of
 
-        _write(output, telemetry_summary_of(compared), frame, telemetry_charts(compared), format, SUMMARY_FILE)
+        summary = telemetry_rows.telemetry_summary(compared)
+        _write(output, summary, frame, telemetry_charts(compared), format, telemetry_rows.SUMMARY_FILE)
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "rows")
 

@@ -88,7 +88,7 @@ def _timeline(dataset: TelemetryDataset) -> dict[str, Any]:
         f"{_shortened(dataset.label)}: what the time of each step went to",
         subtitle=[
             "Mean over the ranks; the step itself: its slowest rank. Overlapped and exposed add up to communication.",
-            f"Triangles: dips, filled where the device explains them. Grey: warm-up, and what was profiled.{more}",
+            f"Triangles: dips, much slower or less hidden than usual. Grey: warm-up, and what was profiled.{more}",
         ],
     )
     names = distinct_names([measured.name for measured in shown])
@@ -206,27 +206,20 @@ def _dips(measured: MeasuredRun, x: alt.X, scale: alt.Scale, high_ms: float) -> 
     """A triangle at the top, and a line down; with the steps' numbers, where there are few of them."""
     import altair as alt
 
-    rows = [
-        {"step": dip.step, "high": high_ms * 0.965, "explained": bool(dip.device and dip.device.explains)}
-        for dip in measured.dips
-    ]
+    rows = [{"step": step, "high": high_ms * 0.965} for step in measured.dips]
     if not rows:
         return []
-    layers: list[Any] = []
     high = alt.Y("high:Q", scale=scale)
-    for explained in (True, False):
-        data = alt.Chart(alt.InlineData(values=[row for row in rows if row["explained"] is explained]))
-        fill = {"filled": True} if explained else {"filled": True, "fill": colour("page"), "stroke": colour("bad")}
-        layers += [
-            data.mark_rule(color=colour("bad"), strokeDash=[2, 3], strokeWidth=1, opacity=0.8).encode(x=x, y=high),
-            data.mark_point(shape="triangle-down", size=64, color=colour("bad"), opacity=1, **fill).encode(x=x, y=high),
-        ]
+    data = alt.Chart(alt.InlineData(values=rows))
+    layers: list[Any] = [
+        data.mark_rule(color=colour("bad"), strokeDash=[2, 3], strokeWidth=1, opacity=0.8).encode(x=x, y=high),
+        data.mark_point(shape="triangle-down", size=64, color=colour("bad"), opacity=1, filled=True).encode(
+            x=x, y=high
+        ),
+    ]
     if len(rows) <= MOST_NUMBERED_DIPS:
-        layers.append(
-            alt.Chart(alt.InlineData(values=rows))
-            .mark_text(align="left", dx=7, color=colour("bad"), fontSize=10)
-            .encode(x=x, y=high, text="step:N")
-        )
+        label = data.mark_text(align="left", dx=7, color=colour("bad"), fontSize=10)
+        layers.append(label.encode(x=x, y=high, text="step:N"))
     return layers
 
 
