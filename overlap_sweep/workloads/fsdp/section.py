@@ -335,6 +335,7 @@ def _knob_notes(contribution: KnobContribution) -> Iterator[str]:
 
 
 def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
+    """Returns an entry of `training`: the best setting, all `settings`, and what each knob contributed in `knobs`."""
     environment, *others = environments(analysis.points)
     (best,) = BEST.records([analysis])
     effects = contributed(analysis)

@@ -42,13 +42,12 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
-    layer point, with one in `variants` for each row of the tidy table of layers. `proof`
-    has an entry for each case and TP size that a tuner measured, and `tuner` one for each of its sweeps. `kernels` has one entry per kernel case, with an answer for each m in `answers` and
-    in them what it was chosen from; `kernel_points` are the rows of the tidy table of kernels. `training` has one entry
-    per case of training runs with the best setting, all `settings` and what each knob contributed in `knobs`, `copies`
-    one for each direction; `training_points` and `copy_points` are the rows of their tidy tables. `tp_training` has
-    one entry per model that tensor-parallel stacks trained, with the fastest of each `grids` entry and all `settings`;
-    `tp_training_points` are the rows of its tidy table.
+    layer point, with one in `variants` for each row of the tidy table of layers. `proof` has an entry for each case and
+    TP size that a tuner measured, and `tuner` one for each of its sweeps. `kernels` has one entry per kernel case, with
+    an answer for each m in `answers` and in them what it was chosen from; `kernel_points` are the rows of the tidy
+    table of kernels. `tp_training` has one entry per model that tensor-parallel stacks trained, with the fastest of
+    each `grids` entry and all `settings`; `tp_training_points` are the rows of its tidy table. What else was measured
+    has the keys of its section's `report`.
     """
     cases = [_case(case) for case in analysis.operators.cases]
     return {
