@@ -222,8 +222,9 @@ class TrainingAnalysis:
             return "Times are as measured in each point."
         beside = "Times are relative to the common floor, by the floor that was measured beside each"
         others = len(self.rows) - relative
+        settings = f"{others} setting{'s' if others > 1 else ''}"
         why = "the host limits them, or no other point has their floor"
-        return f"{beside}; those of {others} settings are as measured: {why}." if others else f"{beside}."
+        return f"{beside}; those of {settings} are as measured: {why}." if others else f"{beside}."
 
     @property
     def one_work(self) -> bool:

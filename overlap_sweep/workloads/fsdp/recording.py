@@ -12,8 +12,9 @@ from torch import Tensor
 
 from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Anchor
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp.spans import Anchor, resolve
+from overlap_sweep.workloads.fsdp.spans import resolve
 from overlap_sweep.workloads.fsdp.steps import Step
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord, overlap_of, write_metrics
 

@@ -19,16 +19,14 @@ from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.results.run_directory import Timing, TrainingRun, metrics_file
 from overlap_sweep.workloads.fsdp import fully_sharded
-from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Streams
 from overlap_sweep.workloads.fsdp.compiling import compile_layers
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, initialise
 from overlap_sweep.workloads.fsdp.recording import Recording
 from overlap_sweep.workloads.fsdp.replicated import replicate
 from overlap_sweep.workloads.fsdp.spans import Recorder
-from overlap_sweep.workloads.fsdp.steady_clock import SteadyClock
-from overlap_sweep.workloads.fsdp.steps import Step, TrainingSteps
-from overlap_sweep.workloads.fsdp.streams import Streams
+from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
 
 Spans = dict[str, list[tuple[int, int]]]
@@ -26,41 +27,6 @@ LAUNCHED_AT = 0.7
 """When an idle stream begins a collective, as a share of the host's time from the mark before it to its call's return.
 By the profiler's kernels it is 0.63 to 0.77, in calls of 135 to 240 us. When the call returns, the kernel has been
 running for 35 to 80 us, and for longer where another thread took the interpreter."""
-
-
-class Mark:
-    """A moment on the current stream, or on a CPU now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        self.host_ns = time.perf_counter_ns()
-
-    def after_ns(self, origin: Mark) -> int:
-        """Time since the origin; the device must have passed both."""
-        if self._event is None or origin._event is None:
-            return self.host_ns - origin.host_ns
-        return round(origin._event.elapsed_time(self._event) * 1e6)
-
-    def wait(self) -> None:
-        """On the host."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
-class Anchor(Mark):
-    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
-    microseconds a second."""
-
-    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
-        """A moment of the host's clock, on the device's since the origin."""
-        return self.after_ns(origin) + host_ns - self.host_ns
-
-    def lead_ns(self, mark: Mark) -> int:
-        """How much later the device passed a later mark than the host made it."""
-        return mark.after_ns(self) - (mark.host_ns - self.host_ns)
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Anchor
 from overlap_sweep.results.run_directory import TpTrainingStep
-from overlap_sweep.workloads.fsdp.spans import Anchor
 from overlap_sweep.workloads.tp_training.steps import Step
 
 _GB = 1e9

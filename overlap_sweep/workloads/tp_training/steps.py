@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.fsdp.spans import Mark
+from overlap_sweep.measure.timing import Mark
 from overlap_sweep.workloads.tp_training.batches import TokenBatches
 from overlap_sweep.workloads.tp_training.implementation import Implementation
 

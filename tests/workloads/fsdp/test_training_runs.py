@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import TrainingRun, metrics_file
 from overlap_sweep.trace.overlap import analyse_trace
-from overlap_sweep.workloads.fsdp.spans import Anchor, Mark, Queue, Recorder, Span, Unit, launch_between, resolve
+from overlap_sweep.workloads.fsdp.spans import Queue, Recorder, Span, Unit, launch_between, resolve
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import fsdp_point
@@ -55,7 +56,7 @@ def _train(ranks: Ranks, points: dict[str, dict[str, Any]], root: Path) -> dict[
     for name, point in points.items():
         directory = root / name.replace(" ", "_")
         directory.mkdir(exist_ok=True)
-        found[name] = fsdp.run(point, directory, ranks)
+        found[name] = fsdp.WORKLOAD.run(point, directory, ranks)
     return found
 
 
@@ -281,7 +282,7 @@ def _left(ranks: Ranks, points: list[dict[str, Any]], root: Path) -> tuple[int, 
     with torch._dynamo.config.patch(recompile_limit=2):
         for point in points:
             counters.clear()
-            fsdp.run(point, root, ranks)
+            fsdp.WORKLOAD.run(point, root, ranks)
             graphs.append(counters["stats"]["unique_graphs"])
     return count() - before, graphs
 
