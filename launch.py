@@ -9,6 +9,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.composition import errors_in_one_line
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import run_point
 
@@ -63,7 +64,8 @@ def print_measured() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        with errors_in_one_line():
+            main()
         if not outcomes.searching:
             print_measured()
     except KeyboardInterrupt as interrupt:

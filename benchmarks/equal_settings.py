@@ -19,14 +19,19 @@ import msgspec
 
 from overlap_sweep.compare.matching import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import CopyTimes, ImplementationTimes, PassTimes, Result, Timing, VariantTimes
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
 from overlap_sweep.workloads.copy_engine.answer import copy_row
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Observation, choose
+from overlap_sweep.workloads.operator.result import PassTimes
 from overlap_sweep.workloads.tp_training import answer as tp_training
 from tests.make_point import (
     copy_config,
@@ -93,7 +98,7 @@ def of_kernels(faster: Sequence[float], noise: Noise) -> tuple[int | None, float
             }
             times[f"ring_{number}"] = samples_us(100 * (1 - by), noise)
             implementations = {name: ImplementationTimes(time=time) for name, time in times.items()}
-            result = {"implementations": implementations}
+            result = KernelTimes(implementations=implementations)
             points.append(_point(f"{number}_{repetition}", kernel_config(backend="symm_mem"), result))
     (analysis,) = kernels.analyse_kernels(points)
     (shape,) = analysis.shapes
@@ -108,7 +113,7 @@ def of_layers(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
     times = {"none": samples_us(100, noise, False)}
     times |= {f"file:{number}": samples_us(100 * (1 - by), noise) for number, by in enumerate(faster)}
     parts = ("fwd", "bwd", "all")
-    result = {"variants": {name: VariantTimes(times=dict.fromkeys(parts, time)) for name, time in times.items()}}
+    result = LayerTimes(variants={name: VariantTimes(times=dict.fromkeys(parts, time)) for name, time in times.items()})
     analysis = layers.analyse_layer(_point("layer", layer_config(), result))
     winner, one = analysis.winner, analysis.rows[1]
     return (int(winner.name.partition(":")[2]) if winner else None), one.interval.high - one.ratio
@@ -125,7 +130,7 @@ def of_fsdp(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:
             times |= {name: samples_us(t, noise, False) for name, t in (("none", 1.1e5), ("floor", 8e4))}
             run = training_run(1e5)
             run.step = times
-            points.append(_point(f"{number}_{repetition}", config, {"training": run}))
+            points.append(_point(f"{number}_{repetition}", config, run))
     (analysis,) = training.analyse_training(points)
     by_number = {int(row.points[0].partition("_")[0]): row for row in analysis.rows}
     number = next(number for number, row in by_number.items() if row is analysis.best)
@@ -143,7 +148,7 @@ def of_stacks(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
             steps = samples_us(1e5 * (1 - by), noise).samples_us
             warmup, timed = [s for s in run.steps if s.warmup], next(s for s in run.steps if not s.warmup)
             run.steps = warmup + [_at(timed, step_us) for step_us in steps]
-            points.append(_point(f"{number}_{repetition}", config, {"tp_training": run}))
+            points.append(_point(f"{number}_{repetition}", config, run))
     rows = [row for analysis in tp_training.analyse_tp_training(points, {}) for row in analysis.rows]
     answer = tp_training.GridAnswer(rows[0].grid, sorted(rows, key=lambda row: row.time_us))
     best = answer.rows[0]
@@ -159,7 +164,7 @@ def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
         times["overlapped"] = samples_us(100 * (1 - by), noise)
         bound = dict.fromkeys(names, False)
         copies = CopyTimes(times=times, launch_bound=bound, bytes_copied=1, flops=1)
-        row = copy_row(_point("copies", copy_config(), {"copies": copies}))
+        row = copy_row(_point("copies", copy_config(), copies))
         told = row.saving.noise_us / 100
         if row.saving.time_us > row.saving.noise_us:
             found = number
@@ -183,8 +188,8 @@ def _at(step: Any, step_us: float) -> Any:
     )
 
 
-def _point(name: str, config: dict[str, Any], measured: dict[str, Any]) -> Point:
-    result = Result(name=name, point=config, status="ok", environment={"gpu": "NVIDIA H200"}, **measured)
+def _point(name: str, config: dict[str, Any], measured: Measured) -> Point:
+    result = Result(name=name, point=config, status="ok", environment={"gpu": "NVIDIA H200"}, measured=measured)
     return Point(Path(name), "ok", config, result)
 
 

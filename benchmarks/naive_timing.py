@@ -19,10 +19,9 @@ import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 
 from overlap_sweep import backends
-from overlap_sweep.config import register_schemas
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summarise, time_variants
-from overlap_sweep.numeric_options import accept_numeric_options
+from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.group_config import NO_MULTICAST
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.workloads.operator.bench import bench_for
@@ -44,8 +43,7 @@ def main() -> None:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), device)
-    register_schemas()
-    accept_numeric_options()
+    register()
     if ranks.rank == 0:
         print(
             f"{'model':12} {'operator':9} {'variant':14} {'naive us':>9} {'GPU-bound us':>13} {'host us':>8}",

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap import space
-from overlap_sweep.results.run_directory import Result, Timing, find_points, read_result
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import Result, find_points, read_result
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 AT_REST = 16
@@ -70,7 +71,7 @@ def lines(result: Result, model: str) -> Iterator[dict[str, Any]]:
     operator, tp = result.point["operator"], result.point["tp_size"]
     for kind in ("none", "floor", "overlap"):
         timings: list[Timing] = [
-            getattr(result.times[name], "point" if kind == "overlap" else kind) for name in space.PASSES
+            getattr(result.measured.times[name], "point" if kind == "overlap" else kind) for name in space.PASSES
         ]
         spreads = [(timing.q3_us - timing.q1_us) / 1e3 for timing in timings]
         sec = result.wall_s or 0.0

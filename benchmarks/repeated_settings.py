@@ -25,10 +25,11 @@ from overlap_sweep.compare.matching import verdict
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point, read_points
-from overlap_sweep.results.run_directory import Timing
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
+from overlap_sweep.workloads.kernel.result import KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.operator import choice
 from overlap_sweep.workloads.tp_training import answer as tp_training
@@ -62,7 +63,7 @@ def operators(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[b
         by_operator[point.config["operator"]].append(point)
     for operator, alike in by_operator.items():
         for name in space.PASSES:
-            times = [point.result.times[name] for point in alike if point.result]
+            times = [point.result.measured.times[name] for point in alike if point.result]
             scatter = between(ratios([(one.point, one.none) for one in times]))
             slot = f"{operator}_{'fprop' if name == 'fwd' else 'dgrad'}"
             for count in COUNTS:
@@ -83,9 +84,9 @@ def of_kernels(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[
         by_shape[point.config["kernel"], point.config["m"], point.config["operator"]].append(point)
     for shape, alike in by_shape.items():
         assert alike[0].result
-        for name in sorted(alike[0].result.implementations.keys() - set(BASELINES)):
-            measured = [point for point in alike if point.result and name in point.result.implementations]
-            beside = [point.result.implementations for point in measured if point.result]
+        for name in sorted(alike[0].result.measured.implementations.keys() - set(BASELINES)):
+            measured = [point for point in alike if point.result and name in point.result.measured.implementations]
+            beside = [point.result.measured.implementations for point in measured if point.result]
             scatter = between(ratios([(one[name].time, one["sequential"].time) for one in beside]))
             told = []
             for group in groups(measured, 2):
@@ -98,9 +99,9 @@ def of_kernels(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[
 
 def _as_implementation(point: Point, name: str, number: int) -> Point:
     assert point.result
-    measured = point.result.implementations
+    measured = point.result.measured.implementations
     kept = {baseline: measured[baseline] for baseline in BASELINES} | {f"{name}_{number}": measured[name]}
-    return replace(point, result=msgspec.structs.replace(point.result, implementations=kept))
+    return replace(point, result=msgspec.structs.replace(point.result, measured=KernelTimes(implementations=kept)))
 
 
 def of_layers(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
@@ -108,7 +109,7 @@ def of_layers(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[b
     told, rounds = [], []
     for point in points:
         assert point.result
-        first, *others = (times for name, times in point.result.variants.items() if name.startswith("file:"))
+        first, *others = (times for name, times in point.result.measured.variants.items() if name.startswith("file:"))
         compared = layers.compare([(other, first) for other in others], kind(points), len(others))
         told.append(any(one.differs for one in compared))
         rounds += [(other.times["all"], first.times["all"]) for other in others]
@@ -147,7 +148,7 @@ def stacks_tell(group: Sequence[Point]) -> bool:
 
 def compared(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
     """One sweep against another of the same: operators' times as measured."""
-    times = [estimate(one.result.times["fwd"].point.samples_us) for one in points if one.result]
+    times = [estimate(one.result.measured.times["fwd"].point.samples_us) for one in points if one.result]
     alike = [one for one, point in zip(times, points, strict=True) if point.config["operator"] == "fc1"]
     yield "compare", 1, between(alike), [verdict(one, other) != "same" for one, other in groups(alike, 2)]
 

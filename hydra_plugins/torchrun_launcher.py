@@ -22,6 +22,9 @@ ConfigStore.instance().store(group="hydra/launcher", name="torchrun", node=Torch
 class TorchrunLauncher(Launcher):
     """Feeds the points of a sweep to one torchrun group per world size."""
 
+    checks_all_first = True
+    """It composes every point before it runs any."""
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from overlap_sweep.errors import UserError
         from overlap_sweep.runtime.jobs import Sweep

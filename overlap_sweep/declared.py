@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import Field, field, fields, is_dataclass
+from functools import cache
 from typing import Any, get_type_hints
-
-from omegaconf import DictConfig
 
 from overlap_sweep.errors import UserError
 
@@ -20,21 +19,25 @@ def one_of(default: Any, *choices: str | None) -> Any:
     return field(default=default, metadata={"choices": choices})
 
 
-def check(config: Any, schema: type, where: str = "") -> None:
-    """Raise UserError for the first key that `schema` does not have, or value outside the range or the choices that it
-    declares.
+@cache
+def types_of(schema: type) -> dict[str, Any]:
+    """By field its type, in order."""
+    hints = get_type_hints(schema)
+    return {declared.name: hints[declared.name] for declared in fields(schema)}
 
-    `config` is a DictConfig or an instance of `schema`; nested dataclasses are checked too. null passes. Hydra itself
-    lets `+` add any key: nothing would read it, and points that differ in it alone would be compared.
-    """
-    types = get_type_hints(schema)
-    if isinstance(config, DictConfig) and (unknown := set(map(str, config)) - types.keys()):
-        raise UserError(_unknown(min(unknown), types, where))
+
+def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
+    """Raise UserError for the first value outside the range or the choices that `schema` declares, or a field that is
+    not there. Nested dataclasses are checked too. null passes."""
     for declared in fields(schema):
         name = f"{where}{declared.name}"
-        value = config[declared.name] if isinstance(config, DictConfig) else getattr(config, declared.name)
-        if is_dataclass(types[declared.name]):
-            check(value, types[declared.name], f"{name}.")
+        if declared.name not in config:
+            raise UserError(f"{name} is missing; give it a value, or null, instead of deleting it.")
+        value, kind = config[declared.name], types_of(schema)[declared.name]
+        if is_dataclass(kind):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{name}={value} has options of its own; give {name}.{fields(kind)[0].name}=... .")
+            check(value, kind, f"{name}.")  # type: ignore[arg-type]
         elif value is None:
             continue
         elif "choices" in declared.metadata and value not in declared.metadata["choices"]:
@@ -45,8 +48,70 @@ def check(config: Any, schema: type, where: str = "") -> None:
                 raise UserError(f"{name}={value} is out of range; give a value from {low} to {high}.")
 
 
-def _unknown(name: str, known: Iterable[str], where: str) -> str:
-    """Returns the error about a key that nothing reads, with the nearest that is read."""
-    close = difflib.get_close_matches(name, known, n=1)
-    mend = f"did you mean {where}{close[0]}?" if close else f"it has {', '.join(known)}."
+def unknown_key(config: Mapping[str, Any], schema: type) -> str | None:
+    """Returns the first key, with dots, that the schema does not have: Hydra itself lets `+` add any, which nothing
+    would read, and points that differ in it alone would be compared."""
+    types = types_of(schema)
+    for name, value in config.items():
+        if name not in types:
+            return f"{name}.{_first_leaf(value)}".rstrip(".")
+        if is_dataclass(types[name]) and isinstance(value, Mapping):
+            below = unknown_key(value, types[name])
+            if below:
+                return f"{name}.{below}"
+    return None
+
+
+def _first_leaf(value: Any) -> str:
+    if not isinstance(value, Mapping) or not value:
+        return ""
+    name, below = next(iter(value.items()))
+    return f"{name}.{_first_leaf(below)}".rstrip(".")
+
+
+def has_key(schema: type, key: str) -> bool:
+    """Whether the schema has the key, with dots; what is below a field that is no dataclass is its own affair."""
+    name, _, below = key.partition(".")
+    kind = types_of(schema).get(name)
+    return kind is not None and (not below or not is_dataclass(kind) or has_key(kind, below))  # type: ignore[arg-type]
+
+
+def no_such_key(key: str, schema: type, where: str = "") -> str:
+    """Returns the error about a key, with dots, that the schema does not have, with the nearest that it has."""
+    types = types_of(schema)
+    name, _, below = key.partition(".")
+    if below and name in types and is_dataclass(types[name]):
+        return no_such_key(below, types[name], f"{where}{name}.")
+    close = difflib.get_close_matches(name, types, n=1)
+    mend = f"did you mean {where}{close[0]}?" if close else f"it has {', '.join(types)}."
     return f"{where.rstrip('.') or 'the configuration'} has no {name}; {mend}"
+
+
+def options_text(schema: type, leaving_out: type, where: str = "") -> list[str]:
+    """Returns a line for every field that `leaving_out` does not have: name, default, and the values that it takes."""
+    known = {declared.name for declared in fields(leaving_out)} if not where else set()
+    instance, lines = schema(), []
+    for declared in fields(schema):
+        name, default = f"{where}{declared.name}", getattr(instance, declared.name)
+        if declared.name in known:
+            continue
+        if is_dataclass(default):
+            lines += options_text(type(default), leaving_out, f"{name}.")
+            continue
+        takes = _values_text(declared, types_of(schema)[declared.name])
+        lines.append(f"{name}={_shown(default)}" + (f"  ({takes})" if takes else ""))
+    return lines
+
+
+def _values_text(declared: Field[Any], kind: Any) -> str:
+    if "choices" in declared.metadata:
+        return ", ".join(dict.fromkeys(map(_shown, declared.metadata["choices"])))
+    if "range" in declared.metadata:
+        low, high = declared.metadata["range"]
+        return f"{low} to {high}"
+    return "true, false" if kind in (bool, bool | None) else ""
+
+
+def _shown(value: Any) -> str:
+    """As one types it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,16 +9,16 @@ from typing import Any
 import yaml
 
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
-from overlap_sweep.results.run_directory import (
+from overlap_sweep.results.records import (
     LayerTrial,
     PassSearch,
     SearchRecord,
     TriedSetting,
     TunerRecord,
-    VariantTimes,
     write_search_record,
     write_tuner_record,
 )
+from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.make_point import (
     copy_config,
     default_timing,

@@ -15,27 +15,20 @@ from typing import Any
 
 import yaml
 
-from overlap_sweep.config import OF_WORKLOAD, SweepConfig
+from overlap_sweep import workloads
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.results.run_directory import (
-    RESULT_FILE,
-    CopyTimes,
-    DefaultTiming,
-    ImplementationTimes,
-    PassTimes,
-    Result,
-    Status,
-    Timing,
-    TpTrainingRun,
-    TpTrainingStep,
-    TrainingRun,
-    VariantTimes,
-    write_result,
-)
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
+from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.naming import point_name
+from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 from overlap_sweep.workloads.tp_training.config import PRECISION_OF
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 ENVIRONMENT: dict[str, Any] = {
     "host": "node7",
@@ -66,11 +59,13 @@ _OF_ALL_STACKS = {
 TOKENS_PER_SAMPLE = 145
 """Of a training run of workload=fsdp."""
 
-_OPTIONS = asdict(SweepConfig())
+_OPTIONS_OF = {name: asdict(workloads.schema(name)()) for name in workloads.names()}
+_OWN = {"layer": ("layer",), "copy_engine": ("copy_engine",), "tp_training": ("tp_training",)}
+_OWN |= {"fsdp": ("ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")}
 _MEASURING = {"tokens": 8192, "warmup": 0, "repeats": 5, "profiled": 1, "seed": 0, "tolerance": None}
 _USUAL: dict[str, Any] = {
     "model": MODEL,
-    "runtime": {**_OPTIONS["runtime"], "device": "cuda"},
+    "runtime": {**_OPTIONS_OF["operator"]["runtime"], "device": "cuda"},
     **{"backend": "transformer_engine", "precision": "bf16", "profile": "none", "repetition": 0, "tp_size": 2},
 }
 _OPERATOR = {"operator": "fc1", "phase": "all", "method": "none", **dict.fromkeys(space.KNOBS), "phases": None}
@@ -100,7 +95,7 @@ def resolved(workload: str, /, **changes: Any) -> dict[str, Any]:
     `tokens`, `device` and, as a string, `model` are short for `workload.tokens`, `runtime.device` and `model.name`.
     What follows from other keys (tokens of training, backend and precision of stacks) is filled in.
     """
-    known = {name: _OPTIONS[name] for name in {"layer": ["layer"], **OF_WORKLOAD}.get(workload, ())}
+    known = {name: _OPTIONS_OF[workload][name] for name in _OWN.get(workload, ())}
     if workload == "copy_engine":
         known["model"] = {"name": "custom"}
     point = copy.deepcopy({**_USUAL, **known, "workload": {"name": workload, **_MEASURING}})
@@ -168,7 +163,7 @@ def make_point(
     name = name or f"{point_name(point, []) if workload == 'operator' else workload}_{number}"
     settings = space.settings(point) if workload == "operator" else {}
     fields = {"environment": ENVIRONMENT, "started": STARTED, "settings": settings}
-    also_taken = {"kernel": "implementations", "copy_engine": "launch_bound"}.get(workload)
+    also_taken = "launch_bound" if workload == "copy_engine" else None
     taken = {key for key in overrides if key not in Result.__struct_fields__ or key == also_taken}
     measured = {key: overrides.pop(key) for key in taken}
     if status == "ok":
@@ -231,7 +226,8 @@ def _measured_operator(
     point: Mapping[str, Any], fwd: PassTimes | None = None, bwd: PassTimes | None = None
 ) -> dict[str, Any]:
     """A pass that is not given took as long as none."""
-    return {"times": {"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, none_us=200.0, floor_us=150.0)}}
+    times = {"fwd": fwd or pass_times(100.0), "bwd": bwd or pass_times(200.0, none_us=200.0, floor_us=150.0)}
+    return {"measured": OperatorTimes(times=times)}
 
 
 def layer_config(
@@ -252,6 +248,16 @@ def variant(whole_us: Sequence[float], step_us: float | None = None, **changed: 
     if step_us is not None:
         parts["step"] = [step_us] * len(whole_us)
     return VariantTimes(times={name: timing_of(samples) for name, samples in parts.items()}, **changed)
+
+
+def _measured_layer(
+    _: Mapping[str, Any],
+    variants: Mapping[str, VariantTimes] | None = None,
+    attention_backend: str | None = None,
+) -> dict[str, Any]:
+    """Without variants `none` alone."""
+    given = {"none": variant([100.0, 101.0])} if variants is None else dict(variants)
+    return {"measured": LayerTimes(variants=given, attention_backend=attention_backend)}
 
 
 def kernel_config(m: int = 1024, backend: str = "torch", **changes: Any) -> dict[str, Any]:
@@ -279,11 +285,13 @@ def baselines(
 
 
 def _measured_kernel(
-    _: Mapping[str, Any], implementations: Mapping[str, ImplementationTimes] | None = None
+    _: Mapping[str, Any],
+    implementations: Mapping[str, ImplementationTimes] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Baselines that are not given are the usual ones."""
     given = {"ring_exchange": implementation(150.0)} if implementations is None else implementations
-    return {"implementations": {**baselines(), **given}}
+    return {"measured": KernelTimes(implementations={**baselines(), **given}, left_out=dict(left_out or {}))}
 
 
 def training_run(
@@ -308,7 +316,7 @@ def training_run(
 
 
 def _measured_fsdp(point: Mapping[str, Any], step_us: float = 1500.0, **measured: Any) -> dict[str, Any]:
-    return {"training": training_run(step_us, point=point, **measured), "objective_us": step_us}
+    return {"measured": training_run(step_us, point=point, **measured), "objective_us": step_us}
 
 
 def copy_config(
@@ -335,7 +343,7 @@ def copy_times(
 
 
 def _measured_copies(_: Mapping[str, Any], overlapped_us: float = 1100.0, **measured: Any) -> dict[str, Any]:
-    return {"copies": copy_times(overlapped_us, **measured), "objective_us": overlapped_us}
+    return {"measured": copy_times(overlapped_us, **measured), "objective_us": overlapped_us}
 
 
 def stack_config(
@@ -385,12 +393,12 @@ def tp_training_run(
 
 
 def _measured_stack(point: Mapping[str, Any], step_us: float = 10_000.0, **measured: Any) -> dict[str, Any]:
-    return {"tp_training": tp_training_run(point, step_us, **measured), "objective_us": step_us}
+    return {"measured": tp_training_run(point, step_us, **measured), "objective_us": step_us}
 
 
 MEASURED: dict[str, Callable[..., dict[str, Any]]] = {
     "operator": _measured_operator,
-    "layer": lambda point: {},
+    "layer": _measured_layer,
     "kernel": _measured_kernel,
     "fsdp": _measured_fsdp,
     "copy_engine": _measured_copies,

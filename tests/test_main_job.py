@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.trace import TraceRow, analyse_trace
+from overlap_sweep.trace.overlap import TraceRow, analyse_trace
 from tests.analyze import analyze
 from tests.sweeps import SMALL, Launch
 

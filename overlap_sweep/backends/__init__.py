@@ -200,6 +200,11 @@ def _version(package: str) -> str | None:
         return None
 
 
+def names() -> list[str]:
+    """Returns every backend's name, also of those that have nothing but kernels."""
+    return sorted({*BACKENDS, *KERNELS, *registered_kernels()})
+
+
 def load(name: str) -> Any:
     """The backend's module. UserError for an unknown name."""
     if name not in BACKENDS and (name in KERNELS or name in registered_kernels()):

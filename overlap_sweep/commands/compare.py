@@ -58,9 +58,8 @@ def compare(
             "point prints every quantity of each run, however many."
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write JSON, tables and charts (PNG) there, too.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON and tables there, too.")] = None,
+    plots: Annotated[bool, typer.Option("--plots", help="Write charts (PNG) to --output, too.")] = False,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("ratio > 1.05")] = None,
 ) -> None:
@@ -75,8 +74,8 @@ def compare(
     medians over the iterations. Training runs match by the names of their run directories, one run of each whatever it
     is called, and where no name is in both by what was swept, whatever differs throughout; where they don't do
     the same work, as with another batch size, nothing but samples/s is better or worse.
-    For them --output writes summary.json and <label>_timeline.png. Telemetry that is not the --candidate's is still
-    summarised; results and traces that are not are left out.
+    For them --output writes summary.json, --plots <label>_timeline.png. Telemetry that is not the --candidate's is
+    still summarised; results and traces that are not are left out.
 
     \b
     Columns of points and of slots (--by slot, the best of each):
@@ -113,6 +112,8 @@ def compare(
     """
     from overlap_sweep.compare.operands import Kind, find_operands, reference_and_candidate
 
+    if plots and not output:
+        raise typer.BadParameter("--plots requires --output.")
     if len(operands) < 2:
         raise typer.BadParameter("give at least two to compare.", param_hint="[LABEL=]PATH")
     found = find_operands(operands)
@@ -122,13 +123,13 @@ def compare(
     if by and by not in allowed:
         raise UserError(f"--by {by.value} is not for {kind}; choose among {', '.join(allowed)}.")
     if kind is Kind.telemetry:
-        _compare_telemetry(found, base, wanted, by, output, format, fail_expressions)
+        _compare_telemetry(found, base, wanted, by, output, plots, format, fail_expressions)
         return
     compared = [operand for operand in found if wanted is None or operand.label in (base, wanted)]
     if kind is Kind.traces:
-        _compare_traces(compared, base, by or By.phase, output, format, fail_expressions)
+        _compare_traces(compared, base, by or By.phase, output, plots, format, fail_expressions)
     else:
-        _compare_sweeps(compared, base, by, output, format, fail_expressions)
+        _compare_sweeps(compared, base, by, output, plots, format, fail_expressions)
 
 
 def _only_kind(operands: Sequence[Operand]) -> Kind:
@@ -160,6 +161,7 @@ def _compare_sweeps(
     reference: str,
     by: By | None,
     output: Path | None,
+    plots: bool,
     format: TableFormat,
     fail_expressions: Sequence[str] | None,
 ) -> None:
@@ -186,10 +188,12 @@ def _compare_sweeps(
 
     print_rows(frame, format, print_table=print_table)
     if output:
-        from overlap_sweep.compare.sweep_charts import sweep_charts
+        from overlap_sweep.compare.charts import sweep_charts
 
         commands = {dataset.label: launch_commands(dataset.points) for dataset in compared.datasets}
-        _write(output, {**summary(compared), "commands": commands}, frame, sweep_charts(compared), format)
+        _write(
+            output, {**summary(compared), "commands": commands}, frame, sweep_charts(compared) if plots else [], format
+        )
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "slots" if by is By.slot else "points")
 
@@ -200,6 +204,7 @@ def _compare_telemetry(
     candidate: str | None,
     by: By | None,
     output: Path | None,
+    plots: bool,
     format: TableFormat,
     fail_expressions: Sequence[str] | None,
 ) -> None:
@@ -218,8 +223,9 @@ def _compare_telemetry(
     if output:
         from overlap_sweep.workloads.fsdp.compare_charts import telemetry_charts
 
+        charts = telemetry_charts(compared) if plots else []
         summary = telemetry_rows.telemetry_summary(compared)
-        _write(output, summary, frame, telemetry_charts(compared), format, telemetry_rows.SUMMARY_FILE)
+        _write(output, summary, frame, charts, format, telemetry_rows.SUMMARY_FILE)
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "rows")
 
@@ -229,6 +235,7 @@ def _compare_traces(
     reference: str,
     by: By,
     output: Path | None,
+    plots: bool,
     format: TableFormat,
     fail_expressions: Sequence[str] | None,
 ) -> None:
@@ -245,9 +252,9 @@ def _compare_traces(
     check_fail_if(fail_expressions, frame)
     print_rows(frame, format, print_table=lambda console: print_traces(compared, console, by.value))
     if output:
-        from overlap_sweep.compare.trace_charts import trace_charts
+        from overlap_sweep.compare.charts import trace_charts
 
-        _write(output, trace_summary(compared), frame, trace_charts(compared), format)
+        _write(output, trace_summary(compared), frame, trace_charts(compared) if plots else [], format)
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "rows")
 

@@ -78,5 +78,5 @@ def history(
             print_history([pairs[i] for i in matching.index], found.left_out, console)
 
         print_rows(matching, format, print_table=print_table)
-    fail_for([*reading.problems, *found.problems])
+    fail_for(reading.problems)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")

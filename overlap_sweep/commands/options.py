@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from overlap_sweep.config import AnalysisConfig
@@ -28,5 +28,5 @@ def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
         except ValueError:
             raise UserError(f"{override} is no number; give {PREFIX}{name} one.") from None
     config = AnalysisConfig(**given)
-    check(config, AnalysisConfig, PREFIX)
+    check(asdict(config), AnalysisConfig, PREFIX)
     return config

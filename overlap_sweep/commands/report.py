@@ -39,6 +39,7 @@ def report(
         typer.Argument(metavar="analysis.NAME=VALUE", help="objective, tp_scaling_tolerance, ...: see below."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the files there instead of into DIR.")] = None,
+    plots: Annotated[bool, typer.Option("--plots", help="Write the charts of report.html as PNGs, too.")] = False,
     format: FormatOption = TableFormat.table,
     fail_expressions: Annotated[list[str] | None, fail_if_option("hidden_fraction < 0.3")] = None,
 ) -> None:
@@ -108,7 +109,7 @@ def report(
         command = shlex.join(["python", "analyze.py", *sys.argv[1:]])
         print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
         try:
-            written = write_reports(analysis, output or directory, command)
+            written = write_reports(analysis, output or directory, command, with_plots=plots)
             text.print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
         except UserError as error:
             problems.append(str(error))

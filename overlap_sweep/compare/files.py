@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.compare.charts import Chart, as_png
+from overlap_sweep.compare.charts import Chart
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.charts import figures
 from overlap_sweep.report.csv_text import csv_of
 from overlap_sweep.results.run_directory import write_atomically
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUMMARY_FILE, TABLE_FILE = "comparison.json", "comparison"
+
+
+def as_png(chart: Chart) -> bytes:
+    return figures.rendered(chart.spec)
 
 
 def write_files(

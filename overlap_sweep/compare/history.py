@@ -10,20 +10,18 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from overlap_sweep import workloads
 from overlap_sweep.compare.matching import Verdict, verdict
 from overlap_sweep.compare.ratios import ratio
-from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.report.frame import Row, column_types
-from overlap_sweep.results.checks import check_result
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
-from overlap_sweep.results.run_directory import Result, Timing
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.times import measured as measured_training
 from overlap_sweep.workloads.kernel.answer import name_in_tables
@@ -120,8 +118,6 @@ class History:
     """Those that moved most first."""
     left_out: Counter[str]
     """By why, how many measurements have no time to be told: `failed`, `launch-bound` and the like."""
-    problems: list[str]
-    """A sentence for each measurement that describes no point."""
 
 
 HISTORY_COLUMNS = {
@@ -156,19 +152,12 @@ def history(measurements: Iterable[Kept]) -> History:
     """Of measurements in the order in which they were made, oldest first."""
     samples: dict[_SeriesKey, dict[str, list[_Sample]]] = defaultdict(lambda: defaultdict(list))
     left_out: Counter[str] = Counter()
-    problems = []
     for kept in measurements:
         result = kept.result
         # Of a kernel, and of a layer, it is told of each; a training step takes what it takes, whoever limits it.
-        told = result.implementations or result.training or result.tp_training
-        launch_bound = result.launch_bound and not told
+        launch_bound = result.launch_bound and _workload(result.point) in ("operator", "copy_engine")
         if result.status != "ok" or launch_bound:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
-            continue
-        try:
-            check_result(result, Path(kept.directory))
-        except UserError as error:
-            problems.append(f"A measurement is left out: {error}")
             continue
         found = _samples(kept)
         point, environment = _without_what_changes_nothing(result.point), environment_identity(result.environment)
@@ -176,7 +165,7 @@ def history(measurements: Iterable[Kept]) -> History:
             key = _SeriesKey(key_of(point), setting, key_of(_hardware(environment)))
             samples[key][key_of(environment)].append(sample)
     series = [_series(key.setting, list(of_one.values())) for key, of_one in samples.items()]
-    return History(sorted(series, key=order), left_out, problems)
+    return History(sorted(series, key=order), left_out)
 
 
 def order(series: Series) -> tuple[Any, ...]:
@@ -227,25 +216,24 @@ def _samples(kept: Kept) -> dict[str, _Sample]:
         setting = f"dp{result.point['dp_size']}{options}"
         return {setting: _Sample(kept, (step_timing(result),), None)}
     if _workload(result.point) == "copy_engine":
-        assert result.copies
-        times = result.copies.times
+        times = result.measured.times
         return {"overlapped": _Sample(kept, (times["overlapped"],), times["sequential"].median_us)}
     if _workload(result.point) == "kernel":
-        sequential_us = result.implementations[SEQUENTIAL].time.median_us
+        sequential_us = result.measured.implementations[SEQUENTIAL].time.median_us
         return {
             name_in_tables(name, result.point): _Sample(kept, (measured.time,), sequential_us)
-            for name, measured in result.implementations.items()
+            for name, measured in result.measured.implementations.items()
             if name not in (GEMM_ONLY, COMM_ONLY) and not measured.launch_bound
         }
     if _workload(result.point) == "layer":
-        none = result.variants.get(NONE)
+        none = result.measured.variants.get(NONE)
         none_us = none.times["all"].median_us if none else None
         return {
             name: _Sample(kept, (variant.times["all"],), none_us)
-            for name, variant in result.variants.items()
+            for name, variant in result.measured.variants.items()
             if name != FLOOR and not variant.launch_bound
         }
-    passes = [result.times[name] for name in space.passes(result.point)]
+    passes = [result.measured.times[name] for name in space.passes(result.point)]
     none_us = sum(of_pass.none.median_us for of_pass in passes)
     return {space.settings_name(result.settings): _Sample(kept, tuple(of_pass.point for of_pass in passes), none_us)}
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.results.measured import Timing
 
 Forward = Callable[[int], Any]
 Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from overlap_sweep.config import SIZES
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.model_forms import sizes_of
 from overlap_sweep.overlap.space import OPERATORS
 
-SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "gated_mlp")
 SIZES_OF = {
     **dict.fromkeys(("qkv", "proj"), ("num_kv_heads", "head_dim")),
     **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from overlap_sweep.config import MOST_SMS
+
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer and the dimension of the weight that tensor parallelism cuts."""
 
@@ -22,11 +24,8 @@ PASS_OF_PHASE = {"fprop": "fwd", "dgrad": "bwd", "wgrad": "bwd"}
 
 METHODS = ("none", "bulk", "ring_exchange", "pipeline")
 
-PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
-
 KNOBS = ("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf")
-MOST_OF = {"num_sm": 512, "num_splits": 1024, "cga_size": 16}
-"""The most SMs are above every GPU's count of streaming multiprocessors; a worker checks against the real one."""
+MOST_OF = {"num_sm": MOST_SMS, "num_splits": 1024, "cga_size": 16}
 COUNTS = tuple(MOST_OF)
 """The knobs that are numbers; the others are on or off."""
 
@@ -192,7 +191,7 @@ FP8_SUM_TOLERANCE = 0.2
 
 def tolerance(point: Mapping[str, Any]) -> float:
     """The largest relative error at which an operator point still counts as right."""
-    given: float | None = point["workload"]["tolerance"]
+    given: float | None = point["workload"].get("tolerance")
     if given is not None:
         return given
     if any(setting.get("fp8_buf") for setting in settings(point).values()):

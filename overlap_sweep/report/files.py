@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Path]:
+def write_reports(analysis: Analysis, directory: Path, command: str, *, with_plots: bool = False) -> list[Path]:
     """Write every file into `directory`, made if need be; `command` is what was typed. The paths, summary first."""
     try:
         written: list[Path] = []
@@ -50,7 +50,7 @@ def write_reports(analysis: Analysis, directory: Path, command: str) -> list[Pat
         for path, content in _contents(analysis, directory, command):
             write(path, content)
         beside = [path.relative_to(directory).as_posix() for path in written]
-        for name, content in page_files(analysis, command, beside):
+        for name, content in page_files(analysis, command, beside, with_plots=with_plots):
             write(directory / name, content)
         return written
     except OSError as error:

@@ -14,7 +14,7 @@ from overlap_sweep.results.points import Point, Reading
 from overlap_sweep.results.records import Records
 
 if TYPE_CHECKING:
-    from overlap_sweep.report.page.figures import Figure
+    from overlap_sweep.report.charts.figures import Form
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Sources:
 class Exhibit:
     """A chart or a table with what is to be said of it."""
 
-    chart: Callable[[str], Figure] | None = None
-    """Draws it under a name that is fit for a file; only the page asks for it."""
+    chart: Callable[[], Form] | None = None
+    """Returns what is to be drawn; only the page asks for it."""
     listing: Listing[Any] | None = None
     heading: str = ""
     explained: str = ""

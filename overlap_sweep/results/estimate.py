@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from overlap_sweep.results.run_directory import DefaultTiming, Timing
+from overlap_sweep.results.measured import Timing
 
 CONFIDENCE = 0.95
 """What an interval covers, and 1 minus how often two equal times are told apart."""
@@ -177,12 +177,6 @@ def pooled_none(timings: Sequence[Timing]) -> Estimate:
     time_us = statistics.median(timing.median_us for timing in timings)
     scaled = [[sample * time_us / timing.median_us for sample in timing.samples_us] for timing in timings]
     return replace(estimate(*scaled), time_us=time_us)
-
-
-def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
-    """Each measurement of the default once, in time order, however many points carry it."""
-    found = {(default.measured, *default.default.samples_us): default for default in defaults}
-    return [found[key] for key in sorted(found)]
 
 
 def hidden_fraction(time_us: float, none_us: float, floor_us: float) -> float:

@@ -8,26 +8,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.results.checks import (
+    MEASURE_AGAIN,
     MOST_YAML_BYTES,
-    check_config,
     check_place,
-    check_result,
     read_yaml,
-    refused_traces,
 )
-from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result
-from overlap_sweep.trace.directories import links_out
-from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF
+from overlap_sweep.results.measured import Measured
+from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
+from overlap_sweep.trace.directories import is_plain_name, links_out
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
 """File systems take 255 bytes."""
 
+M = TypeVar("M", bound=Measured)
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
 
 
@@ -106,6 +104,11 @@ class Point:
         """Training steps of a language model by a tensor-parallel stack."""
         return self.workload == "tp_training"
 
+    def measured_as(self, kind: type[M]) -> M:
+        """Returns what it measured; of a point that is ok."""
+        assert self.result
+        return self.result.measured_as(kind)
+
     @property
     def why_not_ok(self) -> str:
         """In one line; of a point that is not ok."""
@@ -183,45 +186,25 @@ def _read_point(directory: Path, root: Path) -> Point:
     if path.exists() or path.is_symlink():
         check_place(path, root)
         result = read_result(path)
-        check_result(result, path)
-        refused = refused_traces(result, directory, root)
+        refused = _refused_traces(result, directory, root)
         result.traces = [name for name in result.traces if name not in refused]
         return Point(directory, result.status, result.point, result, tuple(refused.values()))
     path = directory / HYDRA_CONFIG
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)
-    check_config(config, path)
-    asked = {
-        **{"kernel": _asked_kernel, "fsdp": _asked_training, "copy_engine": _asked_copies},
-        "tp_training": _asked_tp_training,
-    }
-    if complete := asked.get(config["workload"]["name"]):
-        config = complete(config)
-    return Point(directory, "missing", config, None)
+    return Point(directory, "missing", check_composed(config, path).as_asked(config), None)
 
 
-def _asked_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
-    known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
-    return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
-
-
-def _asked_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With what training alone decides; a precision that was left to the device is unknown."""
-    asked = config["training"]["mixed_precision"]
-    precision = "fp32" if asked == "none" else asked
-    return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}
-
-
-def _asked_copies(config: Mapping[str, Any]) -> dict[str, Any]:
-    copy = config["copy_engine"]
-    known = {"backend": "copy_engine", "precision": PRECISION_OF_DTYPE.get(copy["dtype"]), "tp_size": 1}
-    workload = {**config["workload"], "tokens": copy["matrix_size"]}
-    return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
-
-
-def _asked_tp_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With what null stands for; a precision that was left to the device is unknown."""
-    impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
-    known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
-    return {**config, **known}
+def _refused_traces(result: Result, directory: Path, root: Path) -> dict[str, str]:
+    """By the name that the result lists, why that trace is not read."""
+    refused = {}
+    for name in result.traces:
+        if not is_plain_name(name):
+            said = f"the trace {name[:100]!r}, which is no name of a file beside it; {MEASURE_AGAIN}"
+            refused[name] = f"{directory / RESULT_FILE} lists {said}."
+            continue
+        try:
+            check_place(directory / name, root, most_bytes=None)
+        except UserError as error:
+            refused[name] = str(error)
+    return refused

@@ -12,7 +12,8 @@ import msgspec
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import TUNER_FILE, read_tuner_record
+from overlap_sweep.results.records import read_tuner_record
+from overlap_sweep.results.run_directory import TUNER_FILE
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.results.knob_record import KnobRecord, KnobSearch
 from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.workloads.fsdp.knobs import in_words
 
 _PREFETCH = "fsdp.forward_prefetch"

@@ -19,6 +19,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import Result, last_sweep
 from overlap_sweep.runtime.attempts import limits
+from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.kept import LASTING, differing, is_of, kept_result, remember_kept, whole_result
 from overlap_sweep.runtime.lock import refuse_if_held, refuse_if_read_only
 from overlap_sweep.runtime.outcome import Outcome, outcomes
@@ -88,7 +89,7 @@ class Sweep:
 
     def compose(self, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
         """UserError when any job's configuration is wrong, or two that differ would share a directory."""
-        # Hydra takes a twentieth of a second for each, and nothing else is to be seen meanwhile.
+        # Nothing else is to be seen meanwhile.
         if len(job_overrides) >= WORTH_SAYING:
             log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
         jobs = [self.compose_one(list(given), first_index + i) for i, given in enumerate(job_overrides)]
@@ -97,12 +98,12 @@ class Sweep:
 
     def compose_one(self, overrides: list[str], number: int) -> Job:
         """UserError when the configuration is wrong."""
-        config = self.context.config_loader.load_sweep_config(self.config, overrides)
+        config = compose_point(self.context.config_loader, self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
-        point = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+        point = resolve(config)
         directory = self.directory / str(config.hydra.sweep.subdir)
         if not directory.resolve().is_relative_to(self.directory.resolve()):
             raise UserError(

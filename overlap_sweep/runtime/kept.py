@@ -31,10 +31,9 @@ def whole_result(directory: Path) -> Result | None:
     if not path.exists():
         return None
     try:
-        result = read_result(path)
+        return read_result(path)
     except UserError:
         return None
-    return result if isinstance(result.point.get("runtime"), dict) else None
 
 
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:

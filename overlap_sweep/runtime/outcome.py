@@ -3,10 +3,8 @@ lines and the exit status."""
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
-import statistics
 import sys
 import textwrap
 import time
@@ -17,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import SEQUENTIAL
+from overlap_sweep.results.measured import Speedup
 from overlap_sweep.results.run_directory import Result, Status
 
 if TYPE_CHECKING:
@@ -36,13 +33,10 @@ class Outcome:
     status: Status
     reason: str | None
     objective_us: float | None
-    speedup: float | None
-    """Over the same without overlap, of an operator in the passes that the point is about."""
     workload: str
-    samples_per_s: float | None = None
-    """Of a training step."""
-    tokens_per_s: float | None = None
-    """Of a language model's training step."""
+    compared: Speedup | None = None
+    rate: str = ""
+    """What it comes to in a second, in words."""
 
     @property
     def name(self) -> str:
@@ -50,58 +44,21 @@ class Outcome:
 
     @classmethod
     def of(cls, result: Result, directory: Path) -> Outcome:
-        samples_per_s = tokens_per_s = None
-        if training := result.training:
-            samples_per_s = training.samples_per_step / training.step["point"].median_us * 1e6
-        if run := result.tp_training:
-            # Of a failed one there may be no timed step.
-            step_us = statistics.median([step.step_us for step in run.steps if not step.warmup] or [math.inf])
-            tokens_per_s = run.tokens_per_step / step_us * 1e6
         return cls(
             directory,
             result.status,
             result.error,
             result.objective_us,
-            _speedup(result),
             result.point["workload"]["name"],
-            samples_per_s,
-            tokens_per_s,
+            *(result.measured.compared(result), result.measured.rate) if result.measured else (None, ""),
         )
-
-    @property
-    def compared(self) -> str:
-        """With what it is, where it has a speedup; of a language model's step the rate."""
-        if self.tokens_per_s:
-            return f"{self.tokens_per_s:,.0f} tokens/s"
-        reference = "sequential" if self.workload in ("kernel", "copy_engine") else "none"
-        rate = f"  {self.samples_per_s:,.0f} samples/s" if self.samples_per_s else ""
-        return f"{self.speedup:.3f}x {reference}{rate}"
 
     def __str__(self) -> str:
         if self.objective_us is not None:
-            compared = f"  {self.compared}" if self.speedup or self.tokens_per_s else ""
-            return f"{self.status:<8}{self.name}  {self.objective_us / 1e3:.3f} ms{compared}"
+            told = [f"{self.objective_us / 1e3:.3f} ms", str(self.compared or ""), self.rate]
+            return "  ".join([f"{self.status:<8}{self.name}", *filter(None, told)])
         reason = (self.reason or "").splitlines()[0]
         return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"
-
-
-def _speedup(result: Result) -> float | None:
-    """Over the same without overlap; None where that was not measured."""
-    if result.training:
-        return result.training.step["none"].median_us / result.training.step["point"].median_us
-    if result.copies:
-        return result.copies.times["sequential"].median_us / result.copies.times["overlapped"].median_us
-    if not result.objective_us or result.tp_training:
-        return None
-    if result.variants:
-        none = result.variants.get("none")
-        return none.times["all"].median_us / result.objective_us if none else None
-    if result.implementations:
-        return result.implementations[SEQUENTIAL].time.median_us / result.objective_us
-    touched = space.passes(result.point)
-    whole_us = {name: result.times[name].none.median_us for name in space.PASSES}
-    overlapped_us = sum(result.times[name].point.median_us if name in touched else us for name, us in whole_us.items())
-    return sum(whole_us.values()) / overlapped_us
 
 
 @dataclass
@@ -139,11 +96,10 @@ class Outcomes:
         return self.expected - {outcome.directory for outcome in self.all}
 
     def best(self) -> Outcome | None:
-        """The largest speedup: times of different operators or TP sizes cannot be compared. Kernels, training steps and
-        copies are compared by the answers that are printed about them."""
-        told = ("kernel", "fsdp", "copy_engine")
-        compared = [o for o in self.all if o.speedup is not None and o.workload not in told]
-        return max(compared, key=lambda o: o.speedup or 0.0, default=None)
+        """The largest speedup, of workloads whose points say by themselves what is best: times of different operators
+        or TP sizes cannot be compared."""
+        ranked = [(one.compared.speedup, one) for one in self.all if one.compared and one.compared.ranks]
+        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def counts(self) -> Counter[str]:
         return Counter(outcome.status for outcome in self.all)
@@ -223,7 +179,7 @@ def _bar(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
         def heard(outcome: Outcome) -> None:
             console.print(str(outcome), highlight=False, markup=False, soft_wrap=True)
             best = outcomes.best()
-            shown = f"best {best.speedup:.3f}x {best.name}" if best else ""
+            shown = f"best {best.compared.speedup:.3f}x {best.name}" if best and best.compared else ""
             bar.update(task, advance=1, counts=outcomes.counts_line(), best=shown)
 
         def say(text: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -13,16 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.config import (
-    NO_PART_OF_A_POINT,
-    OF_LANGUAGE_MODELS,
-    OF_WORKLOAD,
-    OPTIONS_OF_WORKLOAD,
-    READ_OF_MODEL,
-    WORKLOAD_SCHEMAS,
-    SweepConfig,
-)
-from overlap_sweep.declared import check
+from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
+from overlap_sweep.declared import check, unknown_key
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -39,6 +32,7 @@ from overlap_sweep.results.run_directory import (
     write_result,
 )
 from overlap_sweep.runtime.attempts import Attempts, current_launch, limits
+from overlap_sweep.runtime.composition import unknown_option
 from overlap_sweep.runtime.group import GroupError, WorkerPool, pool_for_point
 from overlap_sweep.runtime.group_config import (
     check_multicast,
@@ -61,46 +55,34 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What null stands for, by device."""
 
-_PRECISION_BY = {"fsdp": "training.mixed_precision", "tp_training": "tp_training.dtype"}
-"""Workloads whose precision has a name of its own."""
-
-_INSTEAD = {"fsdp": {"num_layers": "ranking.num_layers", "vocab_size": "ranking.vocab_size"}}
-"""By workload, what says what a key of `model` says elsewhere."""
-
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The whole configuration as plain data, with what depends on model and machine filled in.
+    """The whole configuration as plain data, with what depends on model and machine filled in; Hydra's part is left
+    out.
 
     UserError when a value is out of range, unknown, or asks for more GPUs than there are, and where no group of workers
     could be started here.
     """
-    missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith("model_preset."))
-    if missing:
-        raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
-    check(config, SweepConfig)
-    workloads.load(config.workload.name)
-    _refuse_idle(config)
-    check(config.workload, WORKLOAD_SCHEMAS[config.workload.name], "workload.")
-    of_kernels = config.workload.name == "kernel"
-    if config.backend != "auto":
-        (backends.load_kernels if of_kernels else backends.load)(config.backend)
-    point: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    for name in NO_PART_OF_A_POINT:
-        point.pop(name, None)
-    for workload_name, names in OPTIONS_OF_WORKLOAD.items():
-        for name in names if config.workload.name != workload_name else ():
-            if point.pop(name, None) is not None:
-                raise UserError(f"{name}={config[name]} is for workload={workload_name}; add that, or leave it out.")
-    for workload_name, names in OF_WORKLOAD.items():
-        if config.workload.name != workload_name:
-            _leave_out(point, names, workload_name)
-    if config.precision and config.workload.name in _PRECISION_BY:
-        instead = f"give {_PRECISION_BY[config.workload.name]} to workload={config.workload.name} instead"
-        raise UserError(f"precision={config.precision}: {instead}.")
-    language_model = {name: point["model"].pop(name) for name in OF_LANGUAGE_MODELS}
-    point["model"] = dict(_resolved_model(tuple(point["model"].items())))
-    if config.workload.name == "tp_training":
-        point["model"] |= language_model
+    point = _plain(config)
+    name = point["workload"]["name"]
+    schema = workloads.schema(name)
+    if key := unknown_key(point, schema):
+        raise UserError(unknown_option(key, schema))
+    check(point, schema)
+    if issubclass(schema, ModelConfig):
+        _refuse_idle(point, schema)
+    if point["backend"] != "auto":
+        (backends.load_kernels if name == "kernel" else backends.load)(point["backend"])
+    for option in NO_PART_OF_A_POINT:
+        point.pop(option, None)
+    if point["precision"] and schema.precision_option:
+        instead = f"give {schema.precision_option} to workload={name} instead"
+        raise UserError(f"precision={point['precision']}: {instead}.")
+    if issubclass(schema, ModelConfig):
+        language_model = {key: point["model"].pop(key) for key in OF_LANGUAGE_MODELS}
+        point["model"] = dict(_resolved_model(tuple(point["model"].items())))
+        if "architecture" in schema.reads_of_model:
+            point["model"] |= language_model
     runtime, workload = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
@@ -115,50 +97,53 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         point["precision"] = point["precision"] or defaults["precision"]
     workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
     check_multicast(runtime, os.environ)
-    completed: dict[str, Any] = workloads.load(workload["name"]).complete(point)
+    completed: dict[str, Any] = workloads.load(name).complete(point)
     if not elsewhere():
         check_wrapper(completed)
         check_temporary_directory()
     return completed
 
 
-def _refuse_idle(config: DictConfig) -> None:
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """The configuration without Hydra's part. UserError where a value is missing."""
+    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
+    if missing:
+        raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
+    return {str(key): _value(config[key]) for key in config if key != "hydra"}
+
+
+def _value(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
+    for key in map(str, node):
+        if OmegaConf.is_missing(node, key):
+            yield f"{where}{key}"
+        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
+            yield from _missing(below, f"{where}{key}.")
+
+
+def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
     """UserError where a key of `model` was given that the workload does not read: the run would not be what it says."""
-    if config.model_preset is None:
+    if point["model_preset"] is None:
         # A configuration of the user's own that composes none.
         return
-    preset: Any = OmegaConf.to_container(config.model_preset, resolve=True)
-    preset = {**_usual()["model"], **preset}
-    given = [str(key) for key, value in config.model.items() if value != preset[key]]
-    workload = config.workload.name
-    without_model = workload == "kernel" and config.n is not None
-    read = () if without_model else READ_OF_MODEL[workload]
+    preset = {**asdict(Model()), **point["model_preset"]}
+    model, workload = point["model"], point["workload"]["name"]
+    given = [key for key, value in model.items() if value != preset[key]]
+    own_sizes = [name for name in schema.own_sizes if point[name] is not None]
+    read = () if own_sizes else schema.reads_of_model
     idle = next((key for key in given if key not in read), None)
     if idle is None:
         return
-    instead = _INSTEAD.get(workload, {}).get(idle)
+    instead = schema.instead_of_model.get(idle)
     reads = f"it reads model.{{{','.join(read)}}}" if read else "it reads nothing of model"
-    beside = " with n and k" if without_model else ""
+    beside = f" with {' and '.join(own_sizes)}" if own_sizes else ""
     raise UserError(
-        f"model.{idle}={config.model[idle]}: workload={workload}{beside} does not use it; "
+        f"model.{idle}={model[idle]}: workload={workload}{beside} does not use it; "
         f"{f'give {instead} instead; ' if instead else ''}{reads}."
     )
-
-
-def _leave_out(point: dict[str, Any], names: Sequence[str], workload: str) -> None:
-    """What only another workload knows. UserError where something of it was asked for."""
-    for name in names:
-        given, unasked = point.pop(name), _usual()[name]
-        changed = [key for key, value in given.items() if value != unasked[key]]
-        if changed:
-            raise UserError(f"{name}.{changed[0]} is for workload={workload}; add that, or leave it out.")
-
-
-@cache
-def _usual() -> dict[str, Any]:
-    """What is not asked for."""
-    usual: dict[str, Any] = OmegaConf.to_container(OmegaConf.structured(SweepConfig))  # type: ignore[assignment]
-    return usual
 
 
 @cache

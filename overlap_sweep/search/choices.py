@@ -11,12 +11,13 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
+from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.search.cell import Candidate
 
 SEARCHED = ("phase", "method", *space.KNOBS)
@@ -65,8 +66,7 @@ def _texts(override: Override) -> Iterator[str]:
 
 def compose(config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> DictConfig:
     """Returns what Hydra gives the job with these overrides."""
-    job = context.config_loader.load_sweep_config(config, list(overrides))
-    return OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+    return compose_point(context.config_loader, config, overrides)
 
 
 def combined(values: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -87,8 +87,7 @@ def read_choices(
     """
     searched = {key: of_key for key, of_key in values.items() if key in SEARCHED}
     rows = max(map(len, searched.values()), default=1)
-    # A composition takes a tenth of a second, and the keys don't depend on each other: the first one has the first
-    # value of each, and so on.
+    # The keys don't depend on each other: the first composition has the first value of each, and so on.
     jobs = [
         composed([f"{key}={of_key[min(row, len(of_key) - 1)]}" for key, of_key in searched.items()])
         for row in range(rows)

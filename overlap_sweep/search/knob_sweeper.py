@@ -12,7 +12,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from overlap_sweep.config import NO_PART_OF_A_POINT
-from overlap_sweep.results.knob_record import KnobRecord, KnobSearch
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.choices import swept_values
@@ -88,9 +88,8 @@ class Searching:
 
     @property
     def _samples_per_step(self) -> int | None:
-        """The baseline's."""
-        first = self._results[0].training if self._results else None
-        return first.samples_per_step if first else None
+        """The baseline's; None where points of the workload do not differ in it."""
+        return getattr(self._results[0].measured, "samples_per_step", None) if self._results else None
 
 
 def _typed(space: KnobSpace) -> list[str]:

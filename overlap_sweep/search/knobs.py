@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.knob_record import Contribution, Gain, KnobSearch, TriedKnobs
+from overlap_sweep.results.records import Contribution, Gain, KnobSearch, TriedKnobs
 from overlap_sweep.search.knob_trail import KnobTrail, Samples, Search, Setting, Steps
 
 

@@ -22,6 +22,7 @@ from overlap_sweep.search.bisect import Effort, bisect
 from overlap_sweep.search.cell import Baselines, Candidate, Cell, Failure, Measured, Start, Trail, collectives
 from overlap_sweep.search.measured import Job, Measurements, override_value
 from overlap_sweep.workloads.operator.failures import wrong_passes
+from overlap_sweep.workloads.operator.result import OperatorTimes
 
 
 class Running:
@@ -135,7 +136,7 @@ class Task:
         """Start the searches, once the operator was measured without overlap."""
         assert self.baseline
         for pass_name, cell in self.cells.items():
-            times = self.baseline.times[pass_name]
+            times = self.baseline.measured_as(OperatorTimes).times[pass_name]
             none = estimate([*times.none.samples_us, *times.point.samples_us])
             baselines = Baselines(none, times.floor.median_us, collective_us)
             self.running[pass_name] = Running(
@@ -174,7 +175,7 @@ class Task:
                 self.alone.append((pass_name, candidate))
 
     def _measured(self, result: Result, pass_name: str) -> Measured:
-        times = result.times[pass_name]
+        times = result.measured_as(OperatorTimes).times[pass_name]
         scale = self.running[pass_name].trail.baselines.none
         return normalised([(times.point, times.none)], Estimate(scale.time_us, 0.0, scale.repeats))
 
@@ -186,7 +187,7 @@ def collective_us(tasks: Iterable[Task]) -> float:
     for task in tasks:
         assert task.baseline
         for pass_name in space.PASSES:
-            times = task.baseline.times[pass_name]
+            times = task.baseline.measured_as(OperatorTimes).times[pass_name]
             exposed_us = max(0.0, times.none.median_us - times.floor.median_us)
             found.append(exposed_us / collectives(space.OPERATORS[task.operator], pass_name))
     return statistics.median(found)

@@ -17,7 +17,8 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.results.points import Case, Point
-from overlap_sweep.results.run_directory import SEARCH_FILE, PassSearch, SearchRecord, TriedSetting, write_search_record
+from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, write_search_record
+from overlap_sweep.results.run_directory import SEARCH_FILE
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
@@ -127,6 +128,10 @@ def find_tasks(config: DictConfig, context: HydraContext, values: Mapping[str, S
     UserError when there is nothing to search in any of them.
     """
     combinations = combined(values)
+    for overrides in combinations:
+        workload = compose(config, context, overrides).workload.name
+        if workload != "operator":
+            raise UserError(f"a search is for settings of operators, not for workload={workload}.")
 
     def composed(searched: list[str]) -> DictConfig:
         job = compose(config, context, [*combinations[0], *searched])
@@ -146,8 +151,6 @@ def find_tasks(config: DictConfig, context: HydraContext, values: Mapping[str, S
 def _task(config: DictConfig, context: HydraContext, overrides: list[str], choices: Choices) -> Task:
     """The operator's cells. What may not be combined is left out, as a launcher would skip it."""
     job = compose(config, context, [*overrides, "phases={fprop:{method:none}}"])
-    if job.workload.name != "operator":
-        raise UserError(f"a search is for settings of operators, not for workload={job.workload.name}.")
     point = resolve(job)
     backend, workload = backends.load(point["backend"]), workloads.load("operator")
 

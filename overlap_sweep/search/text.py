@@ -11,9 +11,8 @@ from rich.console import Console
 from overlap_sweep.overlap import space
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
-from overlap_sweep.results.knob_record import KNOBS_FILE, Contribution, Gain, KnobRecord, KnobSearch
-from overlap_sweep.results.records import Records
-from overlap_sweep.results.run_directory import PassSearch, SearchRecord, write_record
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, PassSearch, Records, SearchRecord
+from overlap_sweep.results.run_directory import KNOBS_FILE, write_record
 
 
 def print_searches(records: Records, root: Path, console: Console) -> None:

@@ -6,15 +6,16 @@ import platform
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
-from overlap_sweep.results.run_directory import SCHEMA, Result
+from overlap_sweep.results.run_directory import Result, decoded_result, one_line
 
-_Content = TypeVar("_Content")
+LEFT_OUT = "it is left out"
+"""What is done about what cannot be read."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,21 +65,17 @@ class Record(msgspec.Struct, frozen=True):
     added: str
 
 
-class _Point(msgspec.Struct):
-    """The part of a point that its key needs."""
+class _Line(msgspec.Struct):
+    """A record as it is read: the result may be of an earlier schema."""
 
-    runtime: dict[str, Any]
-
-
-class _Environment(msgspec.Struct):
-    """The part of an environment that its key needs."""
-
-    packages: dict[str, Any] = {}
-    variables: dict[str, Any] = {}
+    result: msgspec.Raw
+    directory: str
+    host: str
+    added: str
 
 
 def new_measurement(result: Result, directory: Path) -> Measurement:
-    """Of now. UserError where the result describes no point."""
+    """Of now."""
     host = result.environment.get("host")
     record = Record(
         result=result,
@@ -86,20 +83,13 @@ def new_measurement(result: Result, directory: Path) -> Measurement:
         host=host if isinstance(host, str) else platform.node(),
         added=datetime.now(UTC).isoformat(),
     )
-    return with_keys(record, str(directory))
+    return with_keys(record)
 
 
-def with_keys(record: Record, where: str) -> Measurement:
-    """UserError, which begins with `where`, when the result describes no point or no machine."""
+def with_keys(record: Record) -> Measurement:
+    """The record with what tells whether two are of the same."""
     result = record.result
-    try:
-        msgspec.convert(result.point, _Point)
-        msgspec.convert(result.environment, _Environment)
-        keys = point_key(result.point), environment_key(result.environment)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise UserError(f"{where} describes no measurement ({error}); it is left out.") from None
-    if result.schema > SCHEMA:
-        raise UserError(f"{where} has schema {result.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
+    keys = point_key(result.point), environment_key(result.environment)
     return Measurement(**msgspec.structs.asdict(record), point_key=keys[0], environment_key=keys[1])
 
 
@@ -118,12 +108,11 @@ def encoded(measurement: Measurement) -> bytes:
 
 def decoded(line: bytes, where: str) -> Measurement:
     """What `encoded` made. UserError, which begins with `where`, when it is something else."""
-    return with_keys(_decode(line, Record, where), where)
-
-
-def decoded_result(text: str, where: str) -> Result:
-    """UserError, which begins with `where`, when it is no result."""
-    return _decode(text, Result, where)
+    try:
+        read = msgspec.json.decode(line, type=_Line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where} cannot be read ({one_line(error)}); it is left out.") from None
+    return with_keys(Record(decoded_result(bytes(read.result), where, LEFT_OUT), read.directory, read.host, read.added))
 
 
 def note(problems: list[str], problem: str) -> None:
@@ -136,13 +125,6 @@ def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Each measurement once, oldest first."""
     once = {measurement.measurement_key: measurement for measurement in measurements}
     return sorted(once.values(), key=lambda measurement: measurement.measured)
-
-
-def _decode(content: bytes | str, kind: type[_Content], where: str) -> _Content:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read ({error}); it is left out.") from None
 
 
 class Line(NamedTuple):

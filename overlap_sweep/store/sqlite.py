@@ -12,12 +12,12 @@ from typing import Any, Self
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.run_directory import Result, decoded_result
 from overlap_sweep.store.measurement import (
+    LEFT_OUT,
     Measurement,
     Record,
     decoded,
-    decoded_result,
     environment_key,
     files_directory,
     line_files,
@@ -265,8 +265,8 @@ def _rows(
         where = f"{path}, row {number}"
         try:
             columns = msgspec.convert([host, directory, added, text], tuple[str, str, str, str])
-            result = decoded_result(columns[3], where)
-            yield with_keys(Record(result, columns[1], columns[0], columns[2]), where)
+            result = decoded_result(columns[3], where, LEFT_OUT)
+            yield with_keys(Record(result, columns[1], columns[0], columns[2]))
         except msgspec.ValidationError as error:
             note(problems, f"{where} cannot be read ({error}); it is left out.")
         except UserError as error:

@@ -11,17 +11,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from overlap_sweep import workloads
-from overlap_sweep.config import LayerWorkload
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.results.run_directory import LayerTrial, Result, write_atomically
+from overlap_sweep.results.records import LayerTrial
+from overlap_sweep.results.run_directory import Result, write_atomically
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.choices import compose
 from overlap_sweep.search.measured import Job, override_value
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep
+from overlap_sweep.workloads.layer.config import WorkloadOptions
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
@@ -33,7 +34,7 @@ CONFIGS = "configs"
 
 _OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
 
-_OF_LAYERS = {declared.name for declared in fields(LayerWorkload)}
+_OF_LAYERS = {declared.name for declared in fields(WorkloadOptions)}
 
 
 def combinations(

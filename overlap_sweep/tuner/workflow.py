@@ -20,14 +20,8 @@ from overlap_sweep.overlap import models, space
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.results.run_directory import (
-    TUNER_FILE,
-    LayerTrial,
-    Result,
-    TunerRecord,
-    read_tuner_record,
-    write_tuner_record,
-)
+from overlap_sweep.results.records import LayerTrial, TunerRecord, read_tuner_record, write_tuner_record
+from overlap_sweep.results.run_directory import TUNER_FILE, Result
 from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.search.sweeper import Sweep, case_of, cases, profile_answers, search, set_up, swept_values
@@ -44,6 +38,8 @@ from overlap_sweep.tuner.layer_trials import (
     write_config,
 )
 from overlap_sweep.workloads.layer.answer import compare
+from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.scaling import ROUNDING
 
 TP_SIZES = (2, 4, 8)
@@ -201,7 +197,8 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     first = next(iter(names))
     if result.status != "ok":
         return first
-    measured = {label: result.variants[name] for label, name in names.items() if name in result.variants}
+    variants = result.measured_as(LayerTimes).variants
+    measured = {label: variants[name] for label, name in names.items() if name in variants}
     right = {label: variant for label, variant in measured.items() if not variant.launch_bound}
     if not right:
         return first if measured else None
@@ -242,7 +239,7 @@ def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
     tp_size = baselines[0].point["tp_size"]
     floor_us, tp1_us = 0.0, 0.0
     for result in baselines:
-        for times in (result.times[pass_name] for pass_name in space.PASSES):
+        for times in (result.measured_as(OperatorTimes).times[pass_name] for pass_name in space.PASSES):
             if times.tp1 is None:
                 return None
             floor_us += times.floor.median_us

@@ -14,11 +14,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
     from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+    from overlap_sweep.results.measured import Measured
 
 Config = Mapping[str, Any]
 """The configuration of one point as plain data: as it was asked for, or after `complete` as it is measured."""
@@ -119,3 +121,16 @@ def section_modules() -> list[Any]:
 def section_module(name: str) -> Any:
     """Returns the workload's `section` module."""
     return load(name).module("section")
+
+
+def measured_type(name: str) -> type[Measured]:
+    """Returns the type of what points of the workload measure. UserError where there is no such workload."""
+    measured: type[Measured] = load(name).module("result").MEASURED
+    return measured
+
+
+def schema(name: str) -> type[PointConfig]:
+    """Returns the dataclass of the workload's configuration: `Config` in its module `config`. UserError where there is
+    none of that name."""
+    config: type[PointConfig] = load(name).module("config").Config
+    return config

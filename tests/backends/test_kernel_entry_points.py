@@ -98,13 +98,13 @@ def test_the_documents_example_is_measured_as_it_stands(packages: Path, tmp_path
     ours = [result for result in results.values() if result.point["backend"] == "mine"]
     assert {result.point["kernel"] for result in ours} == {"ag_gemm", "gemm_rs"}
     for result in ours:
-        assert set(result.implementations) == {*BASELINES, "pipeline_split2", "pipeline_split4"}
-        one = result.implementations["pipeline_split4"]
+        assert set(result.measured.implementations) == {*BASELINES, "pipeline_split2", "pipeline_split4"}
+        one = result.measured.implementations["pipeline_split4"]
         assert one.setting == {"method": "pipeline", "num_splits": 4}
         assert one.relative_error is not None
         assert one.relative_error < 1e-5
         assert not one.independent
-        assert result.left_out == {}
+        assert result.measured.left_out == {}
 
 
 @pytest.mark.end_to_end
@@ -113,8 +113,8 @@ def test_a_name_of_the_users_is_asked_of_the_package(packages: Path, tmp_path: P
     process, results = launched(packages, tmp_path, *SMALL, "backend=mine", "kernel=gemm_rs", names)
     assert process.returncode == 0, process.stderr
     (result,) = results.values()
-    assert set(result.implementations) == {*BASELINES, "pipeline_split8"}
-    assert result.left_out == {"pipeline_split64": "32 rows of a rank cannot be cut into 64 equal pieces"}
+    assert set(result.measured.implementations) == {*BASELINES, "pipeline_split8"}
+    assert result.measured.left_out == {"pipeline_split64": "32 rows of a rank cannot be cut into 64 equal pieces"}
 
 
 @pytest.mark.end_to_end

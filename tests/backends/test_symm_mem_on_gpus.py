@@ -90,7 +90,7 @@ def test_every_overlap_computes_what_no_overlap_does_beside_async_tp(tmp_path: P
         assert result.status == ("ok" if fits else "skipped"), result.error
         if fits:
             assert max(result.relative_error.values()) < 2e-2
-            assert result.times["all"].default is not None
+            assert result.measured.times["all"].default is not None
             assert not any("wrong numbers" in warning for warning in result.warnings)
 
 
@@ -110,7 +110,7 @@ def test_a_layer_runs_under_async_tp_unasked_and_its_methods_agree(tmp_path: Pat
     asked = "layer.variants=null,[none,default,bulk,ring_exchange]"
     results = sweep(tmp_path, "workload=layer", asked, "profile=none").values()
     assert [result.status for result in results] == ["ok"] * 2
-    unasked, methods = sorted(results, key=lambda result: len(result.variants))
+    unasked, methods = sorted(results, key=lambda result: len(result.measured.variants))
     assert list(unasked.variants) == ["none", "default", "floor"]
     assert max(unasked.variants["default"].relative_error.values()) < 5e-2
     assert not unasked.warnings
@@ -121,4 +121,4 @@ def test_a_layer_runs_under_async_tp_unasked_and_its_methods_agree(tmp_path: Pat
 def test_each_of_two_replicas_overlaps_in_its_own_group(tmp_path: Path) -> None:
     (result,) = sweep(tmp_path, "workload=layer", "layer.num_replicas=2", "profile=none").values()
     assert result.status == "ok", result.error
-    assert "default" in result.variants
+    assert "default" in result.measured.variants

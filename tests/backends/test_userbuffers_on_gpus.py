@@ -58,7 +58,7 @@ def test_every_overlap_computes_what_no_overlap_does(tmp_path: Path) -> None:
         if result.point["method"] in SOUND[result.point["operator"]]:
             assert result.status == "ok", result.error
             assert max(result.relative_error.values()) < 2e-2
-            assert result.times["all"].default is not None
+            assert result.measured.times["all"].default is not None
         else:
             # Transformer Engine 2.20's pipelined dgrad: right or found out, never measured wrong.
             assert result.status in ("ok", "skipped", "failed")
@@ -105,8 +105,16 @@ def test_the_variants_of_a_layer_agree(tmp_path: Path) -> None:
     for name, result in sweep(tmp_path, "workload=layer", variants, f"precision={','.join(PRECISIONS)}").items():
         assert result.status == "ok", name
         assert not result.warnings
-        assert list(result.variants) == ["none", "default", "bulk", "ring_exchange", "split", "rs_dgrad", "floor"]
-        assert str(result.attention_backend).startswith(("fused", "flash"))
+        assert list(result.measured.variants) == [
+            "none",
+            "default",
+            "bulk",
+            "ring_exchange",
+            "split",
+            "rs_dgrad",
+            "floor",
+        ]
+        assert str(result.measured.attention_backend).startswith(("fused", "flash"))
 
 
 @pytest.mark.gpu(count=2)
@@ -116,9 +124,9 @@ def test_variants_that_train_keep_their_scales_apart_and_one_that_cannot_run_is_
     assert len(results) == 2
     for result in results.values():
         assert result.status == "ok", result.error
-        assert list(result.variants) == ["none", "default", "ring_exchange", "floor"]
+        assert list(result.measured.variants) == ["none", "default", "ring_exchange", "floor"]
         assert ["atomic was not measured" in warning for warning in result.warnings] == [True]
-        assert set(result.variants["default"].times) == {"fwd", "bwd", "step", "all"}
+        assert set(result.measured.variants["default"].times) == {"fwd", "bwd", "step", "all"}
 
 
 @pytest.mark.gpu(count=1)
@@ -172,9 +180,9 @@ def test_every_layer_trains_on_two_replicas(tmp_path: Path) -> None:
     assert len(results) == len(LAYER_KINDS)
     for result in results.values():
         assert result.status == "ok", result.error
-        assert set(result.variants["none"].times) == {"fwd", "bwd", "step", "all"}
+        assert set(result.measured.variants["none"].times) == {"fwd", "bwd", "step", "all"}
         has_attention = result.point["layer"]["kind"] in ("multihead_attention", "transformer_layer")
-        assert (result.attention_backend is not None) == has_attention
+        assert (result.measured.attention_backend is not None) == has_attention
 
 
 @pytest.mark.gpu(count=4)

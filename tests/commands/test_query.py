@@ -105,7 +105,7 @@ def test_final_settings_are_those_of_the_fastest_layer(tmp_path: Path, best: str
     """Whatever is fastest for the operators one by one."""
     slow = {"none": 1.0, "default": 0.99, "tuned": 1.02, "preset preset_tp4": 0.98, "floor": 0.85}
     directory = write_tuned_sweep(tmp_path, ratios={**slow, best: 0.9})
-    frame = to_frame(answer_rows(analysis_of(directory)), COLUMNS).set_index("slot")
+    frame = to_frame(answer_rows(analysis_of(directory).operators), COLUMNS).set_index("slot")
     assert frame["final_setting"].to_dict() == final
     assert frame.loc["fc1_dgrad", "setting"] == "bulk_sm4"
     assert (set(frame["proven"]), set(frame["recommended"])) == ({True}, {best})
@@ -190,6 +190,11 @@ def test_names_in_charts_are_short_and_distinct() -> None:
     assert max(map(len, long)) <= 90
 
 
+def test_plots_need_a_place_to_be_written_to(made: Made) -> None:
+    cuda, rocm = (made("compared") / name for name in ("cuda", "rocm"))
+    analyze("compare", cuda, rocm, "--plots").assert_usage_error("--plots requires --output")
+
+
 def test_any_label_gives_a_safe_file_name(made: Made, tmp_path: Path) -> None:
     labels = ("a b", "a:b", "A-B", "..", "x" * 300, "\u202e", "summary")
     names = list(timeline_files(labels).values())
@@ -197,6 +202,6 @@ def test_any_label_gives_a_safe_file_name(made: Made, tmp_path: Path) -> None:
     assert len({name.lower() for name in names}) == len(labels)
     assert all(len(name) < 200 for name in names)
     cuda, rocm = (made("compared") / name for name in ("cuda", "rocm"))
-    process = analyze("compare", f"<b>'\"[red]\x1b[2J &..;={cuda}", f"a b={rocm}", "--output", tmp_path)
+    process = analyze("compare", f"<b>'\"[red]\x1b[2J &..;={cuda}", f"a b={rocm}", "--output", tmp_path, "--plots")
     assert (process.returncode, "\x1b" in process.stdout) == (0, False)
     assert {path.name for path in tmp_path.glob("*_timeline.png")} == {"a-b_timeline.png", "b-red-2J_timeline.png"}

@@ -17,7 +17,7 @@ from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.results.run_directory import PassTimes
+from overlap_sweep.workloads.operator.result import PassTimes
 from tests.made_sweeps import trial, write_tuner
 from tests.make_point import (
     ENVIRONMENT,

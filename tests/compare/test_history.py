@@ -16,6 +16,8 @@ from overlap_sweep.compare.history_text import print_history
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.identity import environment_identity
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.kernel.result import KernelTimes
+from overlap_sweep.workloads.layer.result import LayerTimes
 from tests.make_point import (
     baselines,
     copy_config,
@@ -74,7 +76,7 @@ def test_a_point_by_environment_in_time_order() -> None:
         "torch 2.12.0 -> 2.13.0, driver 570.1 -> 580.2",
         "torch 2.13.0 -> 2.14.0",
     ]
-    assert (found.problems, found.left_out) == ([], {})
+    assert found.left_out == {}
 
 
 def test_measurements_in_one_environment_are_put_together() -> None:
@@ -128,7 +130,7 @@ def test_points_that_differ_in_anything_are_apart() -> None:
 
 
 def test_what_has_no_time_is_counted() -> None:
-    failed = {"status": "failed", "times": {}, "objective_us": None}
+    failed = {"status": "failed", "measured": None, "objective_us": None}
     found = of(
         *(result(on=OLD), result(minute=1, on=NEW, launch_bound=True)),
         *(result(minute=2, on=NEW, **failed), result(minute=3, on={}, **failed)),
@@ -137,33 +139,20 @@ def test_what_has_no_time_is_counted() -> None:
     assert found.left_out == {"launch-bound": 1, "failed": 2}
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        result(minute=1, times={}),
-        result(minute=1, settings={"fc1_dgrad": {"method": 7}}),
-        result(minute=1, point={"tp_size": "two"}),
-        result(minute=1, on={**OLD, "packages": ["torch"]}),
-        measured(point=kernel_config(), implementations={"ring": implementation(150.0)}),
-    ],
-    ids=["no times", "no method", "no size", "no packages", "a kernel without its baselines"],
-)
-def test_what_is_no_measurement_is_named(broken: Result) -> None:
-    found = history([Kept(result(on=OLD)), Kept(broken, "/results/broken")])
-    assert verdicts(found) == [[None]]
-    assert ["/results/broken" in problem for problem in found.problems] == [True]
-
-
 def layer(factor: float) -> dict[str, Any]:
     whole_us = {"none": 1000.0, "floor": 800.0, "default": 900.0 * factor}
     variants = {name: variant([time_us, time_us + 1, time_us - 1]) for name, time_us in whole_us.items()}
-    return {"point": layer_config(), "variants": variants}
+    return {"point": layer_config(), "measured": LayerTimes(variants=variants)}
 
 
 def kernel(factor: float, connections: int | None = None, launch_bound: bool = False) -> dict[str, Any]:
     times = {"ring": implementation(150.0 * factor), "bulk": implementation(90.0, launch_bound=launch_bound)}
     point = kernel_config(runtime={"max_connections": connections})
-    return {"point": point, "implementations": {**baselines(), **times}, "launch_bound": launch_bound}
+    return {
+        "point": point,
+        "measured": KernelTimes(implementations={**baselines(), **times}),
+        "launch_bound": launch_bound,
+    }
 
 
 def training(factor: float) -> dict[str, Any]:
@@ -172,18 +161,18 @@ def training(factor: float) -> dict[str, Any]:
     telemetry = {"telemetry": {"sample_interval_s": factor}}
     point = resolved("fsdp", **{"fsdp.forward_prefetch": 1, **recorded, **telemetry})
     # A step takes what it takes, also where the host is what limits it.
-    return {"point": point, "training": training_run(1500.0 * factor, point=point), "launch_bound": factor < 1}
+    return {"point": point, "measured": training_run(1500.0 * factor, point=point), "launch_bound": factor < 1}
 
 
 def copies(factor: float) -> dict[str, Any]:
-    return {"point": copy_config(), "copies": copy_times(1100.0 * factor)}
+    return {"point": copy_config(), "measured": copy_times(1100.0 * factor)}
 
 
 def stack(factor: float, **options: Any) -> dict[str, Any]:
     options = {"log_interval": round(10 * factor), **options}
     point = stack_config("autotp", 2, 2, **{f"tp_training.{name}": value for name, value in options.items()})
     # A stack that waits for the device by itself is launch-bound, and has a history no less.
-    return {"point": point, "tp_training": tp_training_run(point, step_us=1e4 * factor), "launch_bound": True}
+    return {"point": point, "measured": tp_training_run(point, step_us=1e4 * factor), "launch_bound": True}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +190,7 @@ def test_every_workload_has_a_history(
     workload: Callable[[float], dict[str, Any]], settings: list[str], row: tuple[Any, ...]
 ) -> None:
     found = of(measured(on=OLD, **workload(1.0)), measured(on=NEW, **workload(0.8)))
-    assert (found.problems, found.left_out) == ([], {})
+    assert found.left_out == {}
     assert sorted(series.setting for series in found.series) == sorted(settings)
     assert verdicts(found) == [[None, "faster"], *([None, "same"] for _ in settings[1:])]
     faster = history_rows(found.series)[1]
@@ -240,7 +229,7 @@ def test_a_training_step_is_not_named_twice() -> None:
     found = []
     for strategy in ("fsdp2", "ddp"):
         point = resolved("fsdp", **{"distributed.strategy": strategy})
-        found.append(measured(point=point, training=training_run(1500.0, point=point)))
+        found.append(measured(point=point, measured=training_run(1500.0, point=point)))
     stream = io.StringIO()
     print_history(every_time(of(*found).series), {}, Console(file=stream, width=300))
     assert "fsdp2 step 4 ranks, defaults" in stream.getvalue()

@@ -22,6 +22,7 @@ from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import FailedAttempt, Result, write_result
 from overlap_sweep.runtime.agent import Channel, _die_with_launcher
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times
 
 
@@ -62,7 +63,7 @@ def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
             point=point,
             status="ok",
             settings=space.settings(point),
-            times=dict.fromkeys(("fwd", "bwd", "all"), pass_times(time_us)),
+            measured=OperatorTimes(times=dict.fromkeys(("fwd", "bwd", "all"), pass_times(time_us))),
             objective_us=time_us,
             environment=request["machine"],
             started=started,

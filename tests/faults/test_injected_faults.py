@@ -95,7 +95,7 @@ def test_a_fault_that_stays_fails_its_point_with_the_reason(swept: dict[str, Swe
     assert re.match(LASTING[fault][1], error[0])
     assert len(error) <= 30
     assert len(str(result.error)) < 200_000
-    assert (result.times, result.objective_us) == ({}, None)
+    assert (result.measured, result.objective_us) == (None, None)
     assert result.started
     assert result.environment["packages"]["torch"]
     assert [attempt.status for attempt in result.earlier_attempts] == [result.status]
@@ -149,12 +149,12 @@ def test_wrong_numbers_fail_the_point_whatever_its_speed_in_the_same_group(
         assert "wrong numbers" in str(result.error)
         assert {"output", "input_grad", "weight_grad"} <= set(result.relative_error)
         assert 0 < (result.relative_error["output"] or 0) < 1e-5
-        assert result.times == {}
+        assert result.measured is None
         # That would end alike.
         assert result.earlier_attempts == []
         assert (launch.directory / result.name / "worker.log").exists()
     # What depends on no setting is measured once per group.
-    assert results["none1"].times["fwd"].tp1 == results["none2"].times["fwd"].tp1
+    assert results["none1"].measured.times["fwd"].tp1 == results["none2"].measured.times["fwd"].tp1
     assert [worker_pids(tmp_path, number)[0] for number in (1, 2)] == [worker_pids(tmp_path, 1)[0]] * 2
     # Nothing is left in the temporary directory but the cache of torch's compiler, which is for later processes too.
     assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]

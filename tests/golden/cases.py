@@ -74,7 +74,7 @@ CASES = (
         "comparison",
         _two_sweeps,
         (
-            "compare one=one_connection eight=eight_connections --reference one --output out",
+            "compare one=one_connection eight=eight_connections --reference one --output out --plots",
             "compare one=one_connection eight=eight_connections --by slot",
             "compare one=one_connection eight=eight_connections --format json",
         ),
@@ -82,7 +82,7 @@ CASES = (
     Case(
         "telemetry",
         lambda folder: unpack("fsdp", folder / "sweep"),
-        ("compare ahead=sweep late=sweep --output out", "compare ahead=sweep late=sweep --format csv"),
+        ("compare ahead=sweep late=sweep --output out --plots", "compare ahead=sweep late=sweep --format csv"),
     ),
     Case("history", _store, ("history store.sqlite", "history store.sqlite \"operator == 'fc1'\" --format json")),
     Case(
@@ -95,7 +95,7 @@ CASES = (
             "trace h200x4_llama3_70b_layer_te_default.json.gz --by kernel --top 8 --phase bwd",
             "trace h200x4_llama3_70b_layer_ring_rs.json.gz --by stream --format csv",
             "trace . --by rank",
-            f"compare {LAYERS} --by class --output out",
+            f"compare {LAYERS} --by class --output out --plots",
             f"compare {LAYERS} --by kernel",
             f"compare {LAYERS} --by stream",
             f"compare {LAYERS} --format json",

@@ -323,7 +323,7 @@ MADE_UP: dict[str, tuple[Any, ...]] = {
         "query sweep chosen --training",
         "query sweep 'hidden_fraction > 0.5' --copies --sort matrix_size",
         "query sweep 'chosen and tp_size == 4' --tp-training",
-        "report sweep --output out --format csv --fail-if 'hidden_fraction < 0.3'",
+        "report sweep --output out --plots --format csv --fail-if 'hidden_fraction < 0.3'",
     ),
     "damaged": (write_damaged,),
     "traced": (write_traced,),

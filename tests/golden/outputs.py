@@ -69,7 +69,7 @@ def drawing_no_images() -> Iterator[None]:
     The page has those of its charts in it; a comparison's PNGs hold theirs instead.
     """
     with (
-        mock.patch("overlap_sweep.report.page.pngs._rendered", return_value=b""),
+        mock.patch("overlap_sweep.report.charts.figures.rendered", return_value=b""),
         mock.patch("overlap_sweep.compare.files.as_png", lambda chart: json.dumps(chart.spec).encode()),
     ):
         yield

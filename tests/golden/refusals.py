@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from overlap_sweep import workloads
 from overlap_sweep.backends import transformer_engine
+from overlap_sweep.config import PRECISIONS as PRECISIONS_OF_ALL
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.workloads.layer import variants as layer_variants
@@ -33,7 +34,7 @@ PACKAGES = ("transformer_engine", "megatron", "megatron.core", "deepspeed", "fla
 GPUS = 8
 ON_TORCH = "backend=torch runtime.device=cpu precision=fp32"
 OVERLAPPING = "backend=torch,transformer_engine,symm_mem"
-PRECISIONS = ",".join(space.PRECISIONS)
+PRECISIONS = ",".join(PRECISIONS_OF_ALL)
 FP8 = "precision=bf16,fp8_delayed,fp8_current"
 DIVISIBLE = "workload.tokens=960 model.ffn_hidden_size=480 model.hidden_size=480"
 SLOTS = "operator=qkv,proj,fc1,fc2 phase=all,fprop,dgrad,wgrad method=none,bulk,ring_exchange,pipeline"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.trace import TraceRow, analyse_trace
+from overlap_sweep.trace.overlap import TraceRow, analyse_trace
 from tests.processes import run_ranks
 
 pytestmark = pytest.mark.end_to_end

@@ -21,7 +21,7 @@ from overlap_sweep.measure.timing import (
     summarise,
     time_variants,
 )
-from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.results.measured import Timing
 from tests.processes import run_ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))

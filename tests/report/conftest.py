@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from overlap_sweep.compare import files
-from overlap_sweep.report.page import pngs
+from overlap_sweep.report.charts import figures
 from overlap_sweep.store.sqlite import SqliteStore
 from tests import made_sweeps
 from tests.golden.made_report import TRACES, write_compared, write_ranks
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Made = Callable[[str], Path]
 
-RENDERED, AS_PNG = pngs._rendered, files.as_png
+RENDERED, AS_PNG = figures.rendered, files.as_png
 
 
 def _write_store(directory: Path) -> None:
@@ -76,14 +76,14 @@ def no_images() -> Iterator[None]:
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> None:
     """PNGs are drawn, after all."""
-    monkeypatch.setattr(pngs, "_rendered", RENDERED)
+    monkeypatch.setattr(figures, "rendered", RENDERED)
     monkeypatch.setattr(files, "as_png", AS_PNG)
 
 
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are written without report.html and plots."""
-    monkeypatch.setattr("overlap_sweep.report.files.page_files", lambda *_: iter(()))
+    monkeypatch.setattr("overlap_sweep.report.files.page_files", lambda *_, **__: iter(()))
 
 
 @pytest.fixture(scope="package")

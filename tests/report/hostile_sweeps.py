@@ -14,8 +14,7 @@ import yaml
 from overlap_sweep.overlap.kernel_shape import BASELINES
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
-from tests.golden.made_report import write_every_workload
-from tests.made_sweeps import write_tuned_sweep
+from tests.made_sweeps import write_every_workload, write_tuned_sweep
 from tests.make_point import make_point, missing_point, operator_config
 from tests.report.page.reports import analysis_of
 
@@ -114,22 +113,36 @@ def _poisoned_result(result: dict[str, Any]) -> dict[str, Any]:
         "name": PAYLOAD,
         "point": _poisoned_point(result["point"]),
         "error": PAYLOAD,
-        "variants": {_name(name): timed for name, timed in result["variants"].items()},
-        "implementations": {
-            name if name in BASELINES else f"{WORD}{name}": {**timed, "setting": {"method": PAYLOAD, PAYLOAD: PAYLOAD}}
-            for name, timed in result["implementations"].items()
-        },
-        "left_out": {f"{WORD}{name}": PAYLOAD for name in result["left_out"]},
-        "training": result["training"] and {**result["training"], "compiled": PAYLOAD},
-        "tp_training": result["tp_training"] and {**result["tp_training"], "details": {PAYLOAD: PAYLOAD}},
-        "attention_backend": PAYLOAD,
+        "measured": result["measured"] and _poisoned_measured(result["measured"]),
         "warnings": [PAYLOAD],
-        "relative_error": {f"{WORD}wrong": None} if result["left_out"] else {},
+        "relative_error": {f"{WORD}wrong": None} if (result["measured"] or {}).get("left_out") else {},
         "environment": environment,
         "conditions": {PAYLOAD: {PAYLOAD: PAYLOAD}},
         "traces": [*TRACE_FILES, f"{PAYLOAD}.json"],
         "started": PAYLOAD,
     }
+
+
+def _poisoned_measured(measured: dict[str, Any]) -> dict[str, Any]:
+    changes: dict[str, dict[str, Any]] = {
+        "layer": {
+            "variants": {_name(name): timed for name, timed in measured.get("variants", {}).items()},
+            "attention_backend": PAYLOAD,
+        },
+        "kernel": {
+            "implementations": {
+                name if name in BASELINES else f"{WORD}{name}": {
+                    **timed,
+                    "setting": {"method": PAYLOAD, PAYLOAD: PAYLOAD},
+                }
+                for name, timed in measured.get("implementations", {}).items()
+            },
+            "left_out": {f"{WORD}{name}": PAYLOAD for name in measured.get("left_out", {})},
+        },
+        "fsdp": {"compiled": PAYLOAD},
+        "tp_training": {"details": {PAYLOAD: PAYLOAD}},
+    }
+    return {**measured, **changes.get(measured["workload"], {})}
 
 
 def _poisoned_tuner(record: dict[str, Any]) -> dict[str, Any]:

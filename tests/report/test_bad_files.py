@@ -73,8 +73,8 @@ BAD_ANYWHERE: dict[str, Change] = {
     "huge tp_size": lambda r: r["point"].update(tp_size=10**12),
 }
 BAD_OPERATORS: dict[str, Change] = {
-    "infinite": lambda r: r["times"]["fwd"]["point"].update(median_us=1e300),
-    "negative": lambda r: r["times"]["fwd"]["none"].update(median_us=-1.0),
+    "infinite": lambda r: r["measured"]["times"]["fwd"]["point"].update(median_us=1e300),
+    "negative": lambda r: r["measured"]["times"]["fwd"]["none"].update(median_us=-1.0),
     "no slot": lambda r: r["settings"].update({PAYLOAD: {"method": "bulk"}}),
     "another's slot": lambda r: r["settings"].update({"qkv_dgrad": {"method": "bulk"}}),
     "no method": lambda r: r["settings"].update({"fc1_dgrad": {"method": PAYLOAD}}),
@@ -85,7 +85,19 @@ BAD_OPERATORS: dict[str, Change] = {
 
 
 def change_implementation(**changes: Any) -> Change:
-    return lambda r: r["implementations"]["ring_exchange"].update(changes)
+    return lambda r: r["measured"]["implementations"]["ring_exchange"].update(changes)
+
+
+def change_gemm(**changes: Any) -> Change:
+    return lambda r: r["measured"]["implementations"]["gemm_only"]["time"].update(changes)
+
+
+def add_ring(*names: str) -> Change:
+    def change(result: dict[str, Any]) -> None:
+        implementations = result["measured"]["implementations"]
+        implementations.update(dict.fromkeys(names, implementations["ring_exchange"]))
+
+    return change
 
 
 BAD_KERNELS: dict[str, Change] = {
@@ -96,29 +108,29 @@ BAD_KERNELS: dict[str, Change] = {
     "nested setting": change_implementation(setting={"method": "x", "a": {"b": 1}}),
     "no number": change_implementation(setting={"method": "x", "num_sm": "4"}),
     "negative error": change_implementation(relative_error=-1.0),
-    "no baseline": lambda r: r["implementations"].pop("comm_only"),
-    "only baselines": lambda r: r["implementations"].pop("ring_exchange"),
-    "unequal rounds": lambda r: r["implementations"]["sequential"]["time"]["samples_us"].append(1.0),
-    "a sample of 0": lambda r: r["implementations"]["gemm_only"]["time"].update(samples_us=[0.0, 1.0, 1.0, 1.0, 1.0]),
-    "tiny": lambda r: r["implementations"]["gemm_only"]["time"].update(median_us=1e-300),
-    "infinite": lambda r: r["implementations"]["gemm_only"]["time"].update(q3_us=1e300),
-    "3,000 implementations": lambda r: r["implementations"].update(
-        {f"ring{i}": r["implementations"]["ring_exchange"] for i in range(3000)}
+    "no baseline": lambda r: r["measured"]["implementations"].pop("comm_only"),
+    "only baselines": lambda r: r["measured"]["implementations"].pop("ring_exchange"),
+    "unequal rounds": lambda r: r["measured"]["implementations"]["sequential"]["time"]["samples_us"].append(1.0),
+    "a sample of 0": change_gemm(samples_us=[0.0, 1.0, 1.0, 1.0, 1.0]),
+    "tiny": change_gemm(median_us=1e-300),
+    "infinite": change_gemm(q3_us=1e300),
+    "3,000 implementations": add_ring(*(f"ring{i}" for i in range(3000))),
+    "3,000 left out": lambda r: r["measured"].update(left_out={f"ring{i}": "too large" for i in range(3000)}),
+    "a control character": lambda r: r["measured"]["implementations"].update(
+        {"a\x1b[2J": r["measured"]["implementations"]["ring_exchange"]}
     ),
-    "3,000 left out": lambda r: r.update(left_out={f"ring{i}": "too large" for i in range(3000)}),
-    "a control character": lambda r: r["implementations"].update({"a\x1b[2J": r["implementations"]["ring_exchange"]}),
-    "a long name": lambda r: r["left_out"].update({"x" * 101: "too large"}),
+    "a long name": lambda r: r["measured"]["left_out"].update({"x" * 101: "too large"}),
     "a control character asked for": lambda r: r["point"]["implementations"].update({"a\n": {}}),
     "a backend of two lines": lambda r: r["point"].update(backend="a\nb"),
     "a long operator": lambda r: r["point"].update(operator="x" * 101),
     "what cannot be cut": lambda r: r["point"].update(m=7, tp_size=2**31 - 1),
-    "a median below its quartiles": lambda r: r["implementations"]["gemm_only"]["time"].update(median_us=99.0),
-    "quartiles the wrong way": lambda r: r["implementations"]["gemm_only"]["time"].update(q1_us=101.0),
+    "a median below its quartiles": change_gemm(median_us=99.0),
+    "quartiles the wrong way": change_gemm(q1_us=101.0),
     "a median of no samples": change_implementation(
         time={"median_us": 150.0, "q1_us": 140.0, "q3_us": 160.0, "samples_us": [1.0, 2.0, 3.0, 4.0, 5.0]}
     ),
-    "an independent baseline": lambda r: r["implementations"]["sequential"].update(independent=True),
-    "no baseline but a reason": lambda r: r["left_out"].update({"gemm_only": "too large"}),
+    "an independent baseline": lambda r: r["measured"]["implementations"]["sequential"].update(independent=True),
+    "no baseline but a reason": lambda r: r["measured"]["left_out"].update({"gemm_only": "too large"}),
 }
 
 

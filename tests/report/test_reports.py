@@ -173,7 +173,7 @@ def test_from_launch_to_report_and_comparison(tmp_path: Path, name: str, images:
     process = launch.run("-m", *overrides, "runtime.device=cpu", *(["profile=none"] if name == "training" else []))
     assert (process.returncode, process.stderr) == (0, "")
     assert f"[{points}/{points}]" in process.stdout
-    report = analyze(launch.directory)
+    report = analyze(launch.directory, "--plots")
     assert (report.returncode, report.stderr) == (0, "")
     assert list((launch.directory / "plots").glob("*.png"))
     if name != "operators":

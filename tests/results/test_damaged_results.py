@@ -30,7 +30,7 @@ TEXTS = {
     "": "Input data was truncated",
     '{"schema": 1, "name": "x"': "truncated",
     "{}": "missing required field",
-    '{"name": "x", "status": "ok", "point": {"operator": "fc1"}}': "describes no point",
+    '{"name": "x", "status": "ok", "point": {"operator": "fc1"}}': "required field `workload` - at `$.point`",
 }
 
 ANY: Damages = {
@@ -38,141 +38,215 @@ ANY: Damages = {
     "no number": (lambda r: r.update(name=math.nan), "JSON is malformed"),
     "wrong type": (lambda r: r.update(environment=[1]), "Expected `object`"),
     "no status": (lambda r: r.update(status="fine"), "Invalid enum value"),
-    "no workload's name": (lambda r: r["point"].update(workload={"tokens": 1}), "describes no point"),
+    "no workload's name": (
+        lambda r: r["point"].update(workload={"tokens": 1}),
+        "missing required field `name` - at `$.point.workload`",
+    ),
     "a later workload": (
         lambda r: r["point"]["workload"].update(name="model"),
-        "says model, which is none of",
+        "workload=model is not known; choose one of operator, layer, kernel, fsdp, copy_engine, tp_training",
     ),
-    "tp_size": (lambda r: r["point"].update(tp_size="2"), "describes no point"),
-    "no model": (lambda r: r["point"].pop("model"), "describes no point"),
+    "tp_size": (lambda r: r["point"].update(tp_size="2"), "`$.point.tp_size`"),
+    "no model": (lambda r: r["point"].pop("model"), "missing required field `model` - at `$.point`"),
 }
 
-_WHOLE = "ok without whole times"
-_SHOWN = "too long or not printable"
-
 TRAINING: Damages = {
-    "nothing measured": (lambda r: r.update(training=None), "ok without whole times of its steps"),
-    "no none": (lambda r: r["training"]["step"].pop("none"), "ok without whole times of its steps"),
-    "samples": (lambda r: r["training"]["step"]["none"]["samples_us"].pop(), _WHOLE),
-    "negative": (lambda r: r["training"]["step"]["floor"].update(samples_us=[-1.0] * 5), _WHOLE),
-    "zero": (lambda r: r["training"]["step"]["floor"]["samples_us"].__setitem__(0, 0.0), _WHOLE),
-    "huge": (lambda r: r["training"]["step"]["point"].update(median_us=1e300), _WHOLE),
-    "quartiles": (lambda r: r["training"]["step"]["point"].update(q1_us=1600.0), "outside of its quartiles"),
-    "outside": (lambda r: r["training"]["step"]["point"].update(samples_us=[1.0] * 5), "outside of its samples"),
-    "variant": (lambda r: r["training"]["step"].update({"\x1b[2J": r["training"]["step"]["none"]}), _SHOWN),
-    "variants": (
-        lambda r: r["training"]["step"].update({f"v{i}": r["training"]["step"]["none"] for i in range(30)}),
-        "33 variants, more than 20",
+    "nothing measured": (lambda r: r.update(measured=None), "ok, but nothing measured"),
+    "no none": (lambda r: r["measured"]["step"].pop("none"), "no none times of a step"),
+    "samples": (lambda r: r["measured"]["step"]["none"]["samples_us"].pop(), "unequal numbers of samples"),
+    "negative": (
+        lambda r: r["measured"]["step"]["floor"].update(samples_us=[-1.0] * 5),
+        "`$.measured.step[...].samples_us[0]`",
     ),
-    "batch": (lambda r: r["point"]["training"].update(batch_size=None), "ok without a batch size"),
-    "count": (lambda r: r["training"].update(samples_per_step=1), "1 samples in a step of 256"),
-    "parameters": (lambda r: r["training"].update(parameters=-1), "-1 parameters"),
-    "tokens": (lambda r: r["point"]["workload"].update(tokens=None), "no tokens"),
-    "host": (lambda r: r["training"].update(host_us={"point": -1.0}), "a host without a time"),
-    "host's variant": (lambda r: r["training"].update(host_us={"x" * 101: 1.0}), _SHOWN),
-    "losses": (lambda r: r["training"].update(losses=[]), "losses that are none"),
-    "loss": (lambda r: r["training"].update(losses=["0.5"]), "cannot be read"),
-    "memory": (lambda r: r["training"].update(peak_memory_gb=-2.0), "a peak memory of -2 GB"),
-    "compiled": (lambda r: r["training"].update(compiled="x" * 20_000), "20000 characters about its compilation"),
-    "telemetry": (lambda r: r["training"].update(telemetry=["../../etc/passwd"]), "telemetry files that are none"),
-    "files": (lambda r: r["training"].update(telemetry=["a"] * 5), "telemetry files that are none"),
-    "strategy": (lambda r: r["point"]["distributed"].update(strategy="zero3"), "zero3, which is none of fsdp2, ddp"),
-    "ranks": (lambda r: r["point"]["distributed"].update(dp_size=0), "describes no point"),
-    "prefetch": (lambda r: r["point"]["fsdp"].update(forward_prefetch=[1]), "describes no point"),
-    "variable": (lambda r: r["point"]["distributed"].update(env={"A": "x" * 200}), _SHOWN),
-    "variable's name": (lambda r: r["point"]["distributed"].update(env={"\x07": 1}), _SHOWN),
-    "knob": (lambda r: r["point"]["fsdp"].update(backward_prefetch="\u202egnp"), _SHOWN),
+    "zero": (
+        lambda r: r["measured"]["step"]["floor"]["samples_us"].__setitem__(0, 0.0),
+        "`$.measured.step[...].samples_us[0]`",
+    ),
+    "huge": (lambda r: r["measured"]["step"]["point"].update(median_us=1e300), "`$.measured.step[...].median_us`"),
+    "quartiles": (lambda r: r["measured"]["step"]["point"].update(q1_us=1600.0), "outside of its quartiles"),
+    "outside": (lambda r: r["measured"]["step"]["point"].update(samples_us=[1.0] * 5), "outside of its samples"),
+    "variant": (
+        lambda r: r["measured"]["step"].update({"\x1b[2J": r["measured"]["step"]["none"]}),
+        "`key` in `$.measured.step`",
+    ),
+    "variants": (
+        lambda r: r["measured"]["step"].update({f"v{i}": r["measured"]["step"]["none"] for i in range(30)}),
+        "Expected `object` of length <= 20 - at `$.measured.step`",
+    ),
+    "batch": (lambda r: r["point"]["training"].update(batch_size=None), "256 samples in a step of 0"),
+    "count": (lambda r: r["measured"].update(samples_per_step=1), "1 samples in a step of 256"),
+    "parameters": (lambda r: r["measured"].update(parameters=-1), "`$.measured.parameters`"),
+    "tokens": (lambda r: r["point"]["workload"].update(tokens=None), "`$.point.workload.tokens`"),
+    "host": (lambda r: r["measured"].update(host_us={"point": -1.0}), "`$.measured.host_us[...]`"),
+    "host's variant": (
+        lambda r: r["measured"].update(host_us={"x" * 101: 1.0}),
+        "Expected `str` of length <= 100 - at `key` in `$.measured.host_us`",
+    ),
+    "losses": (lambda r: r["measured"].update(losses=[]), "Expected `array` of length >= 1 - at `$.measured.losses`"),
+    "loss": (lambda r: r["measured"].update(losses=["0.5"]), "`$.measured.losses[0]`"),
+    "memory": (lambda r: r["measured"].update(peak_memory_gb=-2.0), "`$.measured.peak_memory_gb`"),
+    "compiled": (
+        lambda r: r["measured"].update(compiled="x" * 20_000),
+        "Expected `str` of length <= 10000 - at `$.measured.compiled`",
+    ),
+    "telemetry": (lambda r: r["measured"].update(telemetry=["../../etc/passwd"]), "`$.measured.telemetry[0]`"),
+    "strategy": (lambda r: r["point"]["distributed"].update(strategy="zero3"), "`$.point.distributed.strategy`"),
+    "ranks": (lambda r: r["point"]["distributed"].update(dp_size=0), "`$.point.distributed.dp_size`"),
+    "prefetch": (lambda r: r["point"]["fsdp"].update(forward_prefetch=[1]), "`$.point.fsdp.forward_prefetch`"),
+    "variable": (
+        lambda r: r["point"]["distributed"].update(env={"A": "x" * 200}),
+        "Expected `str` of length <= 100 - at `$.point.distributed.env[...]`",
+    ),
+    "variable's name": (
+        lambda r: r["point"]["distributed"].update(env={"\x07": 1}),
+        "`key` in `$.point.distributed.env`",
+    ),
+    "knob": (lambda r: r["point"]["fsdp"].update(backward_prefetch="\u202egnp"), "`$.point.fsdp.backward_prefetch`"),
     "variables": (
         lambda r: r["point"]["distributed"].update(env={f"NCCL_{i}": 1 for i in range(101)}),
-        "sets 101 variables and options",
+        "Expected `object` of length <= 100 - at `$.point.distributed.env`",
     ),
-    "options": (lambda r: r["point"]["compile"].update(options={"a": ["b" * 99] * 50}), "or very long ones"),
-    "no section": (lambda r: r["point"].pop("streams"), "describes no point"),
-    "precision": (lambda r: r["point"].update(precision=None), "no result of a point"),
+    "options": (
+        lambda r: r["point"]["compile"].update(options={"a": ["b" * 99] * 50}),
+        "very long options of torch.compile",
+    ),
+    "no section": (lambda r: r["point"].pop("streams"), "missing required field `streams` - at `$.point`"),
+    "precision": (lambda r: r["point"].update(precision=None), "`$.point.precision`"),
 }
 
 COPIES: Damages = {
-    "nothing measured": (lambda r: r.update(copies=None), "ok without whole times of GEMMs and copies"),
-    "no copy": (lambda r: r["copies"]["times"].pop("copy"), "ok without whole times of GEMMs and copies"),
-    "samples": (lambda r: r["copies"]["times"]["copy"]["samples_us"].pop(), _WHOLE),
-    "zero": (lambda r: r["copies"]["times"]["gemm"].update(samples_us=[0.0] * 5), _WHOLE),
-    "quartiles": (lambda r: r["copies"]["times"]["gemm"].update(q3_us=1.0), "outside of its quartiles"),
-    "bytes": (lambda r: r["copies"].update(bytes_copied=0), "bytes_copied=0"),
-    "operations": (lambda r: r["copies"].update(flops=-1), "flops=-1"),
-    "variant": (lambda r: r["copies"]["launch_bound"].update({"\x00": True}), _SHOWN),
-    "direction": (lambda r: r["point"]["copy_engine"].update(direction="x" * 200), _SHOWN),
-    "size": (lambda r: r["point"]["copy_engine"].update(matrix_size=0), "describes no point"),
-    "MiB": (lambda r: r["point"]["copy_engine"].update(copy_mb=-1.0), "describes no point"),
-    "no section": (lambda r: r["point"].pop("copy_engine"), "describes no point"),
-    "tokens": (lambda r: r["point"]["workload"].update(tokens="${x}"), "no result of a point"),
+    "nothing measured": (lambda r: r.update(measured=None), "ok, but nothing measured"),
+    "no copy": (lambda r: r["measured"]["times"].pop("copy"), "no copy times"),
+    "samples": (lambda r: r["measured"]["times"]["copy"]["samples_us"].pop(), "unequal numbers of samples"),
+    "zero": (
+        lambda r: r["measured"]["times"]["gemm"].update(samples_us=[0.0] * 5),
+        "`$.measured.times[...].samples_us[0]`",
+    ),
+    "quartiles": (lambda r: r["measured"]["times"]["gemm"].update(q3_us=1.0), "outside of its quartiles"),
+    "bytes": (lambda r: r["measured"].update(bytes_copied=0), "`$.measured.bytes_copied`"),
+    "operations": (lambda r: r["measured"].update(flops=-1), "`$.measured.flops`"),
+    "variant": (lambda r: r["measured"]["launch_bound"].update({"\x00": True}), "`key` in `$.measured.launch_bound`"),
+    "direction": (
+        lambda r: r["point"]["copy_engine"].update(direction="x" * 200),
+        "Expected `str` of length <= 100 - at `$.point.copy_engine.direction`",
+    ),
+    "size": (lambda r: r["point"]["copy_engine"].update(matrix_size=0), "`$.point.copy_engine.matrix_size`"),
+    "MiB": (lambda r: r["point"]["copy_engine"].update(copy_mb=-1.0), "`$.point.copy_engine.copy_mb`"),
+    "no section": (lambda r: r["point"].pop("copy_engine"), "missing required field `copy_engine` - at `$.point`"),
+    "tokens": (lambda r: r["point"]["workload"].update(tokens="${x}"), "`$.point.workload.tokens`"),
 }
 
 
 def _step(number: int, **changes: Any) -> Change:
-    return lambda r: r["tp_training"]["steps"][number].update(changes)
+    return lambda r: r["measured"]["steps"][number].update(changes)
 
 
 STACKS: Damages = {
-    "nothing measured": (lambda r: r.update(tp_training=None), "ok without a timed step"),
-    "no step": (lambda r: r["tp_training"].update(steps=[]), "ok without a timed step"),
-    "warm-up only": (lambda r: [s.update(warmup=True) for s in r["tp_training"]["steps"]], "ok without a timed step"),
-    "zero": (_step(3, step_us=0.0), "a step 3 without whole times"),
-    "negative": (_step(3, forward_us=-1.0), "a step 3 without whole times"),
-    "huge": (_step(3, backward_us=1e300), "a step 3 without whole times"),
-    "norm": (_step(3, grad_norm=-1.0), "a step 3 whose loss or gradient norm is none"),
-    "memory": (_step(3, memory_peak_gb=1e300), "a step 3 with a memory that is none"),
+    "nothing measured": (lambda r: r.update(measured=None), "ok, but nothing measured"),
+    "no step": (lambda r: r["measured"].update(steps=[]), "no timed step"),
+    "warm-up only": (lambda r: [s.update(warmup=True) for s in r["measured"]["steps"]], "no timed step"),
+    "zero": (_step(3, step_us=0.0), "`$.measured.steps[3].step_us`"),
+    "negative": (_step(3, forward_us=-1.0), "`$.measured.steps[3].forward_us`"),
+    "huge": (_step(3, backward_us=1e300), "`$.measured.steps[3].backward_us`"),
+    "norm": (_step(3, grad_norm=-1.0), "`$.measured.steps[3].grad_norm`"),
+    "memory": (_step(3, memory_peak_gb=1e300), "`$.measured.steps[3].memory_peak_gb`"),
     "twice": (_step(3, step=2), "don't follow each other"),
-    "backwards": (lambda r: r["tp_training"]["steps"].reverse(), "don't follow each other"),
-    "late": (_step(6, step=10**12), "don't follow each other"),
-    "samples": (lambda r: r["tp_training"].update(samples_per_step=7), "7 samples in a step of 2"),
-    "tokens": (lambda r: r["tp_training"].update(tokens_per_step=7), "7 tokens in a step of 1024"),
-    "parameters": (lambda r: r["tp_training"].update(parameters=0), "0 parameters"),
-    "flops": (lambda r: r["tp_training"].update(flops_per_step=-1.0), "-1 operations"),
-    "host": (lambda r: r["tp_training"].update(host_ahead_us=1e300), "a host that is 1e+300 us ahead"),
-    "details": (lambda r: r["tp_training"].update(details={"a": [0] * 200_000}), "holds more than"),
-    "impl": (lambda r: r["point"].update(impl="zero3"), "which is none of autotp"),
-    "unprintable impl": (lambda r: r["point"].update(impl="a\x1b[31m"), r"says 'a\x1b[31m', which is none of autotp"),
-    "no impl": (lambda r: r["point"].update(impl=None), "no result of a point"),
-    "dp_size": (lambda r: r["point"].update(dp_size=0), "describes no point"),
-    "huge tp_size": (lambda r: r["point"].update(tp_size=10**12), "describes no point"),
-    "dtype": (lambda r: r["point"]["tp_training"].update(dtype="float64"), "which is none of bfloat16"),
-    "batch": (lambda r: r["point"]["tp_training"].update(batch_size=None), "describes no point"),
-    "sequence": (lambda r: r["point"]["tp_training"].update(seq_length=None), "no result of a point"),
-    "rate": (lambda r: r["point"]["tp_training"].update(learning_rate="a"), "describes no point"),
+    "backwards": (lambda r: r["measured"]["steps"].reverse(), "don't follow each other"),
+    "late": (_step(6, step=10**12), "`$.measured.steps[6].step`"),
+    "samples": (lambda r: r["measured"].update(samples_per_step=7), "7 samples in a step of 2"),
+    "tokens": (lambda r: r["measured"].update(tokens_per_step=7), "7 tokens in a step of 1024"),
+    "parameters": (lambda r: r["measured"].update(parameters=0), "`$.measured.parameters`"),
+    "flops": (lambda r: r["measured"].update(flops_per_step=-1.0), "`$.measured.flops_per_step`"),
+    "host": (lambda r: r["measured"].update(host_ahead_us=1e300), "`$.measured.host_ahead_us`"),
+    "details": (lambda r: r["measured"].update(details={"a": [0] * 200_000}), "holds more than"),
+    "impl": (lambda r: r["point"].update(impl="zero3"), "`$.point.impl`"),
+    "unprintable impl": (lambda r: r["point"].update(impl="a\x1b[31m"), "`$.point.impl`"),
+    "no impl": (lambda r: r["point"].update(impl=None), "`$.point.impl`"),
+    "dp_size": (lambda r: r["point"].update(dp_size=0), "`$.point.dp_size`"),
+    "huge tp_size": (lambda r: r["point"].update(tp_size=10**12), "`$.point.tp_size`"),
+    "dtype": (lambda r: r["point"]["tp_training"].update(dtype="float64"), "`$.point.tp_training.dtype`"),
+    "batch": (lambda r: r["point"]["tp_training"].update(batch_size=None), "`$.point.tp_training.batch_size`"),
+    "sequence": (
+        lambda r: r["point"]["tp_training"].update(seq_length=None),
+        "Expected `int`, got `null` - at `$.point.tp_training.seq_length`",
+    ),
+    "rate": (lambda r: r["point"]["tp_training"].update(learning_rate="a"), "`$.point.tp_training.learning_rate`"),
     "no learning rate": (lambda r: r["point"]["tp_training"].pop("learning_rate"), "learning_rate"),
     "no vocabulary": (lambda r: r["point"]["tp_training"].pop("vocab_parallel"), "vocab_parallel"),
-    "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "describes no point"),
-    "attention": (lambda r: r["point"]["tp_training"].update(attn_impl="x" * 200), _SHOWN),
-    "file": (lambda r: r["point"]["tp_training"].update(tp_comm_overlap_cfg="\u202egnp"), _SHOWN),
-    "layers": (lambda r: r["point"]["language_model"].update(num_hidden_layers=0), "no result of a point"),
-    "no language model": (lambda r: r["point"].pop("language_model"), "no result of a point"),
-    "no section": (lambda r: r["point"].pop("tp_training"), "describes no point"),
+    "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "`$.point.tp_training.peak_tflops`"),
+    "attention": (
+        lambda r: r["point"]["tp_training"].update(attn_impl="x" * 200),
+        "Expected `str` of length <= 100 - at `$.point.tp_training.attn_impl`",
+    ),
+    "file": (
+        lambda r: r["point"]["tp_training"].update(tp_comm_overlap_cfg="\u202egnp"),
+        "`$.point.tp_training.tp_comm_overlap_cfg`",
+    ),
+    "layers": (
+        lambda r: r["point"]["language_model"].update(num_hidden_layers=0),
+        "`$.point.language_model.num_hidden_layers`",
+    ),
+    "no language model": (
+        lambda r: r["point"].pop("language_model"),
+        "missing required field `language_model` - at `$.point`",
+    ),
+    "no section": (lambda r: r["point"].pop("tp_training"), "missing required field `tp_training` - at `$.point`"),
 }
 
 
-def _layer(change: Change) -> tuple[Change, str]:
-    return lambda r: change(r["variants"]["default"]["times"]), "ok without whole times of its variants"
+def _layer(change: Change) -> Change:
+    return lambda r: change(r["measured"]["variants"]["default"]["times"])
 
 
 LAYERS: Damages = {
-    "no variant": (lambda r: r.update(variants={}), "ok without whole times of its variants"),
-    "no backward": _layer(lambda times: times.pop("bwd")),
-    "no whole": _layer(lambda times: times.pop("all")),
-    "unequal rounds": _layer(lambda times: [one["samples_us"].append(102.0) for one in times.values()]),
-    "a sample of 0": _layer(lambda times: times["all"].update(samples_us=[0.0, 101.0])),
-    "a step of 0": _layer(lambda times: times["step"].update(median_us=0.0, q1_us=0.0, samples_us=[0.0, 0.0])),
-    "no kind": (lambda r: r["point"].update(layer={"kind": "linear"}), "describes no point"),
+    "no variant": (
+        lambda r: r["measured"].update(variants={}),
+        "Expected `object` of length >= 1 - at `$.measured.variants`",
+    ),
+    "no backward": (_layer(lambda times: times.pop("bwd")), "a variant without bwd times"),
+    "no whole": (_layer(lambda times: times.pop("all")), "a variant without all times"),
+    "unequal rounds": (
+        _layer(lambda times: [one["samples_us"].append(102.0) for one in times.values()]),
+        "unequal numbers of samples",
+    ),
+    "a sample of 0": (_layer(lambda times: times["all"].update(samples_us=[0.0, 101.0])), "times[...].samples_us[0]`"),
+    "a step of 0": (
+        _layer(lambda times: times["step"].update(median_us=0.0, q1_us=0.0, samples_us=[0.0, 0.0])),
+        "times[...].median_us`",
+    ),
+    "no kind": (
+        lambda r: r["point"].update(layer={"kind": "linear"}),
+        "missing required field `num_replicas` - at `$.point.layer`",
+    ),
 }
 
 OPERATORS: Damages = {
-    "no pass": (lambda r: r["times"].pop("fwd"), "ok without whole fwd times"),
-    "median": (lambda r: r["times"]["fwd"]["point"].update(median_us=0.0), "ok without whole fwd times"),
-    "default": (lambda r: r["times"]["bwd"]["default"]["none"].update(median_us=0.0), "ok without whole bwd times"),
-    "samples": (lambda r: r["times"]["fwd"]["point"].update(samples_us=[0.0] * 5), "ok without whole fwd times"),
-    "a negative sample": (lambda r: r["times"]["fwd"]["none"]["samples_us"].append(-1.0), "ok without whole fwd times"),
-    "quartile": (lambda r: r["times"]["fwd"]["point"].update(q1_us=0.0), "ok without whole fwd times"),
-    "nearly nothing": (lambda r: r["times"]["fwd"]["floor"].update(q1_us=5e-324), "ok without whole fwd times"),
-    "outside": (lambda r: r["times"]["fwd"]["floor"].update(q1_us=1e9), "outside of its quartiles"),
+    "no pass": (lambda r: r["measured"]["times"].pop("fwd"), "no fwd times"),
+    "median": (
+        lambda r: r["measured"]["times"]["fwd"]["point"].update(median_us=0.0),
+        "`$.measured.times[...].point.median_us`",
+    ),
+    "default": (
+        lambda r: r["measured"]["times"]["bwd"]["default"]["none"].update(median_us=0.0),
+        "`$.measured.times[...].default.none.median_us`",
+    ),
+    "samples": (
+        lambda r: r["measured"]["times"]["fwd"]["point"].update(samples_us=[0.0] * 5),
+        "`$.measured.times[...].point.samples_us[0]`",
+    ),
+    "a negative sample": (
+        lambda r: r["measured"]["times"]["fwd"]["none"]["samples_us"].append(-1.0),
+        "`$.measured.times[...].none.samples_us[5]`",
+    ),
+    "quartile": (
+        lambda r: r["measured"]["times"]["fwd"]["point"].update(q1_us=0.0),
+        "`$.measured.times[...].point.q1_us`",
+    ),
+    "nearly nothing": (
+        lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=5e-324),
+        "`$.measured.times[...].floor.q1_us`",
+    ),
+    "outside": (lambda r: r["measured"]["times"]["fwd"]["floor"].update(q1_us=1e9), "outside of its quartiles"),
 }
 
 OF_WORKLOAD = {"fsdp": TRAINING, "copy_engine": COPIES, "tp_training": STACKS, "layer": LAYERS, "operator": OPERATORS}
@@ -218,5 +292,5 @@ def test_what_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path, worklo
 
 
 def test_a_variant_that_a_later_version_adds_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    rewrite(write("fsdp", tmp_path), lambda r: r["training"]["step"].update(another=r["training"]["step"]["none"]))
+    rewrite(write("fsdp", tmp_path), lambda r: r["measured"]["step"].update(another=r["measured"]["step"]["none"]))
     assert read_points(tmp_path).problems == []

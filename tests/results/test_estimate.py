@@ -12,13 +12,13 @@ from overlap_sweep.results.estimate import (
     CONFIDENCE,
     Estimate,
     correlation,
-    distinct,
     estimate,
     normalised,
     pooled_none,
     student,
 )
 from overlap_sweep.workloads.fsdp.times import Hidden, hidden
+from overlap_sweep.workloads.operator.result import distinct
 from tests.make_point import default_timing, timing, timing_of
 
 

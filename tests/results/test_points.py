@@ -18,8 +18,8 @@ from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, Reading, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
 from overlap_sweep.results.traces import read_traces
+from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
-from overlap_sweep.workloads.fsdp.config import CopyEngine
 from overlap_sweep.workloads.fsdp.section import TABLE as TRAINING
 from overlap_sweep.workloads.kernel import frame as kernel_frame
 from overlap_sweep.workloads.layer import frame as layer_frame
@@ -35,6 +35,7 @@ from tests.make_point import (
     missing_point,
     operator_config,
     resolved,
+    rewrite,
     stack_config,
     variant,
 )
@@ -63,6 +64,23 @@ def test_what_is_not_ok_is_read(tmp_path: Path, workload: str, status: Status) -
     (point,) = read_points(tmp_path).points
     assert (point.workload, point.status, point.why_not_ok) == (workload, status, "a reason")
     assert point.case.backend == resolved(workload)["backend"]
+
+
+@pytest.mark.parametrize("workload", MEASURED)
+def test_what_schema_1_had_in_fields_of_the_result_is_measured(tmp_path: Path, workload: str) -> None:
+    directory = make_point(workload, tmp_path)
+    (point,) = read_points(tmp_path).points
+
+    def to_schema_1(result: dict[str, Any]) -> None:
+        measured = result.pop("measured")
+        nested = {"fsdp": "training", "copy_engine": "copies", "tp_training": "tp_training"}.get(workload)
+        result.update({nested: measured} if nested else measured, schema=1)
+
+    rewrite(directory, to_schema_1)
+    (former,) = read_points(tmp_path).points
+    assert former == point
+    assert former.result
+    assert former.result.measured
 
 
 def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from overlap_sweep.runtime import attempts, group_config
 from overlap_sweep.runtime.attempts import ATTEMPTS_FILE, MOST_LOST, Attempts
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times
 from tests.points import operator_point
 
@@ -23,7 +24,14 @@ POINT = operator_point()
 @pytest.fixture
 def result() -> Result:
     times = dict.fromkeys(("fwd", "bwd", "all"), pass_times(10.0))
-    return Result(name="p", point=POINT, status="ok", times=times, environment=machine_of(POINT), wall_s=0.5)
+    return Result(
+        name="p",
+        point=POINT,
+        status="ok",
+        measured=OperatorTimes(times=times),
+        environment=machine_of(POINT),
+        wall_s=0.5,
+    )
 
 
 def test_a_result_that_was_cut_short_or_has_a_hole_anywhere_is_none(tmp_path: Path, result: Result) -> None:

@@ -32,12 +32,16 @@ def test_a_tuned_configuration_is_compared_on_a_whole_layer(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     (result,) = launch.results().values()
     assert (result.status, result.point["backend"]) == ("ok", "torch")
-    assert str(result.attention_backend).endswith("(torch)")
-    assert list(result.variants) == ["none", variant, "ring_exchange", "floor"]
-    assert result.variants[variant].settings["fc2_fprop"] == {"method": "pipeline", "num_sm": 2, "num_splits": 2}
-    assert not result.variants[variant].switches["tp_comm_overlap_rs"]
+    assert str(result.measured.attention_backend).endswith("(torch)")
+    assert list(result.measured.variants) == ["none", variant, "ring_exchange", "floor"]
+    assert result.measured.variants[variant].settings["fc2_fprop"] == {
+        "method": "pipeline",
+        "num_sm": 2,
+        "num_splits": 2,
+    }
+    assert not result.measured.variants[variant].switches["tp_comm_overlap_rs"]
     for name in (variant, "ring_exchange"):
-        assert max(result.variants[name].relative_error.values()) < 1e-4
+        assert max(result.measured.variants[name].relative_error.values()) < 1e-4
     assert "trace_none_rank1.json.gz" in result.traces
     assert all((tmp_path / "single" / trace).stat().st_size > 0 for trace in result.traces)
     (warning,) = result.warnings
@@ -91,8 +95,8 @@ def test_the_run_directory_says_what_was_measured_on_what(swept: Swept) -> None:
         assert none in ([], [f"trace_none_rank{rank}.json.gz" for rank in ranks])
         assert all((directory / trace).stat().st_size > 0 for trace in result.traces)
         assert not [path for path in directory.iterdir() if "tmp" in path.name]
-        assert set(result.times) == {"fwd", "bwd", "all"}
-        for times in result.times.values():
+        assert set(result.measured.times) == {"fwd", "bwd", "all"}
+        for times in result.measured.times.values():
             for timing in (times.point, times.none, times.floor, times.tp1):
                 assert timing is not None
                 assert len(timing.samples_us) == 3
@@ -104,7 +108,7 @@ def test_the_run_directory_says_what_was_measured_on_what(swept: Swept) -> None:
         assert variables.items() <= result.environment["variables"].items()
         assert {"before", "after"} == set(result.conditions)
         if (result.point["tp_size"], result.point["operator"]) == (2, "fc1"):
-            tp1_of_fc1.append(result.times["fwd"].tp1)
+            tp1_of_fc1.append(result.measured.times["fwd"].tp1)
     # The group stays alive from point to point: what depends on no knob is measured once.
     first, second = tp1_of_fc1
     assert first == second
@@ -117,7 +121,10 @@ def test_only_the_best_so_far_are_profiled_and_a_point_that_is_given_twice_is_me
     assert "[6/6] ok" in done.stdout
     results = sorted(launch.results().items(), key=lambda item: item[1].point["num_sm"])
     assert [result.earlier_attempts for _, result in results] == [[]] * 6
-    relative = [result.times["bwd"].point.median_us / result.times["bwd"].none.median_us for _, result in results]
+    relative = [
+        result.measured.times["bwd"].point.median_us / result.measured.times["bwd"].none.median_us
+        for _, result in results
+    ]
     # Which ones they are, the noise of the machine decides; that it was they, their own times show.
     profiled = [time <= min([1.0, *relative[:at]]) * 1.01 for at, time in enumerate(relative)]
     of_point, of_none = (sorted(trace_file(rank, name) for rank in (0, 1)) for name in ("", "none"))

@@ -14,9 +14,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from overlap_sweep.config import READ_OF_MODEL, register_schemas
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime import point
+from overlap_sweep.runtime.composition import register
 from tests.sweeps import ROOT, SMALL, Launch, launch_here
 
 
@@ -24,7 +25,7 @@ def test_help_shows_groups_and_examples_and_imports_no_torch() -> None:
     command = [sys.executable, "-X", "importtime", "launch.py", "--help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert "python launch.py -m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16" in shown.stdout
-    for group in ("backend", "experiment", "method", "model", "num_sm", "operator", "tp_size", "workload"):
+    for group in ("backend", "experiment", "layer", "method", "model", "operator", "workload"):
         assert f"\n{group}: " in shown.stdout
     assert "_schema" not in shown.stdout
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in shown.stderr.splitlines()}
@@ -46,7 +47,9 @@ def test_configurations_share_nothing_although_hydra_does_not_copy_what_is_regis
     assert copy.deepcopy(ConfigStore.instance()) is ConfigStore.instance()
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("num_sm=", "num_sm=16"), ("mod", "model=")])
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("method=", "method=pipeline"), ("num_s", "num_sm="), ("mod", "model=")]
+)
 def test_shell_completion(typed: str, offered: str) -> None:
     answer = launch_here("-sc", "query=bash", COMP_LINE=f"python launch.py {typed}", COMP_POINT="99")
     assert offered in answer.stdout.split()
@@ -61,7 +64,7 @@ def test_shell_completion(typed: str, offered: str) -> None:
         (("workload=tp_training", "+tp_training.overlap_comm=true"), "tp_training has no overlap_comm"),
         (("num_sm=0",), "num_sm=0 is out of range"),
         (("num_sm=1.5",), "could not be converted to Integer"),
-        (("tp_size=true",), "Could not find 'tp_size/True'"),
+        (("tp_size=true",), "Value 'True' of type 'bool' could not be converted to Integer"),
         (("operator=fc3",), "fc3"),
         (("phase=sideways",), "choose one of all, fprop, dgrad, wgrad"),
         (("backend=magic",), "magic"),
@@ -83,7 +86,6 @@ def test_shell_completion(typed: str, offered: str) -> None:
         (("workload=layer", "model.vocab_size=null"), "model.vocab_size=None: workload=layer does not use it"),
         (("workload=kernel", "model.bias=true"), "workload=kernel does not use it; it reads model.{name,source,hidden"),
         (("workload=kernel", "n=64", "k=64", "model.head_dim=8"), "workload=kernel with n and k does not use it"),
-        (("workload=copy_engine", "model.hidden_size=8"), "it reads nothing of model"),
         (("workload=tp_training", "model.gated_mlp=false"), "model.gated_mlp=False: workload=tp_training does not use"),
         (("tp_size=2", "runtime.device=auto"), "tp_size=2 needs 2 GPUs and 1 are visible"),
         (
@@ -95,7 +97,7 @@ def test_shell_completion(typed: str, offered: str) -> None:
 def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], says: str) -> None:
     monkeypatch.setattr(point, "visible_gpus", lambda: 1)
     GlobalHydra.instance().clear()
-    register_schemas()
+    register()
     with (
         initialize_config_dir(str(ROOT / "conf"), version_base="1.3"),
         pytest.raises((UserError, HydraException)) as refused,
@@ -107,7 +109,7 @@ def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, overrides: tupl
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml") if path.stem != "hf")
 
 
-@pytest.mark.parametrize("workload", READ_OF_MODEL)
+@pytest.mark.parametrize("workload", [name for name in workloads.names() if name != "copy_engine"])
 def test_what_a_preset_says_is_refused_by_no_workload(workload: str) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for name in PRESETS:

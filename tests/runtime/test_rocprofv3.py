@@ -83,7 +83,7 @@ def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_
     assert asked[7:9] == ["-m", "overlap_sweep.runtime.agent"]
     assert sorted(path.name for path in output.iterdir()) == ["rank0.csv", "rank1.csv"]
     (result,) = launch.results().values()
-    assert result.training
+    assert result.measured
     assert launch.processes() == {}
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from overlap_sweep.config import register_schemas
 from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack
 from tests.points import operator_point
@@ -71,7 +71,7 @@ def test_options_out_of_range_are_named(option: str, value: int) -> None:
 def asked_for(*overrides: str) -> dict[str, Any]:
     """The options of one point's job, as launch.py composes them."""
     GlobalHydra.instance().clear()
-    register_schemas()
+    register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = compose("config", list(overrides), return_hydra_config=True)
     HydraConfig.instance().set_config(config)

@@ -24,6 +24,8 @@ from overlap_sweep.results.run_directory import Result, read_result, write_resul
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
+from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times, variant
 from tests.sweeps import ROOT
 
@@ -45,7 +47,7 @@ def operator_result(
         own = {s: setting for s, setting in given.items() if space.PASS_OF_PHASE[s.partition("_")[2]] == name}
         point_us = none_us * (ratio(name, own) if own else 1.0)
         times[name] = pass_times(point_us, none_us, none_us / 2, tp1_us=none_us / 2 * point["tp_size"])
-    known = {"status": "ok", "settings": given, "times": times, "objective_us": 1.0}
+    known = {"status": "ok", "settings": given, "measured": OperatorTimes(times=times), "objective_us": 1.0}
     return Result(name="", point=dict(point), **{**known, **fields})
 
 
@@ -60,7 +62,7 @@ def layer_result(point: Mapping[str, Any], ratio: Callable[[OverlapConfig], floa
         config = configs.get(name, OverlapConfig({}, {}))
         times_us = [time_us * share for time_us in rounds_us]
         variants[name] = variant(times_us, settings=config.slots, switches=config.switches)
-    known = {"variants": variants, "objective_us": 10_000.0, "attention_backend": "made up"}
+    known = {"measured": LayerTimes(variants=variants, attention_backend="made up"), "objective_us": 10_000.0}
     return Result(name="", point=dict(point), status="ok", **known)
 
 

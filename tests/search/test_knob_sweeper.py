@@ -12,9 +12,8 @@ import yaml
 from rich.console import Console
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.knob_record import KNOBS_FILE, KnobRecord, KnobSearch, read_knobs
-from overlap_sweep.results.records import read_records
-from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.records import KnobRecord, KnobSearch, read_knobs, read_records
+from overlap_sweep.results.run_directory import KNOBS_FILE, Result
 from overlap_sweep.search.knob_sweeper import sweep
 from overlap_sweep.search.text import pasted, print_knob_searches
 from tests.make_point import training_run
@@ -31,7 +30,7 @@ FEW = {"fsdp.forward_prefetch": "false,1,2", "fsdp.reshard_after_forward": "true
 
 def training_result(point: Mapping[str, Any], time_us: float) -> Result:
     run = training_run(time_us, 12_000.0, 8_000.0, spread_us=0.003 * time_us, point=point)
-    return Result(name="", point=dict(point), status="ok", training=run, objective_us=time_us)
+    return Result(name="", point=dict(point), status="ok", measured=run, objective_us=time_us)
 
 
 def answer(point: Mapping[str, Any]) -> Result:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from overlap_sweep.results.knob_record import KnobSearch
+from overlap_sweep.results.records import KnobSearch
 from overlap_sweep.search import knobs
 from overlap_sweep.search.knob_trail import Answer, Failure, Knob, KnobTrail, Sample, Setting
 from overlap_sweep.search.knobs import KnobEffort, search

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.results.run_directory import PassTimes, Result, Status
+from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.cell import NONE, Candidate, Cell, Failure, together, usual
 from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
 from overlap_sweep.search.rounds import Request, Task, collective_us
+from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 from tests.make_point import pass_times
 from tests.points import operator_point
 from tests.search.surfaces import one_slot, pairs, settings, two_methods
@@ -38,7 +39,13 @@ def result(
         name: pass_times((times_us or {}).get(name, none_us), none_us, 0.5 * none_us, spread_us=spread_us)
         for name, none_us in NONE_US.items()
     }
-    return Result(name="point", point=operator_point(), status=status, times=times if status == "ok" else {}, **fields)
+    return Result(
+        name="point",
+        point=operator_point(),
+        status=status,
+        measured=OperatorTimes(times=times) if status == "ok" else None,
+        **fields,
+    )
 
 
 def task(forward: list[Candidate] = RINGS, backward: list[Candidate] = BULKS, **fields: Any) -> Task:
@@ -77,7 +84,7 @@ def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
     one, request = asked()
     # The machine was slower: none took 10 % longer than at first.
     slower = result()
-    slower.times = {"fwd": pass_times(88.0, 110.0, 55.0), "bwd": pass_times(210.0, 220.0, 110.0)}
+    slower.measured.times = {"fwd": pass_times(88.0, 110.0, 55.0), "bwd": pass_times(210.0, 220.0, 110.0)}
     one.answer(request, slower)
     assert one.running["fwd"].trail.time_us(request.of_pass["fwd"]) == pytest.approx(80.0)
     assert one.running["bwd"].trail.time_us(request.of_pass["bwd"]) == pytest.approx(210.0 / 1.1)
@@ -199,7 +206,9 @@ def test_the_time_of_a_collective_is_what_none_takes_beyond_the_floor() -> None:
     fc1, fc2 = task(), task(operator="fc2")
     for one, exposed in ((fc1, {"fwd": 30.0, "bwd": 80.0}), (fc2, {"fwd": 50.0, "bwd": 10.0})):
         one.baseline = result()
-        one.baseline.times = {name: pass_times(100.0, 50.0 + exposed_us, 50.0) for name, exposed_us in exposed.items()}
+        one.baseline.measured.times = {
+            name: pass_times(100.0, 50.0 + exposed_us, 50.0) for name, exposed_us in exposed.items()
+        }
     assert collective_us([fc1, fc2]) == pytest.approx((30.0 + 40.0) / 2)
     assert collective_us([fc2]) == pytest.approx(30.0)
 

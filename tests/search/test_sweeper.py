@@ -15,7 +15,8 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
-from overlap_sweep.results.run_directory import Result, read_search_record
+from overlap_sweep.results.records import read_search_record
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.sweeper import sweep
 from tests.search.stand_in import NONE_US, ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
 from tests.search.tiny import QUICK, SIZES
@@ -146,9 +147,9 @@ def failing(point: Mapping[str, Any]) -> Result:
     for phase, setting in (point["phases"] or {}).items():
         if setting["method"] == "pipeline":
             error = {"output" if phase == "fprop" else "input_grad": 0.5}
-            return operator_result(point, status="failed", times={}, error="wrong numbers", relative_error=error)
+            return operator_result(point, status="failed", measured=None, error="wrong numbers", relative_error=error)
         if setting["method"] == "ring_exchange" and setting["num_sm"] == 16 and phase == "fprop":
-            return operator_result(point, status="failed", times={}, error="rank 1 died\nTraceback ...")
+            return operator_result(point, status="failed", measured=None, error="rank 1 died\nTraceback ...")
     return answer(point)
 
 
@@ -177,7 +178,7 @@ def test_where_everything_fails_the_answer_is_no_overlap_and_without_a_baseline_
 ) -> None:
     def only_fc2_without_overlap(point: Mapping[str, Any]) -> Result:
         works = point["operator"] == "fc2" and not space.settings(point)
-        return answer(point) if works else operator_result(point, status="failed", times={}, error="no luck\nmore")
+        return answer(point) if works else operator_result(point, status="failed", measured=None, error="no luck\nmore")
 
     searched(tmp_path, answer=only_fc2_without_overlap, space=(FEW[0], "operator=fc1,fc2", *FEW[2:]))
     assert set(searches(tmp_path)) == {("fc2", "fwd"), ("fc2", "bwd")}

@@ -10,9 +10,11 @@ from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.store import Measurement, Store
+from overlap_sweep.store import Store
 from overlap_sweep.store.files import FileStore
+from overlap_sweep.store.measurement import Measurement
 from overlap_sweep.store.sqlite import SqliteStore
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import ENVIRONMENT as MACHINE
 from tests.make_point import operator_config, pass_times
 
@@ -48,7 +50,13 @@ def result(
     resolved = resolved or operator_config(method="bulk", num_sm=num_sm, **(point or {}))
     times = {"fwd": pass_times(50.0), "bwd": pass_times(time_us, none_us, spread_us=spread_us)}
     usual: dict[str, Any] = {
-        **{"name": "p", "point": resolved, "status": "ok", "times": times, "objective_us": time_us},
+        **{
+            "name": "p",
+            "point": resolved,
+            "status": "ok",
+            "measured": OperatorTimes(times=times),
+            "objective_us": time_us,
+        },
         "settings": space.settings(resolved) if "operator" in resolved else {},
         "environment": on or ENVIRONMENT,
         "started": f"2026-11-20T21:{minute:02}:00+00:00",

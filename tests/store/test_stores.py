@@ -66,7 +66,7 @@ def test_the_latest_that_may_stand_for_a_new_one_is_found(kind: str, path: Path)
         for minute, time_us in ((2, 102.0), (5, 105.0), (1, 101.0)):
             store.add(result(time_us=time_us, minute=minute), path.parent)
         store.add(result(minute=7, launch_bound=True), path.parent)
-        store.add(result(minute=8, status="failed", times={}, objective_us=None), path.parent)
+        store.add(result(minute=8, status="failed", measured=None, objective_us=None), path.parent)
         found = store.find(result().point, ENVIRONMENT)
         assert found is not None
         assert found.result.objective_us == 105.0
@@ -82,13 +82,6 @@ def test_a_measurement_that_is_added_twice_is_kept_once(kind: str, path: Path, t
     with KINDS[kind](path) as store:
         store.add(result(), tmp_path / "here")
         assert len(store.measurements()) == 2
-
-
-def test_a_result_that_describes_no_point_is_refused(kind: str, path: Path) -> None:
-    given = result()
-    given.point = {"tp_size": 2}
-    with KINDS[kind](path) as store, pytest.raises(UserError, match="describes no measurement"):
-        store.add(given, path.parent)
 
 
 def test_several_processes_add_at_once_and_one_that_is_killed_loses_nothing_that_it_added(
@@ -138,10 +131,13 @@ def test_it_is_read_while_a_writer_has_it_open_and_reading_leaves_nothing_behind
         ("", '{"schema": 1, "na', "cannot be read"),
         ("", "{}", "cannot be read"),
         ("", '{"a":' * 100_000, "cannot be read"),
-        ('"runtime":{', '"run":{', "describes no measurement"),
-        ('"schema":1', '"schema":9', "has schema 9"),
+        ('"runtime":{', '"run":{', "missing required field `runtime`"),
+        ('"fwd":{', '"forward":{', "no fwd times"),
+        ('"tp_size":2', '"tp_size":"two"', "`$.point.tp_size`"),
+        ('"packages":{', '"packages":[1],"others":{', "`$.environment.packages`"),
+        ('"schema":2', '"schema":9', "has schema 9"),
     ],
-    ids=["cut short", "empty", "deep", "no point", "later version"],
+    ids=["cut short", "empty", "deep", "no point", "no times", "no size", "no packages", "later version"],
 )
 def test_what_cannot_be_read_is_named_and_the_rest_is_there(
     kind: str, path: Path, old: str, new: str, says: str
@@ -158,3 +154,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(
         assert latest(store) == 1
         assert minutes(store.measurements()) == [1]
         assert len(store.problems) == 2
+
+
+def test_what_a_former_version_added_is_read(kind: str, path: Path) -> None:
+    keep(KINDS[kind], path, 1)
+    spoil(kind, path, 0, '"measured":{"workload":"operator",', '"training":null,')
+    spoil(kind, path, 0, '}},"warnings"', '},"warnings"')
+    spoil(kind, path, 0, '"schema":2', '"schema":1')
+    (found,) = read_store(path).measurements
+    assert found.result == result(minute=1)

@@ -13,7 +13,8 @@ import yaml
 import overlap_sweep
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
-from overlap_sweep.results.run_directory import read_result, read_tuner_record
+from overlap_sweep.results.records import read_tuner_record
+from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.tuner.api import CHECKOUT
 from tests.analyze import analyze
 from tests.search.tiny import SIZES

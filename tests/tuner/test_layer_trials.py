@@ -11,7 +11,7 @@ import pytest
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.results.run_directory import Result, Status, VariantTimes
+from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.rounds import Task
 from overlap_sweep.tuner.layer_trials import (
@@ -24,6 +24,7 @@ from overlap_sweep.tuner.layer_trials import (
     seed_presets,
 )
 from overlap_sweep.tuner.workflow import _fastest_together
+from overlap_sweep.workloads.layer.result import PASSES, LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Candidate as Choosable
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
@@ -193,9 +194,10 @@ def test_the_first_combination_is_kept_unless_another_is_faster_beyond_the_noise
 ) -> None:
     """The first overlaps nothing, and is measured as `none`. Without any variant the layer has failed."""
     variants = {
-        name: VariantTimes(times={"all": timing_of(us)}, launch_bound=name in launch_bound.split())
+        name: VariantTimes(times=dict.fromkeys(PASSES, timing_of(us)), launch_bound=name in launch_bound.split())
         for name, us in samples_us.items()
     }
+    measured = LayerTimes(variants=variants)
     status: Status = "ok" if variants else "failed"
-    result = Result(name="together", point=operator_point(), status=status, variants=variants)
+    result = Result(name="together", point=operator_point(), status=status, measured=measured)
     assert _fastest_together({"first": "none", "second": "other"}, result) == taken

@@ -18,10 +18,12 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report import files
-from overlap_sweep.results.run_directory import LayerTrial, Result, TunerRecord, read_tuner_record
+from overlap_sweep.results.records import LayerTrial, TunerRecord, read_tuner_record
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
 from overlap_sweep.tuner.workflow import cannot_scale, tune
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times, timing_of
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
@@ -288,8 +290,8 @@ def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_sam
 def floors(point: Mapping[str, Any]) -> Result:
     """At TP=4 the GEMMs alone take as long as at TP=2: tp1_us grows with the TP size in the stand-in."""
     result = answered()(point)
-    if point["tp_size"] == 4:
-        for times in result.times.values():
+    if point["tp_size"] == 4 and isinstance(result.measured, OperatorTimes):
+        for times in result.measured.times.values():
             times.floor = timing_of([2.5 * sample_us for sample_us in times.floor.samples_us])
     return result
 
@@ -324,7 +326,7 @@ def test_where_nothing_can_be_measured_or_times_say_nothing_the_tuner_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def out_of_memory(point: Mapping[str, Any]) -> Result:
-        return operator_result(point, status="failed", times={}, error="out of memory\nmore")
+        return operator_result(point, status="failed", measured=None, error="out of memory\nmore")
 
     assert layers(tuned(tmp_path, "tp_size=2", answer=out_of_memory, space=SPACE)) == []
     assert list(record(tmp_path).dropped) == ["qwen3_0_6b TP=2 fc1", "qwen3_0_6b TP=2 fc2"]
@@ -371,7 +373,7 @@ def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
 def baseline(floor_us: float, tp1_us: float | None = 100.0) -> Result:
     """Of one operator at TP=4, forward and backward alike."""
     times = {name: pass_times(1e4, 1e4, floor_us, tp1_us=tp1_us) for name in ("fwd", "bwd")}
-    return Result(name="none", point={"tp_size": 4}, status="ok", times=times)
+    return Result(name="none", point={"tp_size": 4}, status="ok", measured=OperatorTimes(times=times))
 
 
 @pytest.mark.parametrize(

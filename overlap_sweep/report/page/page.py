@@ -1,4 +1,4 @@
-"""report.html and the PNGs beside it, from one analysis."""
+"""report.html and, where they are asked for, the PNGs beside it, from one analysis."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.report.charts.figures import Figure, column, figure, png, script_safe
+from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.page import libraries
 from overlap_sweep.report.page.environment import machines
-from overlap_sweep.report.page.figures import Figure, script_safe
-from overlap_sweep.report.page.palette import FONT, chart_config, style_sheet
-from overlap_sweep.report.page.pngs import column, png
 from overlap_sweep.report.page.points_table import layers_table, points_table
 from overlap_sweep.report.page.tables import PageTable, page_table
 from overlap_sweep.report.page.tables import points_table as points_table_of
@@ -144,7 +143,9 @@ class Sections:
     others: list[ShownSection]
 
 
-def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def page_files(
+    analysis: Analysis, command: str, beside: Sequence[str], *, with_plots: bool = False
+) -> Iterator[tuple[str, bytes]]:
     """Paths below the report's directory; `beside` are the names of the other files there."""
     sections = Sections(
         cases=[_case(case, analysis, i) for i, case in enumerate(analysis.operators.cases)],
@@ -154,6 +155,12 @@ def page_files(analysis: Analysis, command: str, beside: Sequence[str]) -> Itera
         others=[_shown(section) for section in analysis.sections],
     )
     yield FILE_NAME, _page(analysis, sections, command, beside).encode()
+    if with_plots:
+        yield from _plot_files(sections)
+
+
+def _plot_files(sections: Sections) -> Iterator[tuple[str, bytes]]:
+    """The page's charts as PNGs; to draw them takes most of a report's time."""
     for section in sections.cases:
         for name, content in _plots(section.figures):
             yield (PurePosixPath(section.folder) / PLOTS / name).as_posix(), content
@@ -228,7 +235,7 @@ def _shown(section: Section) -> ShownSection:
     numbers = itertools.count(1)
 
     def exhibit(one: Exhibit) -> ShownExhibit:
-        chart = one.chart(f"{section.name}_{next(numbers)}").untitled if one.chart else None
+        chart = figure(f"{section.name}_{next(numbers)}", one.chart()) if one.chart else None
         table = page_table(one.listing) if one.listing else None
         return ShownExhibit(one.heading, one.explained, one.drawn, one.notes, chart, table)
 
@@ -245,8 +252,8 @@ def _shown(section: Section) -> ShownSection:
 
 
 def _plots(figures: CaseFigures) -> Iterator[tuple[str, bytes]]:
-    for figure in (*figures.hidden, *figures.layers):
-        yield f"{_plain(figure.name)}.png", png([figure])
+    for chart in (*figures.hidden, *figures.layers):
+        yield f"{_plain(chart.name)}.png", png([chart])
     for tp_size, panels in figures.num_sm.items():
         if panels:
             yield f"num_sm_tp{tp_size}.png", png(panels)

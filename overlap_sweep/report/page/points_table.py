@@ -12,11 +12,11 @@ from overlap_sweep.report.numbers import as_ms, as_percent, as_us
 from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line, number
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Case, Point
-from overlap_sweep.results.run_directory import PassTimes
 from overlap_sweep.workloads.layer.compare import without_folders
+from overlap_sweep.workloads.operator.charts import short_name
 from overlap_sweep.workloads.operator.failures import frozen, of_pass
-from overlap_sweep.workloads.operator.hidden_chart import short_name
 from overlap_sweep.workloads.operator.proof import named
+from overlap_sweep.workloads.operator.result import PassTimes
 
 TOLD_FIRST = ("time us", "no overlap us", "speedup", "hidden", "overlap ratio")
 TOLD_LAST = ("quartiles us", "GEMMs us")
@@ -116,7 +116,7 @@ def _rows(
         return [[*begin, *asked, *map(_nothing, TOLD_FIRST), reason, *map(_nothing, TOLD_LAST)]]
     rows = []
     for name in space.passes(config):
-        settings, times = of_pass(result.settings, name), result.times[name]
+        settings, times = of_pass(result.settings, name), result.measured.times[name]
         is_chosen = chosen.get((point.case, config["tp_size"], config["operator"], name)) == frozen(settings)
         status, note = _judged(result.launch_bound, is_chosen)
         measured = [Cell(name), Cell(short_name(settings), kind="setting"), status]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import CopyTimes
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 WORTH = 0.05
 """Less than this share of what could be saved is nothing to build on, however sure it is."""
@@ -171,8 +171,7 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
 def copy_row(point: Point) -> CopyRow:
     """Returns what a point that is ok measured."""
     assert point.result
-    assert point.result.copies
-    measured, asked = point.result.copies, point.config["copy_engine"]
+    measured, asked = point.result.measured_as(CopyTimes), point.config["copy_engine"]
     estimates = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
     between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
     return CopyRow(

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 from overlap_sweep.compare.measured import Key, Measured
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import CopyTimes
-from overlap_sweep.results.training_checks import COPY_VARIANTS
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
 from overlap_sweep.workloads.copy_engine.answer import copy_row
+from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
 from overlap_sweep.workloads.layer.compare import WHOLE
 
 
@@ -43,8 +42,8 @@ def _key(point: Point) -> Key:
 def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
     points = list(points)
     between = Scatter(TYPICAL_SCATTER[points[0].config["runtime"]["device"]])
-    found = [(point.name, point.result.copies) for point in points if point.result and point.result.copies]
-    times = {variant: _pooled([copies for _, copies in found], variant, between) for variant in COPY_VARIANTS}
+    found = [(point.name, point.measured_as(CopyTimes)) for point in points]
+    times = {variant: _pooled([copies for _, copies in found], variant, between) for variant in VARIANTS}
     gemm, copy, sequential = times["gemm"], times["copy"], times["sequential"]
     for variant, time in times.items():
         if time is None:

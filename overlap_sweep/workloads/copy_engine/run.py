@@ -24,7 +24,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
-from overlap_sweep.results.run_directory import CopyTimes
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 MIB = 2**20
 LEAST_COPIED_BYTES = 256 * MIB
@@ -79,7 +79,7 @@ def run_copies(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
     return {
-        "copies": CopyTimes(
+        "measured": CopyTimes(
             times=times,
             launch_bound=launch_bound,
             bytes_copied=_bytes(asked) * asked["copies"],

@@ -23,7 +23,7 @@ from overlap_sweep.report.table import (
 from overlap_sweep.results.conditions import slowed_gpus
 from overlap_sweep.results.provenance import environments, measured_when
 from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow, analyse_copies, copy_row
-from overlap_sweep.workloads.copy_engine.chart import copies_figure
+from overlap_sweep.workloads.copy_engine.chart import copies_bars
 
 C = Column[CopyRow]
 
@@ -149,7 +149,7 @@ def _answer(device: str, analyses: list[CopyAnalysis]) -> Answer:
         ),
         points=[row.point for row in rows],
         legend=LEGEND,
-        charts=[Exhibit(chart=partial(copies_figure, analysis)) for analysis in analyses],
+        charts=[Exhibit(chart=partial(copies_bars, analysis)) for analysis in analyses],
     )
 
 

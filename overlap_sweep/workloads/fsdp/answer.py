@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.knob_record import KnobRecord
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.results.search_answers import answering
 from overlap_sweep.workloads.fsdp.knobs import (
     Knobs,

@@ -185,7 +185,7 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
 
 
 def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> MeasuredRun:
-    training = run.point.result.training if run.point and run.point.result else None
+    training = run.measured
     of_steps = series(run, selection.measured, training.samples_per_step if training else None)
     dips = find_dips(run, selection.measured)
     known = aggregates(run, of_steps, selection, len(dips), kernels)

@@ -5,31 +5,25 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from overlap_sweep.compare.charts import Chart, timeline_file
 from overlap_sweep.compare.tables import counted
-from overlap_sweep.report.page.label_places import spread
-from overlap_sweep.report.page.palette import SERIES, colour
+from overlap_sweep.report.charts.lines import Area, Event, Line, LinePoint, Lines
+from overlap_sweep.report.charts.palette import SERIES
+from overlap_sweep.report.charts.parts import Axis
 from overlap_sweep.workloads.fsdp.compare import MeasuredRun, RunMatch, TelemetryComparison, TelemetryDataset
 from overlap_sweep.workloads.fsdp.telemetry_steps import Series, series
-
-if TYPE_CHECKING:
-    import altair as alt
-
-WIDTH_PX = 720
-PANEL_HEIGHT_PX = 210
-OVERLAY_HEIGHT_PX = 150
-LABEL_GAP_PX = 14.0
 
 MOST_POINTS = 720
 """Of a line: more steps are drawn as medians of several."""
 MOST_PANELS = 30
 MOST_NUMBERED_DIPS = 12
+MOST_MARKED = 60
 LONGEST_WORD = 60
 LONGEST_RUN = 90
 LONGEST_FILE_WORD = 120
@@ -64,8 +58,7 @@ class Drawn(NamedTuple):
 def telemetry_charts(comparison: TelemetryComparison) -> list[Chart]:
     """A timeline of each label, and the labels' steps beside each other."""
     files = timeline_files([dataset.label for dataset in comparison.datasets])
-    charts = [Chart(files[dataset.label], _timeline(dataset)) for dataset in comparison.datasets]
-    return [*charts, Chart(OVERLAY_FILE, _overlay(comparison))]
+    return [*(_timeline(dataset, files[dataset.label]) for dataset in comparison.datasets), _overlay(comparison)]
 
 
 def timeline_files(labels: Sequence[str]) -> dict[str, str]:
@@ -79,21 +72,19 @@ def timeline_files(labels: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _timeline(dataset: TelemetryDataset) -> dict[str, Any]:
-    import altair as alt
-
+def _timeline(dataset: TelemetryDataset, file_name: str) -> Chart:
     shown = dataset.runs[:MOST_PANELS]
     more = f" The first {len(shown)} of {len(dataset.runs)} runs." if len(shown) < len(dataset.runs) else ""
-    title = alt.TitleParams(
+    names = distinct_names([measured.name for measured in shown])
+    return Chart(
+        file_name,
+        [_run_lines(measured, name) for measured, name in zip(shown, names, strict=True)],
         f"{_shortened(dataset.label)}: what the time of each step went to",
-        subtitle=[
+        [
             "Mean over the ranks; the step itself: its slowest rank. Overlapped and exposed add up to communication.",
             f"Triangles: dips, much slower or less hidden than usual. Grey: warm-up, and what was profiled.{more}",
         ],
     )
-    names = distinct_names([measured.name for measured in shown])
-    panels = [_panel(measured, name) for measured, name in zip(shown, names, strict=True)]
-    return alt.vconcat(*panels, spacing=22).properties(title=title).to_dict(validate=False)
 
 
 def distinct_names(runs: Sequence[str]) -> list[str]:
@@ -110,217 +101,112 @@ def distinct_names(runs: Sequence[str]) -> list[str]:
     return [name if len(name) <= LONGEST_RUN else f"{name[:half]}...{name[-half:]}" for name in names]
 
 
-def _panel(measured: MeasuredRun, name: str) -> alt.LayerChart | alt.FacetChart:
-    import altair as alt
-
+def _run_lines(measured: MeasuredRun, name: str) -> Lines:
     selection = measured.selection
     numbers = sorted([*selection.warm_up, *selection.measured, *selection.profiled])
-    every = series(measured.run, numbers)
-    high_ms = max(float(measured.steps[name].max()) for name in LINES) * 1.12
-    points = list(_thinned(numbers, every))
-    values = [
-        {"step": at.step, "name": name, "ms": at.values[quantity], "colour": colour(shade), "part": at.part}
-        for at in points
-        for quantity, (name, shade) in LINES.items()
+    left_out = {*selection.warm_up, *selection.profiled}
+    drawn = list(_thinned(numbers, series(measured.run, numbers)))
+    usual = {quantity: statistics.median(measured.steps[quantity].tolist()) for quantity in LINES}
+    lines = [
+        Line(
+            of,
+            [LinePoint(at.step, at.values[quantity], part=at.part) for at in drawn],
+            own,
+            shape="circle" if len(drawn) <= MOST_MARKED else "",
+            label=f"{of} {_ms(usual[quantity])}",
+            label_y=usual[quantity],
+        )
+        for quantity, (of, own) in LINES.items()
         if quantity not in AREAS
     ]
+    exposed, hidden = (LINES[quantity] for quantity in ("exposed_comm_ms", "hidden_comm_ms"))
+    exposed_ms, comm_ms = usual["exposed_comm_ms"], usual["comm_ms"]
     areas = [
-        {
-            "step": at.step,
-            "part": at.part,
-            "name": LINES[quantity][0],
-            "colour": colour(LINES[quantity][1]),
-            "opacity": opacity,
-            "low": low,
-            "high": high,
-        }
-        for at in points
-        for quantity, opacity, low, high in (
-            ("exposed_comm_ms", 0.75, 0.0, at.values["exposed_comm_ms"]),
-            ("hidden_comm_ms", 0.35, at.values["exposed_comm_ms"], at.values["comm_ms"]),
-        )
-    ]
-    x = _x(numbers)
-    scale = alt.Scale(domain=[0, high_ms], nice=False)
-    own = alt.Color("colour:N", scale=None)
-    data = alt.Chart(alt.InlineData(values=values))
-    layers: list[Any] = [
-        _left_out(measured, numbers, scale, high_ms),
-        alt.Chart(alt.InlineData(values=areas))
-        .mark_area(clip=True)
-        .encode(
-            x=x,
-            y=alt.Y("low:Q", scale=scale, title="ms"),
-            y2="high:Q",
-            color=own,
-            detail=["name:N", "part:N"],
-            opacity=alt.Opacity("opacity:Q", scale=None),
+        Area(
+            f"{exposed[0]} {_ms(exposed_ms)}",
+            [_area_point(at, 0.0, at.values["exposed_comm_ms"]) for at in drawn],
+            exposed[1],
+            0.75,
+            exposed_ms / 2,
         ),
-        data.mark_line(strokeWidth=1.7, clip=True).encode(
-            x=x, y=alt.Y("ms:Q", scale=scale), color=own, detail=["name:N", "part:N"]
+        Area(
+            f"{hidden[0]} {_ms(usual['hidden_comm_ms'])}",
+            [_area_point(at, at.values["exposed_comm_ms"], at.values["comm_ms"]) for at in drawn],
+            hidden[1],
+            0.35,
+            (exposed_ms + comm_ms) / 2,
         ),
-        *_dips(measured, x, scale, high_ms),
-        _end_labels(measured, scale, high_ms),
     ]
-    if len(points) <= 60:
-        layers.append(data.mark_point(filled=True, size=22, opacity=1, clip=True).encode(x=x, y="ms:Q", color=own))
-    title = alt.TitleParams(
-        f"{name}: {counted(len(measured.run.ranks), 'rank')}, "
+    few = len(measured.dips) <= MOST_NUMBERED_DIPS
+    return Lines(
+        title=f"{name}: {counted(len(measured.run.ranks), 'rank')}, "
         f"{counted(len(selection.measured), 'step')}, {counted(len(measured.dips), 'dip')}",
-        fontSize=11.5,
-        offset=6,
-    )
-    return alt.layer(*layers).properties(width=WIDTH_PX, height=PANEL_HEIGHT_PX, title=title)
-
-
-def _x(numbers: Sequence[int], field: str = "step:Q") -> alt.X:
-    import altair as alt
-
-    ticks = numbers if len(numbers) <= 20 else alt.Undefined
-    return alt.X(
-        field,
-        title="global step",
-        axis=alt.Axis(values=ticks, format="d", grid=False, tickMinStep=1),
-        scale=alt.Scale(domain=[numbers[0] - 0.5, numbers[-1] + 0.5], nice=False),
+        subtitle="",
+        x=Axis("global step"),
+        y=Axis("ms", domain=(0.0, max(float(measured.steps[quantity].max()) for quantity in LINES) * 1.12)),
+        lines=lines,
+        areas=areas,
+        events=[Event(step, str(step) if few else "") for step in measured.dips],
+        shaded=[
+            (of_kind[0] - 0.5, of_kind[-1] + 0.5)
+            for grey, group in groupby(numbers, key=lambda number: number in left_out)
+            for of_kind in [list(group)]
+            if grey
+        ],
     )
 
 
-def _left_out(measured: MeasuredRun, numbers: Sequence[int], scale: alt.Scale, high_ms: float) -> alt.Chart:
-    """Grey behind the warm-up and the profiler's steps."""
-    import altair as alt
-
-    left_out = {*measured.selection.warm_up, *measured.selection.profiled}
-    rows = []
-    for grey, group in groupby(numbers, key=lambda number: number in left_out):
-        of_kind = list(group)
-        if grey:
-            rows.append({"from": of_kind[0] - 0.5, "to": of_kind[-1] + 0.5, "low": 0, "high": high_ms})
-    return (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_rect(color=colour("faint"), clip=True)
-        .encode(x=_x(numbers, "from:Q"), x2="to:Q", y=alt.Y("low:Q", scale=scale, title="ms"), y2="high:Q")
-    )
+def _area_point(at: Drawn, low: float, high: float) -> LinePoint:
+    return LinePoint(at.step, high, low, high, at.part)
 
 
-def _dips(measured: MeasuredRun, x: alt.X, scale: alt.Scale, high_ms: float) -> list[Any]:
-    """A triangle at the top, and a line down; with the steps' numbers, where there are few of them."""
-    import altair as alt
-
-    rows = [{"step": step, "high": high_ms * 0.965} for step in measured.dips]
-    if not rows:
-        return []
-    high = alt.Y("high:Q", scale=scale)
-    data = alt.Chart(alt.InlineData(values=rows))
-    layers: list[Any] = [
-        data.mark_rule(color=colour("bad"), strokeDash=[2, 3], strokeWidth=1, opacity=0.8).encode(x=x, y=high),
-        data.mark_point(shape="triangle-down", size=64, color=colour("bad"), opacity=1, filled=True).encode(
-            x=x, y=high
-        ),
-    ]
-    if len(rows) <= MOST_NUMBERED_DIPS:
-        label = data.mark_text(align="left", dx=7, color=colour("bad"), fontSize=10)
-        layers.append(label.encode(x=x, y=high, text="step:N"))
-    return layers
-
-
-def _end_labels(measured: MeasuredRun, scale: alt.Scale, high_ms: float) -> alt.Chart:
-    """Right of the plot, each where its line runs in the median, areas in their middle."""
-    import altair as alt
-
-    usual = {name: statistics.median(measured.steps[name].tolist()) for name in LINES}
-    wanted = {name: usual[name] for name in LINES if name not in AREAS}
-    wanted["exposed_comm_ms"] = usual["exposed_comm_ms"] / 2
-    wanted["hidden_comm_ms"] = (usual["exposed_comm_ms"] + usual["comm_ms"]) / 2
-    places = spread(list(wanted.values()), LABEL_GAP_PX * high_ms / PANEL_HEIGHT_PX, 0.0, high_ms)
-    labels = [
-        {"text": f"{LINES[name][0]} {_ms(usual[name])}", "colour": colour(LINES[name][1]), "place": place}
-        for name, place in zip(wanted, places, strict=True)
-    ]
-    return (
-        alt.Chart(alt.InlineData(values=labels))
-        .mark_text(align="left", dx=8)
-        .encode(
-            x=alt.value(WIDTH_PX),
-            y=alt.Y("place:Q", scale=scale),
-            text="text:N",
-            color=alt.Color("colour:N", scale=None),
-        )
-    )
-
-
-def _overlay(comparison: TelemetryComparison) -> dict[str, Any]:
+def _overlay(comparison: TelemetryComparison) -> Chart:
     """For each run of the reference that others have: step times and hidden communication of all of them."""
-    import altair as alt
-
     labels = [dataset.label for dataset in comparison.datasets]
-    shades = {label: colour(SERIES[i % len(SERIES)]) for i, label in enumerate(labels)}
+    shades = {label: SERIES[i % len(SERIES)] for i, label in enumerate(labels)}
     groups: dict[str, list[RunMatch]] = {}
     for match in comparison.matches:
         groups.setdefault(match.theirs.name, []).append(match)
     shown = list(groups.values())[:MOST_PANELS]
     more = f"The first {len(shown)} of {len(groups)} runs. " if len(shown) < len(groups) else ""
-    panels = []
-    for matches, name in zip(shown, _titles(shown), strict=True):
-        runs = [(matches[0].reference, matches[0].theirs), *((match.dataset, match.ours) for match in matches)]
-        panel_title = alt.TitleParams(name, fontSize=11.5, offset=6)
-        step = _beside(runs, "step_ms", 1.0, "step, ms", shades).properties(title=panel_title)
-        hidden = _beside(runs, "hidden_share", 100.0, "hidden communication, %", shades)
-        panels.append(alt.vconcat(step, hidden, spacing=8))
-    title = alt.TitleParams(
+    drawn = []
+    for matches, title in zip(shown, _titles(shown), strict=True):
+        runs = {matches[0].reference: matches[0].theirs, **{match.dataset: match.ours for match in matches}}
+        drawn.append(_beside(title, runs, "step_ms", Axis("step, ms", from_zero=True), shades))
+        hidden = Axis("hidden communication", format=".0%", domain=(0.0, 1.0))
+        drawn.append(_beside("", runs, "hidden_share", hidden, shades))
+    return Chart(
+        OVERLAY_FILE,
+        drawn,
         f"{', '.join(_shortened(label) for label in comparison.candidates)} against {_shortened(comparison.reference)}",
-        subtitle=f"{more}Steps of the slowest rank, and the hidden share of all ranks' communication; without warm-up.",
+        [f"{more}Steps of the slowest rank, and the hidden share of all ranks' communication; without warm-up."],
     )
-    return alt.vconcat(*panels, spacing=22).properties(title=title).to_dict(validate=False)
 
 
-def _titles(groups: Sequence[Sequence[RunMatch]]) -> list[list[str]]:
-    """Of each group of matches the run, or where labels have runs of different names each of them in a line."""
+def _titles(groups: Sequence[Sequence[RunMatch]]) -> list[str]:
+    """Of each group of matches the run, or where labels have runs of different names each of them."""
     titles = []
     for matches, common in zip(groups, distinct_names([of[0].theirs.name for of in groups]), strict=True):
         runs = {matches[0].reference: matches[0].theirs.name, **{one.dataset: one.ours.name for one in matches}}
         if len(set(runs.values())) == 1:
-            titles.append([common])
+            titles.append(common)
         else:
             names = distinct_names(list(runs.values()))
-            titles.append([f"{_shortened(label)}: {name}" for label, name in zip(runs, names, strict=True)])
+            titles.append("; ".join(f"{_shortened(label)}: {name}" for label, name in zip(runs, names, strict=True)))
     return titles
 
 
-def _beside(
-    runs: Sequence[tuple[str, MeasuredRun]], quantity: str, factor: float, name: str, shades: dict[str, str]
-) -> alt.LayerChart | alt.FacetChart:
-    import altair as alt
-
-    values: list[dict[str, Any]] = []
-    for label, measured in runs:
+def _beside(title: str, runs: Mapping[str, MeasuredRun], quantity: str, y: Axis, shades: Mapping[str, str]) -> Lines:
+    lines = []
+    for label, measured in runs.items():
         if quantity in measured.steps:
-            for at in _thinned(measured.selection.measured, {quantity: measured.steps[quantity]}):
-                value = at.values[quantity] * factor
-                # JSON has no NaN.
-                if not math.isnan(value):
-                    row = {"step": at.step, "part": at.part, "label": label, "value": value, "colour": shades[label]}
-                    values.append(row)
-    high = 100.0 if quantity == "hidden_share" else max((row["value"] for row in values), default=1.0) * 1.08
-    numbers = sorted({number for _, measured in runs for number in measured.selection.measured})
-    scale = alt.Scale(domain=[0, high], nice=False)
-    own = alt.Color("colour:N", scale=None)
-    data = alt.Chart(alt.InlineData(values=values))
-    ends = [
-        {"text": _shortened(label), "colour": shades[label], "wanted": statistics.median(of_label)}
-        for label, _ in runs
-        if (of_label := [row["value"] for row in values if row["label"] == label])
-    ]
-    places = spread([end["wanted"] for end in ends], LABEL_GAP_PX * high / OVERLAY_HEIGHT_PX, 0.0, high)
-    labels = [{**end, "place": place} for end, place in zip(ends, places, strict=True)]
-    layers = [
-        data.mark_line(strokeWidth=1.7).encode(
-            x=_x(numbers), y=alt.Y("value:Q", scale=scale, title=name), color=own, detail=["label:N", "part:N"]
-        ),
-        alt.Chart(alt.InlineData(values=labels))
-        .mark_text(align="left", dx=8)
-        .encode(x=alt.value(WIDTH_PX), y=alt.Y("place:Q", scale=scale), text="text:N", color=own),
-    ]
-    return alt.layer(*layers).properties(width=WIDTH_PX, height=OVERLAY_HEIGHT_PX)
+            drawn = _thinned(measured.selection.measured, {quantity: measured.steps[quantity]})
+            # JSON has no NaN.
+            known = [(at, at.values[quantity]) for at in drawn if not math.isnan(at.values[quantity])]
+            points = [LinePoint(at.step, value, part=at.part) for at, value in known]
+            usual = statistics.median(value for _, value in known) if known else None
+            lines.append(Line(label, points, shades[label], shape="", label=_shortened(label), label_y=usual))
+    return Lines(title, "", Axis("global step"), y, lines)
 
 
 def _thinned(numbers: Sequence[int], every: Series) -> Iterator[Drawn]:

@@ -1,10 +1,12 @@
-"""The typed configuration of `workload=fsdp` and `workload=copy_engine`. The field docstrings are the manual."""
+"""The typed configuration of `workload=fsdp`. The field docstrings are the manual."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from overlap_sweep.config import ModelConfig
 from overlap_sweep.declared import one_of, ranged
 
 
@@ -159,21 +161,40 @@ class Telemetry:
 
 
 @dataclass
-class CopyEngine:
-    """GEMMs on one stream, copies on another of high priority."""
+class WorkloadOptions:
+    """Training steps of a ranking model under FSDP2 or DDP, compared with the same steps whose collectives have the
+    device to themselves (`none`), and without communication (`floor`); see `fsdp`, `training`, `distributed`."""
 
-    matrix_size: int = ranged(4096, 1, 2**16)
-    """The GEMM multiplies two square matrices of this size."""
-    copy_mb: float = ranged(64.0, 0.001, 2**17)
-    """MiB that are copied beside it."""
-    direction: str = one_of("device_to_device", "device_to_device", "peer", "host_to_device", "device_to_host")
-    """`peer`: into the next GPU's memory."""
-    dtype: str = one_of("bfloat16", "bfloat16", "float16", "float32")
-    gemms: int = ranged(4, 1, 1000)
-    """One after the other, in each iteration."""
-    copies: int = ranged(4, 1, 1000)
-    iterations: int | None = ranged(None, 3, 10**5)
-    """Timed; null: 21, on a CPU 7."""
+    name: str = "fsdp"
+    tokens: int | None = ranged(None, 1, 2**31 - 1)
+    """Tokens of all ranks' micro batches of a step; what `training` and `ranking` say."""
+    warmup: int = ranged(1, 0, 1000)
+    """Untimed turns of every variant before the first timed one, after the run that the telemetry records."""
+    repeats: int = ranged(7, 3, 1000)
+    """Timed turns of every variant."""
+    steps: int = ranged(3, 1, 1000)
+    """Consecutive steps of each turn, after an untimed one; their mean is the turn's time."""
+    seed: int = ranged(0, 0, 2**31 - 1)
+    """Of parameters and data."""
+
+
+@dataclass
+class Config(ModelConfig):
+    workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+    ranking: Ranking = field(default_factory=Ranking)
+    fsdp: Fsdp = field(default_factory=Fsdp)
+    training: Training = field(default_factory=Training)
+    distributed: Distributed = field(default_factory=Distributed)
+    streams: Streams = field(default_factory=Streams)
+    compile: Compile = field(default_factory=Compile)
+    profiling: Profiling = field(default_factory=Profiling)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    precision_option: ClassVar[str | None] = "training.mixed_precision"
+    instead_of_model: ClassVar[Mapping[str, str]] = {
+        "num_layers": "ranking.num_layers",
+        "vocab_size": "ranking.vocab_size",
+    }
 
 
 HOST_LIMITS = 0.95

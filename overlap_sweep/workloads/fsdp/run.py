@@ -17,7 +17,8 @@ from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
-from overlap_sweep.results.run_directory import Timing, TrainingRun, metrics_file
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp import fully_sharded
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Streams
 from overlap_sweep.workloads.fsdp.compiling import compile_layers
@@ -25,6 +26,7 @@ from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, initialise
 from overlap_sweep.workloads.fsdp.recording import Recording
 from overlap_sweep.workloads.fsdp.replicated import replicate
+from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.spans import Recorder
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 
@@ -72,7 +74,7 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
         telemetry=[metrics_file(rank) for rank in range(ranks.world_size)],
     )
     return {
-        "training": training,
+        "measured": training,
         "objective_us": times[POINT].median_us,
         "launch_bound": host_us.get(POINT, 0.0) > HOST_LIMITS * times[POINT].median_us,
         "traces": traces,

@@ -36,8 +36,7 @@ from overlap_sweep.workloads.fsdp.answer import (
     training_case,
 )
 from overlap_sweep.workloads.fsdp.cautions import cautions
-from overlap_sweep.workloads.fsdp.chart import training_figure
-from overlap_sweep.workloads.fsdp.knob_chart import knobs_figure
+from overlap_sweep.workloads.fsdp.chart import knob_bars, settings_bars
 from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
 from overlap_sweep.workloads.fsdp.knobs import (
     TRAINS_DIFFERENTLY,
@@ -275,7 +274,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         ),
         points=analysis.points,
         legend=f"{LEGEND} {analysis.how_timed}",
-        charts=[Exhibit(chart=partial(training_figure, analysis), drawn=analysis.how_timed)],
+        charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
         more=[effects] if effects.listing or effects.notes else [],
         details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
     )
@@ -314,7 +313,7 @@ def _effects(analysis: TrainingAnalysis) -> Exhibit:
     if not effects.contributions:
         return Exhibit(notes=notes)
     return Exhibit(
-        chart=partial(knobs_figure, analysis),
+        chart=partial(knob_bars, analysis),
         listing=Listing(
             *(EFFECTS, effects.contributions, "Every change of one knob."),
             chosen=lambda one: one.taken and one.beside_best is not None,

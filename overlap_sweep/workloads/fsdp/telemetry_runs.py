@@ -20,6 +20,7 @@ from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import find_metrics, find_points
 from overlap_sweep.trace.directories import links_out
+from overlap_sweep.workloads.fsdp.result import TrainingRun
 
 MOST_BYTES = 1 << 30
 """Of one file, which is read line by line: a line has some 10 kB."""
@@ -86,6 +87,12 @@ class Run:
     @property
     def ranks(self) -> list[int]:
         return sorted(self.steps)
+
+    @property
+    def measured(self) -> TrainingRun | None:
+        """What was measured besides; None where that is not recorded."""
+        measured = self.point.result.measured if self.point and self.point.result else None
+        return measured if isinstance(measured, TrainingRun) else None
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.run_directory import Timing
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.workloads.fsdp.cautions import Exposed
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, STREAMS
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, Step
@@ -286,7 +286,7 @@ def aggregates(
     (last, *_) = [*reversed(selection.measured), *reversed(selection.warm_up)]
     loss = next((step.loss for step in _of_all(run, last) if step.loss is not None), None)
     found["final_loss"] = None if loss is None else single(loss)
-    training = run.point.result.training if run.point and run.point.result else None
+    training = run.measured
     if training:
         found |= _timed(training.step)
         found["peak_memory_gb"] = None if training.peak_memory_gb is None else single(training.peak_memory_gb)

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import Result, Timing, TrainingRun
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
+from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun
 
-VARIANTS = ("point", "none", "floor")
 _Floor = frozenset[tuple[str, Any]]
 
 
 def measured(result: Result | None) -> TrainingRun:
     """Of a point that is ok."""
     assert result
-    assert result.training
-    return result.training
+    return result.measured_as(TrainingRun)
 
 
 def limited_by_host(result: Result) -> list[str]:

@@ -12,8 +12,8 @@ from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.results.run_directory import ImplementationTimes
 from overlap_sweep.workloads import Workload
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -165,8 +165,7 @@ def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[st
         )
     traces = _profile(point, found, variants, directory, ranks)
     return {
-        "implementations": found,
-        "left_out": left_out,
+        "measured": KernelTimes(implementations=found, left_out=left_out),
         "objective_us": found[_fastest(found)].time.median_us,
         "relative_error": wrong,
         "launch_bound": any(one.launch_bound for one in found.values()),

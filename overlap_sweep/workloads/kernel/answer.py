@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import LONGEST_NAME, Point
-from overlap_sweep.results.run_directory import ImplementationTimes, Timing
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
 """Backends by what it takes to use them; those from elsewhere come last."""
@@ -160,7 +161,7 @@ class KernelAnalysis:
     @property
     def launch_bound_points(self) -> int:
         """How many points have times that say nothing about the device."""
-        measured = (point.result.implementations.values() for point in self.points if point.result)
+        measured = (point.measured_as(KernelTimes).implementations.values() for point in self.points)
         return sum(any(one.launch_bound for one in of_point) for of_point in measured)
 
 
@@ -261,8 +262,7 @@ def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Bes
     """By backend and name, simplest first; the repetitions of one backend's points together."""
     found: dict[tuple[str | None, str], list[_Beside]] = defaultdict(list)
     for point in sorted(points, key=_simplicity):
-        assert point.result
-        implementations = point.result.implementations
+        implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
             found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
@@ -337,7 +337,7 @@ def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, st
     left_out, wrong = {}, set()
     for point in points:
         assert point.result
-        for name, reason in point.result.left_out.items():
+        for name, reason in point.measured_as(KernelTimes).left_out.items():
             label = f"{point.config['backend']} {name_in_tables(name, point.config)}"
             is_wrong = name in point.result.relative_error
             if is_wrong or label not in measured:

@@ -12,7 +12,6 @@ from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, 
 from overlap_sweep.report.frame import Row, column_types, common_cells
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import ImplementationTimes
 from overlap_sweep.workloads.kernel.answer import (
     ImplementationRow,
     KernelAnalysis,
@@ -21,6 +20,7 @@ from overlap_sweep.workloads.kernel.answer import (
     name_in_tables,
     tflops,
 )
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 LEFT_OUT = "left_out"
 """In place of the point's status: this one of its implementations was not timed."""
@@ -134,8 +134,7 @@ def _point_cells(point: Point, root: Path) -> Row:
 
 
 def _of_point(point: Point, chosen: ImplementationRow | None) -> list[Row]:
-    assert point.result
-    measured = point.result.implementations
+    measured, left_out = point.measured_as(KernelTimes).implementations, point.measured_as(KernelTimes).left_out
     shape, precision = KernelShape.of(point.config), point.config["precision"]
     beside = {f"{name}_us": measured[name].time.median_us for name in BASELINES}
     rows = [
@@ -151,7 +150,7 @@ def _of_point(point: Point, chosen: ImplementationRow | None) -> list[Row]:
             "error": reason,
             "relative_error": _wrong(name, point),
         }
-        for name, reason in point.result.left_out.items()
+        for name, reason in left_out.items()
         if name not in measured
     ]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import VariantTimes
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,7 @@ class LayerAnalysis:
 
 def analyse_layer(point: Point) -> LayerAnalysis:
     """Compare the variants of an `ok` layer point."""
-    assert point.result
-    variants = point.result.variants
+    variants = point.measured_as(LayerTimes).variants
     reference = "none" if "none" in variants else next(iter(variants))
     tried = max(len(variants.keys() - {reference, "floor"}), 1)
     pairs = [(variant, variants[reference]) for variant in variants.values()]

@@ -1,68 +1,42 @@
-"""The variants of a whole layer: by how much each is faster or slower than the reference, with its interval."""
+"""Charts of a whole layer: by how much each variant is faster or slower than the reference, and a timeline."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
+from overlap_sweep.report.charts.bars import Bar, Bars
+from overlap_sweep.report.charts.parts import Axis, Key
+from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import as_ms, as_percent
-from overlap_sweep.report.page.chart_parts import Align, drawn_from, header, row_axis, tooltip
-from overlap_sweep.report.page.palette import colour
 from overlap_sweep.results.estimate import CONFIDENCE
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow
 from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.trials import FLOOR
 
-if TYPE_CHECKING:
-    import altair as alt
-
-ROW_PX = 30
+RANK = 0
 
 
-@dataclass(frozen=True)
-class VariantBar:
-    """Changes are in percent of the reference's time, negative is faster."""
-
-    name: str
-    change: float
-    low: float
-    high: float
-    best: bool
-    floor: bool
-    time_text: str
-    change_text: str
-    passes_text: str
-    hidden_text: str
-
-
-@dataclass(frozen=True)
-class LayerPanel:
-    title: str
-    subtitle: str
-    reference: str
-    bars: list[VariantBar]
-    """From fast to slow."""
-
-
-def layer_panel(title: str, layer: LayerAnalysis, best: str | None) -> LayerPanel:
-    """`best` is the variant to mark."""
+def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
+    """Returns the variants from fast to slow; `best` is the one to mark."""
     backend = layer.point.case.backend
     names = {name: named(short, backend) for name, short in _short([row.name for row in layer.rows]).items()}
-    bars = [_bar(row, layer.reference, best, names[row.name]) for row in layer.rows]
-    interval = f", {CONFIDENCE:.0%} intervals" if len(bars) > 1 else ""
-    return LayerPanel(
-        title,
-        f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} rounds"
-        f"{interval}",
-        layer.reference,
-        sorted(bars, key=lambda bar: bar.change),
+    interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
+    return Bars(
+        title=title,
+        subtitle=f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} "
+        f"rounds{interval}",
+        axis=Axis(format="+.1~%"),
+        parts=[Key("change", "accent")],
+        columns=[Column("time"), Column("change [interval]", "left")],
+        bars=[
+            _bar(row, layer.reference, best, names[row.name]) for row in sorted(layer.rows, key=lambda row: row.ratio)
+        ],
+        references=[Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
     )
-
-
-def describe(panel: LayerPanel) -> str:
-    return f"{panel.title}: {'; '.join(f'{bar.name} {bar.time_text}, {bar.change_text}' for bar in panel.bars)}."
 
 
 def _short(names: Sequence[str]) -> dict[str, str]:
@@ -71,77 +45,40 @@ def _short(names: Sequence[str]) -> dict[str, str]:
     return {name: files[name] if list(files.values()).count(files.get(name, "")) == 1 else name for name in names}
 
 
-def _bar(row: VariantRow, reference: str, best: str | None, name: str) -> VariantBar:
-    change, low, high = (100 * (ratio - 1) for ratio in (row.ratio, row.interval.low, row.interval.high))
-    is_reference, is_floor = row.name == reference, row.name == FLOOR
+def _bar(row: VariantRow, reference: str, best: str | None, name: str) -> Bar:
+    change, low, high = (ratio - 1 for ratio in (row.ratio, row.interval.low, row.interval.high))
+    is_floor, is_best = row.name == FLOOR, row.name == best
     notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
-    return VariantBar(
-        name=f"{name} ({', '.join(notes)})" if notes else name,
-        change=change,
+    time_text = f"{as_ms(row.all_us)} ms"
+    change_text = f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
+    change_text = "reference" if row.name == reference else change_text
+    shown = f"{name} ({', '.join(notes)})" if notes else name
+    return Bar(
+        name=shown,
+        ends=[change],
+        cells=[time_text, change_text],
         low=low,
         high=high,
-        best=row.name == best,
-        floor=is_floor,
-        time_text=f"{as_ms(row.all_us)} ms",
-        change_text="reference" if is_reference else f"{change:+.1f} % [{low:+.1f}, {high:+.1f}]",
-        passes_text=f"forward {as_ms(row.fwd_us)} ms, backward {as_ms(row.bwd_us)} ms",
-        hidden_text=as_percent(row.hidden_fraction),
+        colour="wait" if is_floor else "good" if is_best else "bad" if change > 0 else "accent",
+        bold=is_best,
+        details={
+            "variant": shown,
+            "time": time_text,
+            "of it": f"forward {as_ms(row.fwd_us)} ms, backward {as_ms(row.bwd_us)} ms",
+            f"against {reference}": change_text,
+            "hidden": as_percent(row.hidden_fraction),
+        },
     )
 
 
-def chart(panel: LayerPanel) -> alt.TopLevelMixin:
-    import altair as alt
+def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:
+    """Returns the variant without overlap above the best, each given as what it is called and its name in the point;
+    None where the latter has no trace."""
+    upper, lower = (Side(name, listed_trace(point, trace_file(RANK, variant))) for name, variant in (none, best))
+    return timeline(title, upper, lower) if lower.trace else None
 
-    base = drawn_from(panel.bars)
-    low = min([0.0, *(bar.low for bar in panel.bars)])
-    high = max([0.0, *(bar.high for bar in panel.bars)])
-    margin = 0.08 * (high - low) or 1.0
-    scale = alt.Scale(domain=[low - (margin if low < 0 else 0.2 * margin), high + margin], nice=False)
-    label = "(datum.value ? format(datum.value, '+') : '0') + ' %'"
-    x_axis = alt.Axis(labelExpr=label, tickCount=6, domain=False, ticks=False)
-    names = [bar.name for bar in panel.bars]
-    y = alt.Y("name:N", sort=names, title=None, axis=row_axis(260), scale=alt.Scale(padding=0.15))
-    told = tooltip(
-        {
-            "name": "variant",
-            "time_text": "time",
-            "passes_text": "of it",
-            "change_text": f"against {panel.reference}",
-            "hidden_text": "hidden",
-        }
-    )
 
-    def x(field: str) -> alt.X:
-        return alt.X(f"{field}:Q", title=None, axis=x_axis, scale=scale)
-
-    def column(field: str, dx: int, align: Align) -> alt.Chart:
-        bold = alt.ExprRef("datum.best ? 700 : 400")
-        mark = base.mark_text(align=align, dx=dx, fontSize=12, fontWeight=bold)
-        return mark.encode(x=alt.value("width"), y=y, text=f"{field}:N", tooltip=told)
-
-    by_role = (
-        alt.when("datum.floor")
-        .then(alt.value(colour("wait")))
-        .when("datum.best")
-        .then(alt.value(colour("good")))
-        .when("datum.change > 0")
-        .then(alt.value(colour("bad")))
-        .otherwise(alt.value(colour("accent")))
-    )
-    layers = [
-        base.mark_bar(height=13).encode(x=x("change"), x2=alt.datum(0), y=y, color=by_role, tooltip=told),
-        drawn_from([{"at": 0}]).mark_rule(color=colour("ink")).encode(x=x("at")),
-        base.mark_rule(color=colour("ink"), strokeWidth=1.5).encode(x=x("low"), x2="high:Q", y=y, tooltip=told),
-        *(
-            base.mark_tick(color=colour("ink"), thickness=1.5, size=8, orient="vertical").encode(x=x(end), y=y)
-            for end in ("low", "high")
-        ),
-        header(f"faster than {panel.reference}", alt.XDatum(0), -8, "right"),
-        *([header("slower", alt.XDatum(0), 8, "left")] if high > 0.25 * (high - low) else []),
-        header("time", alt.value("width"), 84, "right"),
-        header("change [interval]", alt.value("width"), 98, "left"),
-        column("time_text", 84, "right"),
-        column("change_text", 98, "left"),
-    ]
-    title = alt.TitleParams(panel.title, subtitle=panel.subtitle, offset=26)
-    return alt.layer(*layers).properties(width="container", height=ROW_PX * len(panel.bars), title=title)
+def listed_trace(point: Point, name: str) -> Path | None:
+    """Returns where a trace of the point is, None where it has none of this name."""
+    path = point.directory / name
+    return path if point.result and name in point.result.traces and path.is_file() else None

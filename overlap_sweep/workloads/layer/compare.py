@@ -9,9 +9,11 @@ from typing import Any
 
 from overlap_sweep.compare.measured import Key, Measured, key_of_pass
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import Timing, TunerRecord, VariantTimes
+from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.trials import FLOOR, NONE, read_trial
 
 WHOLE = "all"
@@ -32,9 +34,9 @@ def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord])
     layers: dict[Key, list[_Layer]] = defaultdict(list)
     between: dict[Key, Scatter] = {}
     for point in points:
-        if point.is_layer and point.status == "ok" and point.result:
+        if point.is_layer and point.status == "ok":
             key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
-            variants = labelled.get(point.directory) or point.result.variants
+            variants = labelled.get(point.directory) or point.measured_as(LayerTimes).variants
             layers[key].append((point.name, _times(variants)))
             between[key] = Scatter(TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]])
     return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]

@@ -9,6 +9,7 @@ from overlap_sweep.report.frame import Row, column_types, common_cells
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow
+from overlap_sweep.workloads.layer.result import attention_backend
 
 COLUMNS = column_types(
     *("point", "directory", "model", "backend", "device", "precision", "tokens"),
@@ -44,7 +45,7 @@ def point_cells(point: Point, root: Path) -> Row:
         "kind": layer["kind"],
         "num_replicas": layer["num_replicas"],
         "training": layer["training"],
-        "attention_backend": point.result.attention_backend if point.result else None,
+        "attention_backend": attention_backend(point.result),
     }
 
 

@@ -14,6 +14,7 @@ from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
+from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.operator.proof import named
 
 
@@ -33,7 +34,7 @@ def print_analysis(analysis: LayerAnalysis, console: Console) -> None:
 def title(point: Point) -> str:
     """What was measured, and on what."""
     case, layer = point.case, point.config["layer"]
-    attention = point.result.attention_backend if point.result else None
+    attention = attention_backend(point.result)
     parts = [
         f"{case.model} {layer['kind']}",
         f"TP={point.config['tp_size']}",

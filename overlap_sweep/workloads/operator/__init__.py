@@ -12,8 +12,8 @@ from overlap_sweep import backends
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.results.run_directory import DefaultTiming, PassTimes
 from overlap_sweep.workloads import Workload
+from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -88,7 +88,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         traces = capture_each(profiled, ranks, workload["profiled"], directory)
         bench.none_profiled = True
     return {
-        "times": times,
+        "measured": OperatorTimes(times=times),
         "objective_us": bench.objective_us(point, relative),
         "relative_error": error,
         "launch_bound": any(taken.launch_bound for taken in samples.values()),

@@ -18,7 +18,8 @@ from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
-from overlap_sweep.results.run_directory import DefaultTiming, Timing
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.workloads.operator.result import DefaultTiming
 
 L2_BYTES = 128 * 2**20
 """More than any GPU's L2 cache: inputs rotate through at least this much memory."""

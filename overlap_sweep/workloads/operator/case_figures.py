@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from overlap_sweep.report.page import time_bars, timeline
-from overlap_sweep.report.page.figures import Figure, figure
-from overlap_sweep.workloads.kernel import chart as kernel_chart
-from overlap_sweep.workloads.kernel import dots as kernel_dots
+from overlap_sweep.report.charts.figures import Figure, figure
+from overlap_sweep.report.iterations import Timeline
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis
-from overlap_sweep.workloads.layer import chart as layer_chart
+from overlap_sweep.workloads.kernel.chart import kernel_chart
 from overlap_sweep.workloads.layer.answer import LayerAnalysis
-from overlap_sweep.workloads.operator import hidden_chart as hidden_fraction
-from overlap_sweep.workloads.operator import num_sm
-from overlap_sweep.workloads.operator import scaling_chart as tp_scaling
+from overlap_sweep.workloads.layer.chart import layer_bars, layer_timeline
+from overlap_sweep.workloads.operator import charts
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.num_sm import num_sm_lines
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
 from overlap_sweep.workloads.operator.trials import NONE, TUNED
-from overlap_sweep.workloads.tp_training import chart as stacks_chart
-from overlap_sweep.workloads.tp_training import loss_curves
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
+from overlap_sweep.workloads.tp_training.chart import loss_lines, stacks_bars
 
 
 @dataclass(frozen=True)
@@ -63,29 +60,20 @@ def case_figures(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) ->
     timelines = [*_layer_timelines(case, analysis, prefix), *_operator_timelines(case, prefix)]
     drawn = {(timelines_of.tp_size, timelines_of.what) for timelines_of in timelines}
     wanted = [(tp, choice.operator) for tp, plan in case.plans.items() for choice in plan.choices if choice.tried_slots]
-    hidden = hidden_fraction.hidden_panels(case)
+    hidden = charts.hidden_bars(case)
     return CaseFigures(
-        beyond_floor=any(panel.beyond_floor for panel in hidden),
-        hidden=[
-            figure(
-                f"{prefix}hidden_fraction_tp{panel.tp_size}",
-                hidden_fraction.describe(panel),
-                panel,
-                hidden_fraction.chart,
-            )
-            for panel in hidden
-        ],
+        beyond_floor=any(map(charts.beyond_floor, hidden.values())),
+        hidden=[figure(f"{prefix}hidden_fraction_tp{tp_size}", bars) for tp_size, bars in hidden.items()],
         layers=list(_layers(case, prefix)),
         num_sm={
             tp_size: [
-                figure(f"{prefix}num_sm_tp{tp_size}_{panel.name}", num_sm.describe(panel), panel, num_sm.chart)
-                for panel in num_sm.num_sm_panels(case, tp_size)
+                figure(f"{prefix}num_sm_tp{tp_size}_{choice.operator}_{choice.pass_name}", lines)
+                for choice, lines in num_sm_lines(case, tp_size)
             ]
             for tp_size in case.plans
         },
         scaling=[
-            figure(f"{prefix}tp_scaling_{panel.operator}", tp_scaling.describe(panel), panel, tp_scaling.chart)
-            for panel in tp_scaling.scaling_panels(case)
+            figure(f"{prefix}tp_scaling_{operator}", lines) for operator, lines in charts.scaling_lines(case).items()
         ],
         timelines=timelines,
         without_timeline=list(dict.fromkeys(f"{what} at TP={tp}" for tp, what in wanted if (tp, what) not in drawn)),
@@ -96,41 +84,30 @@ def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure
     """Of a layer that no tuner measured: its variants, and the timeline of the fastest, if it was traced."""
     config, best = layer.point.config, layer.winner or next(iter(layer.contenders), None)
     heading = f"{config['layer']['kind']}, TP={config['tp_size']}"
-    panel = layer_chart.layer_panel(heading, layer, layer.winner.name if layer.winner else None)
+    bars = layer_bars(heading, layer, layer.winner.name if layer.winner else None)
     shown = None
     if best:
-        variants = ((layer.reference, layer.reference), (named(best.name, layer.point.case.backend), best.name))
-        shown = timeline.layer_timeline(name, heading, layer.point, variants)
-    return (
-        figure(name, layer_chart.describe(panel), panel, layer_chart.chart),
-        figure(f"{name}_timeline", timeline.describe(shown), shown, timeline.chart) if shown else None,
-    )
+        none = (layer.reference, layer.reference)
+        shown = layer_timeline(heading, layer.point, none, (named(best.name, layer.point.case.backend), best.name))
+    return figure(name, bars), figure(f"{name}_timeline", shown.chart) if shown else None
 
 
 def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
     """A picture over m, or of the only one."""
-    if len(kernel.shapes) == 1:
-        dots = kernel_dots.dots_panel(kernel)
-        return figure(name, kernel_dots.describe(dots), dots, kernel_dots.chart)
-    panel = kernel_chart.kernel_panel(kernel)
-    return figure(name, kernel_chart.describe(panel), panel, kernel_chart.chart)
+    return figure(name, kernel_chart(kernel))
 
 
 def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:
     """What a step's time goes to, and the losses."""
-    panel, curves = stacks_chart.stacks_panel(stacks), loss_curves.curves_panel(stacks)
-    return (
-        figure(name, time_bars.describe(panel), panel, time_bars.chart),
-        figure(f"{name}_losses", loss_curves.describe(curves), curves, loss_curves.chart),
-    )
+    return figure(name, stacks_bars(stacks)), figure(f"{name}_losses", loss_lines(stacks))
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:
     for tp_size, outcome in case.outcomes.items():
         if outcome.trial and outcome.trial.layer:
             best = outcome.recommended if isinstance(outcome, Proof) else None
-            panel = layer_chart.layer_panel(f"The whole layer, TP={tp_size}", outcome.trial.layer, best)
-            yield figure(f"{prefix}layer_tp{tp_size}", layer_chart.describe(panel), panel, layer_chart.chart)
+            bars = layer_bars(f"The whole layer, TP={tp_size}", outcome.trial.layer, best)
+            yield figure(f"{prefix}layer_tp{tp_size}", bars)
 
 
 def _layer_timelines(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) -> Iterator[Timelines]:
@@ -142,14 +119,10 @@ def _layer_timelines(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str
         best = TUNED if outcome.recommended == NONE else outcome.recommended
         if NONE not in names or best not in names:
             continue
-        shown = timeline.layer_timeline(
-            f"layer_tp{tp_size}",
-            f"The whole layer, TP={tp_size}",
-            trial.point,
-            (("no overlap", names[NONE]), (named(best, outcome.case.backend), names[best])),
-        )
+        title, backend = f"The whole layer, TP={tp_size}", outcome.case.backend
+        shown = layer_timeline(title, trial.point, ("no overlap", names[NONE]), (named(best, backend), names[best]))
         if shown:
-            drawn = figure(f"{prefix}timeline_tp{tp_size}_layer", timeline.describe(shown), shown, timeline.chart)
+            drawn = figure(f"{prefix}timeline_tp{tp_size}_layer", shown.chart)
             yield Timelines(tp_size, "the whole layer", [drawn], shown.notes)
 
 
@@ -162,13 +135,12 @@ def _names_in_point(outcome: Outcome, analysis: OperatorAnalysis) -> dict[str, s
 
 def _operator_timelines(case: CaseAnalysis, prefix: str) -> Iterator[Timelines]:
     for tp_size in case.plans:
-        of_operator: dict[str, list[timeline.TimelinePanel]] = {}
-        for operator, panel in timeline.pass_timelines(case, tp_size):
-            of_operator.setdefault(operator, []).append(panel)
-        for operator, panels in of_operator.items():
+        of_operator: dict[str, list[tuple[str, Timeline]]] = {}
+        for choice, shown in charts.pass_timelines(case, tp_size):
+            of_operator.setdefault(choice.operator, []).append((choice.pass_name, shown))
+        for operator, of_passes in of_operator.items():
             figures = [
-                figure(f"{prefix}timeline_tp{tp_size}_{panel.name}", timeline.describe(panel), panel, timeline.chart)
-                for panel in panels
+                figure(f"{prefix}timeline_tp{tp_size}_{operator}_{name}", shown.chart) for name, shown in of_passes
             ]
-            notes = list(dict.fromkeys(note for panel in panels for note in panel.notes))
+            notes = list(dict.fromkeys(note for _, shown in of_passes for note in shown.notes))
             yield Timelines(tp_size, operator, figures, notes)

@@ -16,11 +16,11 @@ from typing import Any
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, distinct, normalised, pooled_none
+from overlap_sweep.results.estimate import Estimate, normalised, pooled_none
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import DefaultTiming, PassTimes
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.operator.failures import Failures, PassKey, of_pass, pass_key
+from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes, distinct
 
 RATIO_OF_PASS = {"fwd": "forward_overlap_ratio", "bwd": "backward_overlap_ratio"}
 
@@ -188,7 +188,7 @@ def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
     assert point.result
     own = of_pass(point.result.settings, pass_name)
     ratio = traces.metrics.get(RATIO_OF_PASS[pass_name])
-    return Observation(point.name, own, point.result.times[pass_name], ratio)
+    return Observation(point.name, own, point.measured_as(OperatorTimes).times[pass_name], ratio)
 
 
 def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observation]]:

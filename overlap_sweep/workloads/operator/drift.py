@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from overlap_sweep.overlap import space
 from overlap_sweep.results.drift import later_change
-from overlap_sweep.results.estimate import distinct
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.operator.result import OperatorTimes, distinct
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ def baseline_drift(points: Iterable[Point]) -> list[Drift]:
 
 def _baselines(results: Iterable[Result], pass_name: str) -> dict[str, list[float]]:
     """The medians of each baseline's distinct measurements in time order, in microseconds."""
-    times = [result.times[pass_name] for result in sorted(results, key=lambda result: result.started or "")]
+    times = [
+        result.measured_as(OperatorTimes).times[pass_name]
+        for result in sorted(results, key=lambda result: result.started or "")
+    ]
     defaults = distinct(beside.default for beside in times if beside.default)
     return {
         "none": [beside.none.median_us for beside in times],

@@ -11,8 +11,8 @@ from overlap_sweep.overlap import space
 from overlap_sweep.report.frame import INTEGERS, Row, column_types, common_cells
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, Reading
-from overlap_sweep.results.run_directory import PassTimes
 from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
+from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 if TYPE_CHECKING:
     pass
@@ -102,7 +102,7 @@ def _measured(point: Point, phase: str, common: Row) -> Row:
         "pass": pass_name,
         "method": "none",
         **(setting or {}),
-        **_times(point.result.times[pass_name]),
+        **_times(point.measured_as(OperatorTimes).times[pass_name]),
         "launch_bound": point.result.launch_bound,
         "relative_error": max(errors, default=None),
     }

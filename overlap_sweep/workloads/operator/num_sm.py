@@ -1,138 +1,39 @@
-"""Time over num_sm: for each pass one panel, with a line for each way of overlapping, and what it is compared with."""
+"""Time over num_sm: for each pass a line for each way of overlapping, and what it is compared with."""
 
 from __future__ import annotations
 
-import math
 import statistics
-import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from overlap_sweep.overlap import space
+from overlap_sweep.report.charts.lines import Level, Line, LinePoint, Lines, looks_of
+from overlap_sweep.report.charts.parts import Axis
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
-from overlap_sweep.report.page.chart_parts import drawn_from, tooltip
-from overlap_sweep.report.page.label_places import spread
-from overlap_sweep.report.page.log_ticks import log_ticks
-from overlap_sweep.report.page.palette import SERIES, colour
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import PassTimes
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.charts import chosen_name, hidden_in_words
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import Frozen, frozen, of_pass
-from overlap_sweep.workloads.operator.hidden_chart import chosen_name, hidden_in_words
 from overlap_sweep.workloads.operator.proof import named
+from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 from overlap_sweep.workloads.operator.trials import DEFAULT
 
-if TYPE_CHECKING:
-    import altair as alt
-
-HEIGHT_PX = 230
-LOW_PX = 115
-"""Of a panel without a line: there is little to see in it."""
-LABEL_GAP_PX = 14.0
 SUBTITLE_WIDTH = 84
 """In characters: as long as a panel is wide."""
-LOGARITHMIC_FROM = 4.0
-"""Ratio of the largest to the smallest time from which on the axis is logarithmic."""
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One setting at one num_sm, all its measurements together; comparable within the panel."""
-
-    line: str
-    num_sm: int
-    time_us: float
-    q1_us: float
-    q3_us: float
-    chosen: bool
-    setting: str
-    time_text: str
-    quartiles_text: str
-    speedup_text: str
-    measured_text: str
-
-
-@dataclass(frozen=True)
-class Level:
-    """A time that num_sm does not change: a baseline, or a ring exchange by copy engines."""
-
-    name: str
-    time_us: float
-    q1_us: float
-    q3_us: float
-    baseline: bool
-    chosen: bool
-    time_text: str
-    quartiles_text: str
-
-
-@dataclass(frozen=True)
-class EndLabel:
-    text: str
-    label_us: float
-    """Where it stands."""
-    end_num_sm: float
-    end_us: float
-    """Where what it names ends."""
-    colour: str
-
-
-@dataclass(frozen=True)
-class NumSmPanel:
-    name: str
-    title: str
-    subtitle: str
-    marks: list[Mark]
-    levels: list[Level]
-    labels: list[EndLabel]
-    connected: list[str]
-    """The lines whose marks are connected: all but those of dgrad and wgrad with a num_sm each."""
-    colours: dict[str, str]
-    """Of lines and levels, by name."""
-    shapes: dict[str, str]
-    num_sms: list[int]
-    time_range_us: tuple[float, float]
-    logarithmic: bool
-
-    @property
-    def height_px(self) -> int:
-        return _height_px(self.marks, self.levels)
-
-    @property
-    def num_sm_range(self) -> tuple[float, float]:
-        return self.num_sms[0] / 1.12, self.num_sms[-1] * 1.12
-
-
-def num_sm_panels(case: CaseAnalysis, tp_size: int) -> list[NumSmPanel]:
-    """For every pass of which an overlap was measured."""
+def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lines]]:
+    """Returns a chart for every pass of which an overlap was measured."""
     arms = list(dict.fromkeys(arm_name(c) for plan in case.plans.values() for p in plan.choices for c in _drawn(p)))
     wanted = {arm: i for i, arm in enumerate(arms)}
     measured = _measured(case.points)
-    panels = []
-    for choice in case.plans[tp_size].choices if tp_size in case.plans else ():
-        if _drawn(choice):
-            of_pass_measured = measured[tp_size, choice.operator, choice.pass_name]
-            panels.append(_panel(choice, of_pass_measured, wanted, case.case.backend))
-    return panels
-
-
-def looks_of(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, tuple[str, str]]:
-    """Colour and shape by name: of a case's ways of overlapping each has its own, unless two of one panel would look
-    the same. Then the later one takes the next colour that is free there, or a shape that its colour has not yet."""
-    taken: dict[str, tuple[str, str]] = {}
-    for name in sorted(names, key=lambda name: wanted[name]):
-        at = wanted[name]
-        looks = [(SERIES[(at + i) % len(SERIES)], SHAPES[(at + i) % len(SHAPES)]) for i in range(len(SERIES))]
-        looks += [(series, shape) for series in SERIES for shape in SHAPES]
-        colours = {series for series, _ in taken.values()}
-        free = [look for look in looks if look not in taken.values()]
-        taken[name] = next((look for look in free if look[0] not in colours), (free or looks)[0])
-    return taken
+    return [
+        (choice, _lines(choice, measured[tp_size, choice.operator, choice.pass_name], wanted, case.case.backend))
+        for choice in (case.plans[tp_size].choices if tp_size in case.plans else ())
+        if _drawn(choice)
+    ]
 
 
 def arm_name(candidate: Candidate) -> str:
@@ -151,10 +52,6 @@ def num_sm_of(candidate: Candidate) -> int | None:
     return next(iter(given)) if len(given) == 1 and not _by_copy_engines(candidate) else None
 
 
-def describe(panel: NumSmPanel) -> str:
-    return f"Time over num_sm, {panel.title}: {panel.subtitle}. Lines: {', '.join(panel.colours)}."
-
-
 def _by_copy_engines(candidate: Candidate) -> bool:
     return any(s["method"] == "ring_exchange" and s.get("use_ce") for s in candidate.settings.values())
 
@@ -171,100 +68,119 @@ def _measured(points: Sequence[Point]) -> dict[tuple[int, str, str], dict[Frozen
             for name in space.PASSES:
                 settings = of_pass(point.result.settings, name)
                 key = point.config["tp_size"], point.config["operator"], name
-                found[key][frozen(settings)].append(point.result.times[name])
+                found[key][frozen(settings)].append(point.measured_as(OperatorTimes).times[name])
     return found
 
 
-def _panel(
+def _lines(
     choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], wanted: Mapping[str, int], backend: str
-) -> NumSmPanel:
-    marks, levels, apart = [], _baselines(choice, backend), set()
-    for candidate in _drawn(choice):
+) -> Lines:
+    points: dict[str, list[LinePoint]] = defaultdict(list)
+    levels: dict[str, Candidate] = {}
+    apart = set()
+    # Those of one name differ in a num_sm that changes nothing: the chosen one is drawn, or the fastest.
+    for candidate in sorted(_drawn(choice), key=lambda one: (one is not choice.chosen, one.time_us)):
         name, num_sm = arm_name(candidate), num_sm_of(candidate) or _first_num_sm(candidate)
-        q1_us, q3_us = _quartiles(measured[frozen(candidate.settings)], choice)
-        texts = _texts(candidate, choice, q1_us, q3_us)
         if _by_copy_engines(candidate) or num_sm is None:
-            levels.append(
-                Level(
-                    name,
-                    candidate.time_us,
-                    q1_us,
-                    q3_us,
-                    baseline=False,
-                    chosen=candidate is choice.chosen,
-                    time_text=texts["time_text"],
-                    quartiles_text=texts["quartiles_text"],
-                )
-            )
+            levels.setdefault(name, candidate)
         else:
-            is_chosen = candidate is choice.chosen
-            marks.append(Mark(name, num_sm, candidate.time_us, q1_us, q3_us, is_chosen, candidate.name, **texts))
+            points[name].append(_point(candidate, choice, num_sm, measured))
             apart |= set() if num_sm_of(candidate) else {name}
-    levels = _merged(levels)
-    named = [*(mark.line for mark in marks), *(level.name for level in levels if not level.baseline)]
-    looks = looks_of(list(dict.fromkeys(named)), wanted)
-    time_range_us, logarithmic = _time_range(marks, levels)
-    num_sms = sorted({mark.num_sm for mark in marks}) or [1]
-    return NumSmPanel(
-        name=f"{choice.operator}_{choice.pass_name}",
+    looks = looks_of(list(dict.fromkeys([*points, *levels])), wanted)
+    lines = [
+        Line(
+            name,
+            sorted(of_name, key=lambda point: point.x),
+            *looks[name],
+            # Marks of dgrad and wgrad with a num_sm each are in no order.
+            connected=name not in apart,
+        )
+        for name, of_name in sorted(points.items())
+    ]
+    return Lines(
         title=f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={choice.tp_size}",
         subtitle=_subtitle(choice),
-        marks=sorted(marks, key=lambda mark: (mark.line, mark.num_sm)),
-        levels=levels,
-        labels=_labels(marks, levels, looks, time_range_us, logarithmic, num_sms[-1] * 1.12),
-        connected=list(dict.fromkeys(mark.line for mark in marks if mark.line not in apart)),
-        colours={name: series for name, (series, _) in looks.items()},
-        shapes={name: shape for name, (_, shape) in looks.items()},
-        num_sms=num_sms,
-        time_range_us=time_range_us,
-        logarithmic=logarithmic,
+        x=Axis("num_sm" if lines else "num_sm changes nothing", logarithmic=True),
+        y=Axis("us"),
+        lines=lines,
+        levels=[
+            *_baselines(choice, backend),
+            *(_level(name, candidate, choice, measured, looks[name][0]) for name, candidate in levels.items()),
+        ],
+        subtitle_width=SUBTITLE_WIDTH,
     )
-
-
-def _merged(levels: Sequence[Level]) -> list[Level]:
-    """Of those of one name the chosen one, or the fastest: they differ in a num_sm that changes nothing."""
-    best: dict[str, Level] = {}
-    for level in sorted(levels, key=lambda level: (not level.chosen, level.time_us)):
-        best.setdefault(level.name, level)
-    return [best[name] for name in dict.fromkeys(level.name for level in levels)]
 
 
 def _first_num_sm(candidate: Candidate) -> int | None:
     return next((s["num_sm"] for s in candidate.settings.values() if s.get("num_sm")), None)
 
 
-def _quartiles(measured: Sequence[PassTimes], choice: PassChoice) -> tuple[float, float]:
-    """Of all samples, each scaled to the none time of the panel as the candidate's time is."""
+def _quartiles(candidate: Candidate, choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]]) -> list[float]:
+    """Of all samples, each scaled to the none time of the chart as the candidate's time is."""
     scaled = [
-        sample * choice.none.time_us / times.none.median_us for times in measured for sample in times.point.samples_us
+        sample * choice.none.time_us / times.none.median_us
+        for times in measured[frozen(candidate.settings)]
+        for sample in times.point.samples_us
     ]
     q1_us, _, q3_us = statistics.quantiles(scaled, n=4, method="inclusive")
-    return q1_us, q3_us
+    return [q1_us, q3_us]
 
 
-def _texts(candidate: Candidate, choice: PassChoice, q1_us: float, q3_us: float) -> dict[str, str]:
-    count = len(candidate.points)
-    return {
-        "time_text": f"{as_us(candidate.time_us)} us",
-        "quartiles_text": f"{as_us(q1_us)} to {as_us(q3_us)} us",
-        "speedup_text": f"{choice.none.time_us / candidate.time_us:.3f}x no overlap",
-        "measured_text": f"{candidate.estimate.repeats} repeats in {count} point{'s' if count > 1 else ''}",
-    }
+def _point(
+    candidate: Candidate, choice: PassChoice, num_sm: int, measured: Mapping[Frozen, list[PassTimes]]
+) -> LinePoint:
+    q1_us, q3_us = _quartiles(candidate, choice, measured)
+    count, is_chosen = len(candidate.points), candidate is choice.chosen
+    return LinePoint(
+        num_sm,
+        candidate.time_us,
+        q1_us,
+        q3_us,
+        ringed=is_chosen,
+        label="chosen" if is_chosen else "",
+        details={
+            "setting": candidate.name,
+            "time": f"{as_us(candidate.time_us)} us",
+            "quartiles": f"{as_us(q1_us)} to {as_us(q3_us)} us",
+            "speedup": f"{choice.none.time_us / candidate.time_us:.3f}x no overlap",
+            "measured": f"{candidate.estimate.repeats} repeats in {count} point{'s' if count > 1 else ''}",
+        },
+    )
+
+
+def _level(
+    name: str, candidate: Candidate, choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], own: str
+) -> Level:
+    q1_us, q3_us = _quartiles(candidate, choice, measured)
+    is_chosen = candidate is choice.chosen
+    return Level(
+        name,
+        candidate.time_us,
+        own,
+        q1_us,
+        q3_us,
+        width_px=3 if is_chosen else 1.5,
+        label=f"{name} (chosen)" if is_chosen else name,
+        details={
+            "setting": name,
+            "time": f"{as_us(candidate.time_us)} us",
+            "quartiles": f"{as_us(q1_us)} to {as_us(q3_us)} us",
+        },
+    )
 
 
 def _baselines(choice: PassChoice, backend: str) -> list[Level]:
-    none = choice.none
-    found = [("no overlap", none.time_us, none is choice.chosen), ("GEMMs alone", choice.floor_us, False)]
-    found += [(named(DEFAULT, backend), choice.default.time_us, False)] if choice.default else []
-    return [
-        Level(name, time_us, time_us, time_us, True, chosen, f"{as_us(time_us)} us", "-")
-        for name, time_us, chosen in found
-    ]
-
-
-def _height_px(marks: Sequence[Mark], levels: Sequence[Level]) -> int:
-    """Low without a line, but with room for the labels."""
-    return HEIGHT_PX if marks else max(LOW_PX, round(LABEL_GAP_PX * (len(levels) - 1)))
+    times_us = {"no overlap": choice.none.time_us, "GEMMs alone": choice.floor_us}
+    if choice.default:
+        times_us[named(DEFAULT, backend)] = choice.default.time_us
+    levels = []
+    for name, time_us in times_us.items():
+        details = {"compared with": name, "time": f"{as_us(time_us)} us"}
+        if name == "no overlap" and choice.none is choice.chosen:
+            levels.append(Level(name, time_us, "ink", width_px=2, label=f"{name} (chosen)", details=details))
+        else:
+            levels.append(Level(name, time_us, "muted", dash=(5, 3), width_px=1, details=details))
+    return levels
 
 
 def _subtitle(choice: PassChoice) -> str:
@@ -273,127 +189,3 @@ def _subtitle(choice: PassChoice) -> str:
         return f"chosen: no overlap; {choice.reason}"
     hidden = hidden_in_words(hidden_fraction(chosen.time_us, none_us, choice.floor_us))
     return f"chosen: {chosen_name(choice)}, {as_us(chosen.time_us)} us, {none_us / chosen.time_us:.2f}x, hides {hidden}"
-
-
-def _time_range(marks: Sequence[Mark], levels: Sequence[Level]) -> tuple[tuple[float, float], bool]:
-    low = min([mark.q1_us for mark in marks] + [level.q1_us for level in levels])
-    high = max([mark.q3_us for mark in marks] + [level.q3_us for level in levels])
-    if high > LOGARITHMIC_FROM * low:
-        return (low / 1.12, high * 1.12), True
-    margin = 0.07 * (high - low) or 0.01 * high
-    return (max(0.0, low - margin), high + margin), False
-
-
-def _labels(
-    marks: Sequence[Mark],
-    levels: Sequence[Level],
-    looks: Mapping[str, tuple[str, str]],
-    time_range_us: tuple[float, float],
-    logarithmic: bool,
-    edge: float,
-) -> list[EndLabel]:
-    """At the right edge, where nothing else is."""
-    last = {mark.line: mark for mark in sorted(marks, key=lambda mark: mark.num_sm)}
-    ends: list[tuple[str, float, float, str]] = []
-    ends += [(name, mark.num_sm, mark.time_us, looks[name][0]) for name, mark in last.items()]
-    for level in levels:
-        chosen = " (chosen)" if level.chosen else ""
-        of_level = "muted" if level.baseline else looks[level.name][0]
-        ends.append((f"{level.name}{chosen}", edge, level.time_us, of_level))
-    height_px = _height_px(marks, levels)
-    low, high = (math.log(end) if logarithmic else end for end in time_range_us)
-
-    def place_px(time_us: float) -> float:
-        return ((math.log(time_us) if logarithmic else time_us) - low) / (high - low) * height_px
-
-    places = spread([place_px(end[2]) for end in ends], LABEL_GAP_PX, 0.0, height_px)
-    labels = []
-    for (text, end_num_sm, end_us, of_end), at_px in zip(ends, places, strict=True):
-        at = low + at_px / height_px * (high - low)
-        labels.append(EndLabel(text, math.exp(at) if logarithmic else at, end_num_sm, end_us, of_end))
-    return labels
-
-
-def chart(panel: NumSmPanel) -> alt.TopLevelMixin:
-    import altair as alt
-
-    low, high = panel.num_sm_range
-    x_scale = alt.Scale(type="log", base=2, domain=[low, high], nice=False)
-    x_axis = alt.Axis(
-        values=panel.num_sms if panel.marks else [], format="d", grid=False, labelOverlap="greedy", tickSize=4
-    )
-    y_scale = alt.Scale(type="log" if panel.logarithmic else "linear", domain=list(panel.time_range_us), nice=False)
-    y_axis = alt.Axis(
-        values=log_ticks(*panel.time_range_us) if panel.logarithmic else alt.Undefined,
-        tickCount=5 if panel.marks else 3,
-        format=",.0f" if panel.time_range_us[1] >= 20 else ",.2f",
-        domain=False,
-        ticks=False,
-        minExtent=38,
-    )
-    x_title = "num_sm" if panel.marks else "num_sm changes nothing"
-    y_title = "us, logarithmic" if panel.logarithmic else "us"
-    names = list(panel.colours)
-    in_colour = alt.Scale(domain=names, range=[colour(name) for name in panel.colours.values()])
-    shape = alt.Shape("line:N", scale=alt.Scale(domain=names, range=list(panel.shapes.values())))
-
-    def x(field: str = "num_sm") -> alt.X:
-        return alt.X(f"{field}:Q", title=x_title, scale=x_scale, axis=x_axis)
-
-    def y(field: str = "time_us") -> alt.Y:
-        return alt.Y(f"{field}:Q", title=y_title, scale=y_scale, axis=y_axis)
-
-    across = {"x": alt.value(0), "x2": alt.value("width")}
-    layers: list[alt.Chart] = []
-    for is_chosen in (False, True):
-        baselines = [level for level in panel.levels if level.baseline and level.chosen == is_chosen]
-        look = (
-            {"color": colour("ink"), "strokeWidth": 2}
-            if is_chosen
-            else {"color": colour("muted"), "strokeDash": [5, 3]}
-        )
-        told = tooltip({"name": "compared with", "time_text": "time"})
-        layers.append(drawn_from(baselines).mark_rule(**look).encode(y=y(), **across, tooltip=told))
-    if engines := [level for level in panel.levels if not level.baseline]:
-        of_name = alt.Color("name:N", scale=in_colour)
-        width = alt.condition("datum.chosen", alt.value(3), alt.value(1.5))
-        told = tooltip({"name": "setting", "time_text": "time", "quartiles_text": "quartiles"})
-        layers += [
-            drawn_from(engines).mark_rect(opacity=0.15).encode(y=y("q1_us"), y2="q3_us:Q", **across, color=of_name),
-            drawn_from(engines).mark_rule().encode(y=y(), **across, color=of_name, strokeWidth=width, tooltip=told),
-        ]
-    told = tooltip(
-        {
-            "setting": "setting",
-            "time_text": "time",
-            "quartiles_text": "quartiles",
-            "speedup_text": "speedup",
-            "measured_text": "measured",
-        }
-    )
-    of_line = alt.Color("line:N", scale=in_colour)
-    marks, chosen = drawn_from(panel.marks), drawn_from(mark for mark in panel.marks if mark.chosen)
-    at_the_axis = any(mark.chosen and mark.num_sm == panel.num_sms[0] for mark in panel.marks)
-    lines = drawn_from(mark for mark in panel.marks if mark.line in panel.connected)
-    layers += [
-        lines.mark_line(strokeWidth=1.8).encode(x=x(), y=y(), color=of_line),
-        marks.mark_rule(strokeWidth=1.5).encode(x=x(), y=y("q1_us"), y2="q3_us:Q", color=of_line),
-        marks.mark_point(filled=True, size=42, opacity=1).encode(
-            x=x(), y=y(), color=of_line, shape=shape, tooltip=told
-        ),
-        chosen.mark_point(size=190, color=colour("ink"), strokeWidth=2, opacity=1).encode(x=x(), y=y(), tooltip=told),
-        chosen.mark_text(dy=19, dx=18 if at_the_axis else 0, fontWeight=600).encode(
-            x=x(), y=y(), text=alt.value("chosen")
-        ),
-    ]
-    beyond = high * (high / low) ** 0.03
-    named = drawn_from({**asdict(label), "colour": colour(label.colour), "edge": beyond} for label in panel.labels)
-    own = alt.Color("colour:N", scale=None)
-    layers += [
-        named.mark_rule(strokeWidth=0.8, strokeDash=[1, 2]).encode(
-            x=x("end_num_sm"), x2="edge:Q", y=y("end_us"), y2="label_us:Q", color=own
-        ),
-        named.mark_text(align="left", dx=3).encode(x=x("edge"), y=y("label_us"), text="text:N", color=own),
-    ]
-    title = alt.TitleParams(panel.title, subtitle=textwrap.wrap(panel.subtitle, SUBTITLE_WIDTH))
-    return alt.layer(*layers).properties(width="container", height=panel.height_px, title=title)

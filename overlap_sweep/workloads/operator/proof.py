@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.points import Case, Point
-from overlap_sweep.results.run_directory import LayerTrial, TunerRecord
+from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, compare
 from overlap_sweep.workloads.operator.trials import DEFAULT, FLOOR, NO_OVERLAP, NONE, TUNED, Trial, read_trial
 

@@ -9,9 +9,10 @@ import msgspec
 
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import CONFIDENCE
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.provenance import describe_machine, launch_commands, measured_when
-from overlap_sweep.results.run_directory import Timing
 from overlap_sweep.workloads.layer.answer import Comparison, VariantRow
+from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together
 from overlap_sweep.workloads.operator.proofs import path_of_file
@@ -68,7 +69,7 @@ def _layer(trial: Trial | None, proof: Proof | None) -> dict[str, Any]:
     return {
         "point": trial.name if trial else None,
         "layer": point.config["layer"]["kind"] if point and point.is_layer else None,
-        "attention_backend": point.result.attention_backend if point and point.result else None,
+        "attention_backend": attention_backend(point.result) if point else None,
         "rounds": trial.layer.rounds if trial and trial.layer else None,
         "reference": trial.layer.reference if trial and trial.layer else None,
         "variants": {label: _variant(row, trial, proof) for label, row in trial.rows.items()} if trial else {},

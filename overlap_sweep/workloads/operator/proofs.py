@@ -9,6 +9,7 @@ from rich.console import Console
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_sentence, as_us
 from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
@@ -79,8 +80,7 @@ def print_outcomes(case: CaseAnalysis, console: Console) -> None:
 
 def _what(trial: Trial) -> str:
     assert trial.point
-    assert trial.point.result
-    layer, attention = trial.point.config["layer"], trial.point.result.attention_backend
+    layer, attention = trial.point.config["layer"], attention_backend(trial.point.result)
     parts = [
         layer["kind"],
         *([f"{layer['num_replicas']} replicas"] if layer["num_replicas"] > 1 else []),

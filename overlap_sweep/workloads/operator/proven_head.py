@@ -8,6 +8,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import methods_allowed
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence
 from overlap_sweep.results.provenance import measured_when
+from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.layer.section import cautions_of_table
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
@@ -26,8 +27,7 @@ def proven_head(case: CaseAnalysis, proof: Proof) -> list[str]:
 def _proof(proof: Proof) -> list[str]:
     trial, layer = proof.trial, proof.layer
     assert trial.point
-    assert trial.point.result
-    attention = trial.point.result.attention_backend
+    attention = attention_backend(trial.point.result)
     where = ", ".join([trial.point.config["layer"]["kind"], *([f"attention {attention}"] if attention else [])])
     names = {label: named(label, proof.case.backend) for label in trial.rows}
     width = max(map(len, names.values()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from overlap_sweep.overlap import space
 from overlap_sweep.results.points import Point
+from overlap_sweep.workloads.operator.result import OperatorTimes
 
 _SAME = ("model", "tp_size", "operator", "phase", "phases", "method", *space.KNOBS)
 
@@ -39,7 +40,7 @@ def repeated(points: Iterable[Point]) -> list[Repeats]:
         if point.result and not point.result.launch_bound:
             same[json.dumps([point.config.get(name) for name in _SAME], sort_keys=True)].append(point)
     found = [
-        Repeats(group[0].name, name, [point.result.times[name].point.median_us for point in group if point.result])
+        Repeats(group[0].name, name, [point.measured_as(OperatorTimes).times[name].point.median_us for point in group])
         for group in same.values()
         if len(group) > 1
         for name in space.passes(group[0].config)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import LayerTrial, Result, VariantTimes
+from overlap_sweep.results.records import LayerTrial
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 NONE, DEFAULT, TUNED, FLOOR = "none", "default", "tuned", "floor"
 
@@ -65,18 +67,18 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
     tuned = _asked(trial.variants.get(TUNED), point)
     if not point or not point.result or point.status != "ok" or not point.is_layer:
         return Trial(trial.tp_size, directory, trial.point, point, tuned=tuned)
-    result = point.result
-    names = {label: name for label, name in trial.variants.items() if name in result.variants}
-    names |= {name: name for name in result.variants if name not in names.values()}
-    said = {name: _warning_about(name, result) for name in trial.variants.values() if name not in result.variants}
+    result, variants = point.result, point.measured_as(LayerTimes).variants
+    names = {label: name for label, name in trial.variants.items() if name in variants}
+    names |= {name: name for name in variants if name not in names.values()}
+    said = {name: _warning_about(name, result) for name in trial.variants.values() if name not in variants}
     return Trial(
         tp_size=trial.tp_size,
         directory=directory,
         name=trial.point,
         point=point,
         layer=_relabelled(analyse_layer(point), names),
-        times={label: result.variants[name] for label, name in names.items()},
-        configs={label: _config(name, result.variants[name]) for label, name in names.items() if name != FLOOR},
+        times={label: variants[name] for label, name in names.items()},
+        configs={label: _config(name, variants[name]) for label, name in names.items() if name != FLOOR},
         tuned=tuned,
         left_out={
             label: _with_labels(said[name] or f"{label} was not measured.", trial.variants)

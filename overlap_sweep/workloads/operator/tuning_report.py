@@ -13,12 +13,12 @@ from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
-from overlap_sweep.results.run_directory import VariantTimes
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, answers_in_words
 from overlap_sweep.workloads.kernel.frame import answer_rows, comparable_cells
 from overlap_sweep.workloads.kernel.warnings import warnings
 from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.layer.frame import point_cells, variant_cells
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.layer.section import verdict
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
@@ -178,7 +178,7 @@ def _layer(point: Point, analysis: LayerAnalysis | None, root: Path) -> dict[str
         "environment": result.environment if result else {},
         "warnings": result.warnings if result else [],
         "verdict": verdict(analysis) if analysis else None,
-        "variants": _variants(analysis, result.variants) if result and analysis else [],
+        "variants": _variants(analysis, point.measured_as(LayerTimes).variants) if analysis else [],
     }
 
 

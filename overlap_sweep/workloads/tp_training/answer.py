@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, Interval, estimate, gap_noise_us
 from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import SETTINGS_FILE, Result, Timing, TpTrainingRun, TpTrainingStep
-from overlap_sweep.results.tp_training_checks import timed_steps
+from overlap_sweep.results.run_directory import SETTINGS_FILE, Result
 from overlap_sweep.workloads.tp_training.losses import Comparison, compare, tolerance_of
 from overlap_sweep.workloads.tp_training.peak_rates import peak_tflops
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
@@ -272,8 +273,7 @@ def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> Interval:
 def measured(result: Result | None) -> TpTrainingRun:
     """Of a point that is ok."""
     assert result
-    assert result.tp_training
-    return result.tp_training
+    return result.measured_as(TpTrainingRun)
 
 
 def host_limits(points: Iterable[Point]) -> bool:
@@ -283,7 +283,7 @@ def host_limits(points: Iterable[Point]) -> bool:
 
 def step_timing(result: Result) -> Timing:
     """Of the timed steps."""
-    times_us = [step.step_us for step in timed_steps(measured(result))]
+    times_us = [step.step_us for step in measured(result).timed_steps]
     q1_us, q3_us = _quartiles(times_us)
     return Timing(statistics.median(times_us), q1_us, q3_us, times_us)
 
@@ -414,7 +414,7 @@ def _row(
     between: Mapping[bool, verdict.Scatter],
 ) -> TpTrainingRow:
     config, runs = points[0].config, [measured(point.result) for point in points]
-    steps = [step for run in runs for step in timed_steps(run)]
+    steps = [step for run in runs for step in run.timed_steps]
     q1_us, q3_us = _quartiles([step.step_us for step in steps])
     compared = [losses[point.directory] for point in points if point.directory in losses]
     gpu = points[0].result.environment.get("gpu") if points[0].result else None
@@ -441,7 +441,7 @@ def _row(
 
 
 def _timed_us(point: Point) -> list[float]:
-    return [step.step_us for step in timed_steps(measured(point.result))]
+    return [step.step_us for step in measured(point.result).timed_steps]
 
 
 def shares_of(steps: Sequence[TpTrainingStep]) -> Shares:

@@ -1,56 +1,64 @@
-"""Tensor-parallel stacks side by side: what a step's time goes to, and what one GPU does in it."""
+"""Charts of tensor-parallel stacks: what a step's time goes to, and the losses, whose curves lie on each other."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, cycle
 
+from overlap_sweep.report.charts.bars import Bar, Bars
+from overlap_sweep.report.charts.lines import Line, LinePoint, Lines
+from overlap_sweep.report.charts.palette import SERIES
+from overlap_sweep.report.charts.parts import Axis, Key
+from overlap_sweep.report.charts.rows import Column
 from overlap_sweep.report.numbers import as_ms
-from overlap_sweep.report.page.time_bars import BarsPanel, Part, TimeBar, lines_of
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow
+from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
 from overlap_sweep.workloads.tp_training.section import cells, note
+from overlap_sweep.workloads.tp_training.sentences import losses_in_words
 
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
+PARTS = [Key("forward", "gemm"), Key("backward", "series3"), Key("optimizer", "series4"), Key("other", "wait", 0.6)]
 
-PARTS = [
-    Part("forward", "gemm", 1.0),
-    Part("backward", "series3", 1.0),
-    Part("optimizer", "series4", 1.0),
-    Part("other", "wait", 0.6),
-]
+MOST_CURVES = 10
+"""As many as can be told apart; who deviates is among them."""
+MOST_POINTS = 400
+"""Of a curve: more than a chart has pixels for."""
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+_WIDEST_PX = 8.0
+_NARROWEST_PX = 1.6
+_COLOURS: Mapping[str, str] = dict(zip(IMPLEMENTATIONS, SERIES, strict=False))
+_MORE_COLOURS = SERIES[len(IMPLEMENTATIONS) :]
 
 
-def stacks_panel(analysis: TpTrainingAnalysis) -> BarsPanel:
-    """By grid of ranks, from fast to slow in each."""
+def stacks_bars(analysis: TpTrainingAnalysis) -> Bars:
+    """Returns the settings by grid of ranks, from fast to slow in each."""
     rows = analysis.rows[:MOST_BARS]
-    names = lines_of([row.name for row in rows])
     more = f"; the first {len(rows)} of {len(analysis.rows)}" if len(rows) < len(analysis.rows) else ""
     knows_mfu = any(row.mfu is not None for row in rows)
-    return BarsPanel(
+    return Bars(
         title=f"{analysis.case.brief} on {analysis.case.device}",
         subtitle="median of the steps, slowest rank, with its noise",
-        axis=f"ms a step{more}",
+        axis=Axis(f"ms a step{more}"),
         parts=PARTS,
-        columns=["step ms", "tokens/s/GPU", *(["MFU"] if knows_mfu else [])],
-        widths_px=[72, 100, *([58] if knows_mfu else [])],
-        bars=[_bar(row, name, analysis, knows_mfu) for row, name in zip(rows, names, strict=True)],
+        columns=[Column("step ms"), Column("tokens/s/GPU"), *([Column("MFU")] if knows_mfu else [])],
+        bars=[_bar(row, analysis, knows_mfu) for row in rows],
     )
 
 
-def _bar(row: TpTrainingRow, name: str, analysis: TpTrainingAnalysis, knows_mfu: bool) -> TimeBar:
+def _bar(row: TpTrainingRow, analysis: TpTrainingAnalysis, knows_mfu: bool) -> Bar:
     told = cells(row, analysis)
     # A single step has no noise that is known.
     noise_us = row.step.noise_us if row.step.repeats > 1 else 0.0
     communication = f"{told['comm ms']} ms, {told['exposed ms']} exposed" if row.communication else "no trace"
-    return TimeBar(
-        name=name,
+    return Bar(
+        name=row.name,
         ends=[end * row.time_us / 1e3 for end in accumulate(row.shares)],
-        at=row.time_us / 1e3,
         low=max(0.0, row.time_us - noise_us) / 1e3,
         high=(row.time_us + noise_us) / 1e3,
         cells=[told["step ms"], told["tokens/s/GPU"], *([told["MFU"]] if knows_mfu else [])],
-        chosen=any(row is answer.best for answer in analysis.answers),
-        told={
+        bold=any(row is answer.best for answer in analysis.answers),
+        details={
             "setting": row.name,
             "step": f"{told['step ms']} ms, noise {as_ms(noise_us)}",
             **{"forward": told["fwd"], "backward": told["bwd"], "optimizer": told["opt"], "other": told["other"]},
@@ -61,3 +69,48 @@ def _bar(row: TpTrainingRow, name: str, analysis: TpTrainingAnalysis, knows_mfu:
             "note": note(row, analysis) or "-",
         },
     )
+
+
+def loss_lines(analysis: TpTrainingAnalysis) -> Lines:
+    """Returns the losses of all that trained one model, over the steps."""
+    rows = [row for row in analysis.rows if row.deviates]
+    rows = (rows + [row for row in analysis.rows if not row.deviates])[:MOST_CURVES]
+    rows = [row for row in analysis.rows if any(row is one for one in rows)]
+    left_out = f"; {len(rows)} of {len(analysis.rows)} are drawn" if len(rows) < len(analysis.rows) else ""
+    said = [line for answer in analysis.losses for line in losses_in_words(answer, analysis)]
+    return Lines(
+        title=f"Losses, {analysis.case.brief}",
+        subtitle=f"{'; '.join(said) or 'mean over all tokens'}{left_out}",
+        x=Axis("step"),
+        y=Axis("loss", format=".4~g", logarithmic=False),
+        lines=_curves(rows),
+        legend=True,
+    )
+
+
+def _points(row: TpTrainingRow) -> list[LinePoint]:
+    steps = [(step.step, step.loss) for step in row.steps if step.loss is not None]
+    every = -(-len(steps) // MOST_POINTS)
+    return [
+        LinePoint(number, loss, details={"setting": row.name, "at": f"step {number}", "loss": f"{loss:.6g}"})
+        for i, (number, loss) in enumerate(steps)
+        if i % every == 0 or i == len(steps) - 1
+    ]
+
+
+def _curves(rows: Sequence[TpTrainingRow]) -> list[Line]:
+    """Returns curves in the implementation's colour, another for more settings of it, and a dash for each of several
+    data; those of the same data from wide to narrow, so that all are seen."""
+    curves: list[Line] = []
+    dp_sizes = sorted({row.grid.dp_size for row in rows})
+    for dp_size, dash in zip(dp_sizes, cycle(_DASHES), strict=False):
+        of_size = [row for row in rows if row.grid.dp_size == dp_size]
+        more = cycle(_MORE_COLOURS)
+        used: set[str] = set()
+        for i, row in enumerate(of_size):
+            own = _COLOURS[row.impl]
+            shown = next(more) if own in used else own
+            width_px = round(_NARROWEST_PX + (_WIDEST_PX - _NARROWEST_PX) * (1 - (i + 1) / len(of_size)), 2)
+            curves.append(Line(row.name, _points(row), shown, shape="", dash=dash, width_px=width_px))
+            used.add(own)
+    return curves

@@ -6,9 +6,10 @@ many ranks by `tp_size` and `dp_size`, which model by `model`, `model.num_layers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from overlap_sweep.config import OF_LANGUAGE_MODELS, OF_OPERATORS, TensorParallelConfig
 from overlap_sweep.declared import one_of, ranged
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
@@ -72,6 +73,38 @@ class TpTraining:
     """Of initial weights and data, which are the same for all implementations."""
     peak_tflops: float | None = ranged(None, 0.001, 10**6)
     """Of one GPU in `dtype`, dense, for model FLOP utilisation. null: what is known of the GPU by its name."""
+
+
+@dataclass
+class WorkloadOptions:
+    """Training steps of a language model by one of several tensor-parallel stacks, timed step by step; see `impl` and
+    `tp_training`."""
+
+    name: str = "tp_training"
+    tokens: int | None = ranged(None, 1, 2**40)
+    """Tokens of a step: of all data-parallel ranks' micro batches; what `tp_training` says."""
+    repeats: int | None = ranged(None, 1, 10**6)
+    """Timed steps: what `tp_training` says."""
+    profiled: int = ranged(2, 1, 100)
+    """Steps under the profiler, after the timed ones, unless `profile=none`."""
+
+
+@dataclass
+class Config(TensorParallelConfig):
+    workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+    impl: str | None = one_of(None, *IMPLEMENTATIONS)
+    """Who trains: `autotp`, DeepSpeed's AutoTP and ZeRO; `fsdp_dtensor`, FSDP2 over the
+    data-parallel ranks and DTensor over the tensor-parallel ones; `async_tp`, the same with PyTorch's asynchronous TP;
+    `megatron`, Megatron-Core. null: fsdp_dtensor."""
+    dp_size: int | None = ranged(None, 1, 1024)
+    """Data-parallel ranks; it runs on tp_size x dp_size. null: 1."""
+    tp_training: TpTraining = field(default_factory=TpTraining)
+
+    reads_of_model: ClassVar[tuple[str, ...]] = (
+        *(name for name in OF_OPERATORS if name != "gated_mlp"),
+        *OF_LANGUAGE_MODELS,
+    )
+    precision_option: ClassVar[str | None] = "tp_training.dtype"
 
 
 TP_TRAINING_ON: dict[str, dict[str, Any]] = {

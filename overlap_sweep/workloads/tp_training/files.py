@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from overlap_sweep.report.numbers import finite
-from overlap_sweep.results.run_directory import Result, TpTrainingStep, write_atomically
-from overlap_sweep.results.tp_training_checks import timed_steps
+from overlap_sweep.results.run_directory import Result, write_atomically
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow, measured
+from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 
 
 def results_file(row: TpTrainingRow) -> str:
@@ -42,7 +42,7 @@ def results(row: TpTrainingRow) -> dict[str, Any]:
     of losses and norms no number. Rates are of all ranks, unless they are called per GPU."""
     (point,) = row.points
     assert point.result
-    steps = timed_steps(measured(point.result))
+    steps = measured(point.result).timed_steps
     return {
         "config": _config(row),
         "steps": [_step(step, row) for step in steps],

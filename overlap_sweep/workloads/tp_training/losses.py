@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from overlap_sweep.results.run_directory import TpTrainingStep
+from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 
 
 class Tolerance(NamedTuple):

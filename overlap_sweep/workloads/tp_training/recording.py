@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Anchor
-from overlap_sweep.results.run_directory import TpTrainingStep
+from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 from overlap_sweep.workloads.tp_training.steps import Step
 
 _GB = 1e9

@@ -14,7 +14,6 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import summarise
-from overlap_sweep.results.run_directory import TpTrainingRun
 from overlap_sweep.workloads.tp_training import implementation
 from overlap_sweep.workloads.tp_training.batches import TokenBatches
 from overlap_sweep.workloads.tp_training.groups import groups_of
@@ -22,6 +21,7 @@ from overlap_sweep.workloads.tp_training.implementation import Facts
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
 from overlap_sweep.workloads.tp_training.memory import LESS_MEMORY, least_bytes
 from overlap_sweep.workloads.tp_training.recording import Recording
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.steps import TrainingSteps
 
 HOST_LEADS = 0.05
@@ -47,7 +47,7 @@ def run_tp_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> 
         details=facts.details,
     )
     return {
-        "tp_training": run,
+        "measured": run,
         "objective_us": step.median_us,
         "launch_bound": ahead_us is not None and ahead_us < HOST_LEADS * step.median_us,
         "traces": profiled.traces,

@@ -17,7 +17,7 @@ def analysis_of(directory: Path) -> Analysis:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    return dict(page_files(analysis_of(directory), "python analyze.py there", ["summary.txt"]))
+    return dict(page_files(analysis_of(directory), "python analyze.py there", ["summary.txt"], with_plots=True))
 
 
 def page_of(directory: Path) -> str:

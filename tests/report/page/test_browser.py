@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from overlap_sweep.results.run_directory import Status, trace_file
-from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_every_workload
+from tests.golden.made_report import BEST_TRACE, NONE_TRACE
+from tests.made_sweeps import write_every_workload
 from tests.make_point import implementation, kernel_config, make_point, operator_config, pass_times
 from tests.report.page.reports import page_of
 

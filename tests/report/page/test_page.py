@@ -11,26 +11,26 @@ from pathlib import Path
 import altair as alt
 import pytest
 
-from overlap_sweep.report.page.label_places import spread
-from overlap_sweep.report.page.lanes import at_once_us, lanes
-from overlap_sweep.report.page.palette import COLOURS, chart_config, colour, in_light, style_sheet
-from overlap_sweep.report.page.time_bars import cut, lines_of
-from overlap_sweep.report.page.timeline import MOST_SPANS, layer_timeline
+from overlap_sweep.report.charts.bars import cut
+from overlap_sweep.report.charts.figures import figure
+from overlap_sweep.report.charts.lines import Lines, looks_of
+from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, style_sheet
+from overlap_sweep.report.charts.parts import spread
+from overlap_sweep.report.charts.rows import wrapped
+from overlap_sweep.report.iterations import MOST_SPANS, at_once_us, lanes
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
-from overlap_sweep.workloads.fsdp.chart import MOST_BARS, training_panel
-from overlap_sweep.workloads.kernel import chart as kernel_chart
-from overlap_sweep.workloads.kernel.chart import kernel_panel
+from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
+from overlap_sweep.workloads.kernel.chart import kernel_lines
+from overlap_sweep.workloads.layer.chart import layer_timeline
 from overlap_sweep.workloads.operator.case_figures import kernel_figure
-from overlap_sweep.workloads.operator.num_sm import looks_of
 from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
-from overlap_sweep.workloads.tp_training.chart import stacks_panel
-from overlap_sweep.workloads.tp_training.loss_curves import MOST_CURVES, MOST_POINTS, CurvesPanel, curves_panel
+from overlap_sweep.workloads.tp_training.chart import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
 from tests.analyze import analyze
 from tests.commands.test_query import DEFAULT, NONE
-from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_every_workload, write_traced
-from tests.made_sweeps import rounds, write_sweep
+from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
+from tests.made_sweeps import rounds, write_every_workload, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
 from tests.report.conftest import Made
 from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
@@ -70,12 +70,12 @@ def test_every_kind_of_chart_is_what_vega_lite_takes(page: Parsed, made: Made, t
         re.sub("case[0-9]_|_tp[248].*|_n[0-9].*", "", name): spec for name, spec in zip(names, of_page, strict=True)
     }
     for kind, pair in {"points": ("old", "new"), "runs": ("cuda", "rocm"), "traces": (NONE, DEFAULT)}.items():
-        analyze("compare", *(made("compared") / one for one in pair), "--output", tmp_path / kind)
+        analyze("compare", *(made("compared") / one for one in pair), "--output", tmp_path / kind, "--plots")
         found |= {f"{kind} {path.name}": path.read_text() for path in (tmp_path / kind).glob("*.png")}
     assert len(found) > 18
     for text in found.values():
         spec = json.loads(text)
-        (alt.TopLevelVConcatSpec if "vconcat" in spec else alt.TopLevelLayerSpec).validate(spec)
+        (alt.TopLevelConcatSpec if "concat" in spec else alt.TopLevelLayerSpec).validate(spec)
 
 
 def test_colours_are_those_of_the_palette() -> None:
@@ -91,9 +91,9 @@ def test_colours_are_those_of_the_palette() -> None:
 # Parts of charts, and what is left out of those with too much in them.
 
 
-def curves_of(directory: Path) -> CurvesPanel:
+def curves_of(directory: Path) -> Lines:
     (analysis,) = analysis_of(directory).tp_training
-    return curves_panel(analysis)
+    return loss_lines(analysis)
 
 
 def test_no_two_lines_of_a_panel_look_the_same() -> None:
@@ -126,12 +126,12 @@ def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: P
         comm_us = 120.0 if i <= 25 else 80.0
         measured = {"a": implementation(150.0 + 6 * (i % 2)), "b": implementation(156.0 - 6 * (i % 2))}
         make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
-    panel = kernel_panel(analysis_of(tmp_path).kernels[0])
-    assert [(binding.m, binding.what) for binding in panel.bindings] == [(64, "comm."), (64 * 26, "GEMM")]
+    chart = kernel_lines(analysis_of(tmp_path).kernels[0])
+    assert [(note.x, note.text) for note in chart.notes] == [(64, "comm."), (64 * 26, "GEMM")]
     # The bound is the longer of the two.
-    assert next(mark.ratio for mark in panel.marks if mark.line == "torch") == pytest.approx(150.0 / 120.0)
-    title = kernel_chart.chart(panel).to_dict(validate=False)["title"]
-    assert len(panel.subtitle) > 300
+    assert next(line.points[0].y for line in chart.lines if line.name == "torch") == pytest.approx(150.0 / 120.0)
+    title = figure("kernel", chart).spec["title"]
+    assert len(chart.subtitle) > 300
     assert len(title["subtitle"]) == 2
     assert title["subtitle"][1].endswith(" ...")
 
@@ -166,7 +166,7 @@ def test_parts_of_a_bar_follow_each_other() -> None:
 
 def test_rows_with_long_names_have_different_labels() -> None:
     long = ", ".join(f"a_knob_with_a_name_{i}=1" for i in range(20))
-    names = lines_of(["short", long, f"{long}, and=more"])
+    names = wrapped(["short", long, f"{long}, and=more"])
     assert names[0] == "short"
     assert len(set(names)) == 3
     assert max(len(line) for name in names for line in name.splitlines()) <= 52
@@ -175,30 +175,30 @@ def test_rows_with_long_names_have_different_labels() -> None:
 def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
     for ahead in range(MOST_BARS + 5):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
-    panel = training_panel(training_of(tmp_path))
-    assert (len(panel.bars), panel.bars[-1].name) == (MOST_BARS + 1, "defaults")
-    assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in panel.axis
+    chart = settings_bars(training_of(tmp_path))
+    assert (len(chart.bars), chart.bars[-1].name) == (MOST_BARS + 1, "defaults")
+    assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in chart.axis.title
 
 
 def test_of_many_stacks_the_first_are_drawn(tmp_path: Path) -> None:
     for dp_size in range(1, MOST_STACKS + 3):
         make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
-    panel = stacks_panel(analysis_of(tmp_path).tp_training[0])
-    assert len(panel.bars) == MOST_STACKS
-    assert f"first {MOST_STACKS} of {MOST_STACKS + 2}" in panel.axis
-    assert len(curves_of(tmp_path).looks) == MOST_CURVES
+    chart = stacks_bars(analysis_of(tmp_path).tp_training[0])
+    assert len(chart.bars) == MOST_STACKS
+    assert f"first {MOST_STACKS} of {MOST_STACKS + 2}" in chart.axis.title
+    assert len(curves_of(tmp_path).lines) == MOST_CURVES
 
 
 def test_curves_that_lie_on_each_other_differ_in_width_and_colour(made: Made) -> None:
-    panel = curves_of(made("stacks"))
-    one, two = panel.looks[:4], panel.looks[4:]
+    curves = curves_of(made("stacks")).lines
+    one, two = curves[:4], curves[4:]
     assert len(two) == 5
-    assert {look.name.split()[1] for look in one} == {"DP=1"}
+    assert {curve.name.split()[1] for curve in one} == {"DP=1"}
     for same_data in (one, two):
-        widths = [look.width_px for look in same_data]
+        widths = [curve.width_px for curve in same_data]
         assert widths == sorted(set(widths), reverse=True)
-        assert len({tuple(look.dash) for look in same_data}) == 1
-        assert len({look.colour for look in same_data}) == len(same_data)
+        assert len({tuple(curve.dash) for curve in same_data}) == 1
+        assert len({curve.colour for curve in same_data}) == len(same_data)
     assert one[0].dash != two[0].dash
 
 
@@ -208,19 +208,20 @@ def test_a_curve_that_deviates_is_among_those_drawn(tmp_path: Path) -> None:
             make_point("tp_training", tmp_path, stack_config(impl, tp_size))
     off = falling(off={3: None, 6: 9.0})
     make_point("tp_training", tmp_path, stack_config("autotp", MOST_CURVES + 2), losses=off)
-    panel = curves_of(tmp_path)
-    assert len(panel.looks) == MOST_CURVES
-    assert f"{MOST_CURVES} of {2 * MOST_CURVES + 5} are drawn" in panel.subtitle
-    assert [point.step for point in panel.points if "autotp" in point.name] == [0, 1, 2, 4, 5, 6]
+    chart = curves_of(tmp_path)
+    assert len(chart.lines) == MOST_CURVES
+    assert f"{MOST_CURVES} of {2 * MOST_CURVES + 5} are drawn" in chart.subtitle
+    (deviating,) = (line for line in chart.lines if "autotp" in line.name)
+    assert [point.x for point in deviating.points] == [0, 1, 2, 4, 5, 6]
 
 
 def test_long_runs_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
     steps = 3 * MOST_POINTS
     point = stack_config(**{"tp_training.num_training_steps": steps})
     make_point("tp_training", tmp_path, point, losses=[7.0 - step / steps for step in range(steps)])
-    points = curves_of(tmp_path).points
-    assert len(points) <= MOST_POINTS + 1
-    assert points[-1].step == steps - 1
+    (curve,) = curves_of(tmp_path).lines
+    assert len(curve.points) <= MOST_POINTS + 1
+    assert curve.points[-1].x == steps - 1
 
 
 # Timelines.
@@ -232,17 +233,17 @@ def span(start_us: float, end_us: float, kind: Kind = "gemm", stream: str = "7")
 
 def test_few_streams_have_a_lane_each_and_more_where_their_spans_overlap() -> None:
     spans = [span(0, 5), span(5, 9), span(1, 4, "comm", "20"), span(4, 6, "comm", "21"), span(0, 1, "ignore", "30")]
-    assert [(lane.name, len(lane.spans)) for lane in lanes(spans)] == [
+    assert [(name, len(of_lane)) for name, of_lane in lanes(spans)] == [
         *[("GEMM, stream 7", 2), ("communication, stream 20", 1), ("communication 2, stream 21", 1)],
     ]
-    assert [len(lane.spans) for lane in lanes([span(0, 5), span(1, 4)])] == [1, 1]
+    assert [len(of_lane) for _, of_lane in lanes([span(0, 5), span(1, 4)])] == [1, 1]
 
 
 def test_many_streams_are_packed() -> None:
     found = lanes([span(i, i + 1.5, "comm", str(i)) for i in range(40)])
-    assert [lane.name for lane in found] == ["communication", "communication 2"]
-    for lane in found:
-        assert all(earlier.end_us <= later.start_us for earlier, later in itertools.pairwise(lane.spans))
+    assert [name for name, _ in found] == ["communication", "communication 2"]
+    for _, of_lane in found:
+        assert all(earlier.end_us <= later.start_us for earlier, later in itertools.pairwise(of_lane))
 
 
 def test_time_of_a_gemm_beside_communication() -> None:
@@ -256,14 +257,14 @@ def test_the_timeline_of_a_layer_has_no_overlap_above_the_best(tmp_path: Path) -
     written = make_point("layer", tmp_path, variants=variants, traces=list(traces))
     for name, path in traces.items():
         shutil.copy(path, written / name)
-    panel = layer_timeline("layer", "layer", layer_point(tmp_path), (("none", "none"), ("default", "default")))
-    assert panel
-    none, best = panel.halves
-    for half in (none, best):
-        assert [extent.text.split()[0] for extent in half.extents] == ["forward", "backward"]
-        assert len(half.bars) <= MOST_SPANS
-    assert best.extents[-1].end_us < none.extents[-1].end_us == pytest.approx(34076.02)
-    assert layer_timeline("layer", "layer", layer_point(tmp_path), (("none", "none"), ("floor", "floor"))) is None
+    drawn = layer_timeline("layer", layer_point(tmp_path), ("none", "none"), ("default", "default"))
+    assert drawn
+    none, best = drawn.chart.groups
+    for group in (none, best):
+        assert [extent.text.split()[0] for extent in group.extents] == ["forward", "backward"]
+        assert sum(len(lane.bars) for lane in group.lanes) <= MOST_SPANS
+    assert best.extents[-1].end < none.extents[-1].end == pytest.approx(34076.02)
+    assert layer_timeline("layer", layer_point(tmp_path), ("none", "none"), ("floor", "floor")) is None
 
 
 # PNGs, which are not drawn elsewhere in these tests.
@@ -294,7 +295,7 @@ def test_pngs_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image
 
 def test_pngs_of_a_comparison(made: Made, tmp_path: Path, images: None) -> None:
     for one, two, least in (("old", "new", 500), ("cuda", "rocm", 1200)):
-        analyze("compare", made("compared") / one, made("compared") / two, "--output", tmp_path / one)
+        analyze("compare", made("compared") / one, made("compared") / two, "--output", tmp_path / one, "--plots")
         sizes = [dimensions(path.read_bytes()) for path in (tmp_path / one).glob("*.png")]
         assert len(sizes) == 3
         assert all(width > least and height > 200 for width, height in sizes)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import overlap_sweep.workloads.copy_engine.run as copy_overlap
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.trace import analyse_trace
-from overlap_sweep.workloads.copy_engine import run as copy_overlap
+from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.workloads.copy_engine.run import run_copies
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -34,7 +34,7 @@ def test_everything_is_timed_side_by_side_and_what_runs_at_once_and_in_sequence_
     tmp_path: Path, dtype: str
 ) -> None:
     found = run_copies(point("all", dtype=dtype), tmp_path, ALONE)
-    copies = found["copies"]
+    copies = found["measured"]
     assert list(copies.times) == ["gemm", "copy", "sequential", "overlapped"]
     assert all(len(timing.samples_us) == 5 and timing.median_us > 0 for timing in copies.times.values())
     assert found["objective_us"] == copies.times["overlapped"].median_us
@@ -101,7 +101,7 @@ def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, directi
     asked = point("all", direction=direction, dtype="bfloat16", matrix_size=4096, copy_mb=16.0, gemms=4, copies=4)
     found = run_copies(asked, tmp_path, ranks)
     assert not found["launch_bound"]
-    us = {name: timing.median_us for name, timing in found["copies"].times.items()}
+    us = {name: timing.median_us for name, timing in found["measured"].times.items()}
     # All of both is inside of what is timed.
     assert us["overlapped"] >= 0.95 * max(us["gemm"], us["copy"])
     assert us["sequential"] == pytest.approx(us["gemm"] + us["copy"], rel=0.2)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
+from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.point import resolve
 from tests.sweeps import ROOT
 
-CONF = ROOT / "conf"
 TINY_FSDP = (
     *("workload=fsdp", "runtime.device=cpu", "model=ranking_tiny", "model.hidden_size=32", "model.ffn_hidden_size=64"),
     *("ranking.num_layers=3", "ranking.sequence_length=6", "ranking.num_sparse_features=2", "ranking.vocab_size=50"),
@@ -42,16 +43,13 @@ def tp_point(*overrides: str) -> dict[str, Any]:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """The resolved point of these overrides."""
-    groups = tuple(each for each in overrides if (CONF / each.partition("=")[0]).is_dir())
-    config = copy.deepcopy(_of_groups(groups))
-    values = [each for each in overrides if each not in groups]
-    for given in OverridesParser.create().parse_overrides(values):
-        OmegaConf.update(config, given.key_or_group, given.value(), force_add=given.is_add())
-    return resolve(config)
+    return resolve(compose_point(*_sweep(), overrides))
 
 
 @cache
-def _of_groups(overrides: tuple[str, ...]) -> DictConfig:
-    """What takes Hydra most of its time: the rest is set in a copy of it."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides))
+def _sweep() -> tuple[ConfigLoader, DictConfig]:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra
+        config = hydra.compose_config("config", [], RunMode.MULTIRUN, with_log_configuration=False)
+        return hydra.config_loader, config

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import yaml
 
-from overlap_sweep.config import OF_WORKLOAD, SweepConfig
+from overlap_sweep.config import ModelConfig
 from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
-from overlap_sweep.workloads.fsdp import config as training_config
+from overlap_sweep.workloads.copy_engine.config import CopyEngine
+from overlap_sweep.workloads.fsdp.config import Config
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point
 
@@ -17,12 +18,14 @@ def test_conf_lists_every_knob_with_its_default() -> None:
     listed = yaml.safe_load((ROOT / "conf/workload/fsdp.yaml").read_text())
     listed.pop("defaults")
     environment = listed["distributed"].pop("env")
-    declared = {name: asdict(getattr(SweepConfig(), name)) for name in OF_WORKLOAD["fsdp"]}
+    declared = {name: asdict(getattr(Config(), name)) for name in listed}
     declared["distributed"].pop("env")
     assert listed == declared
+    own = {field.name for field in fields(Config)} - {field.name for field in fields(ModelConfig)}
+    assert listed.keys() == own
     assert set(environment.values()) == {None}
     listed = yaml.safe_load((ROOT / "conf/workload/copy_engine.yaml").read_text())
-    assert listed["copy_engine"] == asdict(training_config.CopyEngine())
+    assert listed["copy_engine"] == asdict(CopyEngine())
 
 
 def test_a_point_knows_nothing_of_operators() -> None:

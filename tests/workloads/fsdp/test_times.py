@@ -3,14 +3,15 @@ what a search settled."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlap_sweep.results.knob_record import Gain, KnobRecord, KnobSearch
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import read_records
+from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_records
+from overlap_sweep.results.run_directory import KNOBS_FILE
 from overlap_sweep.search.text import write_knobs
 from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
 from overlap_sweep.workloads.fsdp.cautions import cautions
@@ -166,7 +167,10 @@ def test_searches_of_something_else_settle_nothing(tmp_path: Path, changes: dict
 
 
 def test_a_record_that_says_no_gain_is_a_problem(tmp_path: Path) -> None:
-    write_search(tmp_path, gain=None)
+    write_search(tmp_path)
+    record = json.loads((tmp_path / KNOBS_FILE).read_text())
+    record["searches"][0]["gain"] = None
+    (tmp_path / KNOBS_FILE).write_text(json.dumps(record))
     records = read_records(tmp_path)
     assert not records.knobs
     assert "without its gain" in records.problems[0]

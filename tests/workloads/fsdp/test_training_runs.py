@@ -17,8 +17,9 @@ from torch import nn
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
-from overlap_sweep.results.run_directory import TrainingRun, metrics_file
+from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.spans import Queue, Recorder, Span, Unit, launch_between, resolve
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
@@ -68,7 +69,7 @@ def train(root: Path, ranks: int, **overrides: list[str]) -> dict[str, dict[str,
 
 
 def losses(found: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
-    return {name: one["training"].losses for name, one in found.items()}
+    return {name: one["measured"].losses for name, one in found.items()}
 
 
 def telemetry(directory: Path, rank: int = 0) -> list[StepRecord]:
@@ -81,7 +82,7 @@ def test_fsdp2_and_ddp_learn_the_same_with_their_own_collectives(tmp_path: Path)
     fsdp2, ddp = losses(found).values()
     assert fsdp2 == pytest.approx(ddp, rel=1e-5)
     assert fsdp2[0] != pytest.approx(fsdp2[-1], rel=1e-2)
-    assert all(list(one["training"].step) == ["point", "none", "floor"] for one in found.values())
+    assert all(list(one["measured"].step) == ["point", "none", "floor"] for one in found.values())
     kinds = {name: {kind for kind, ms in telemetry(tmp_path / name)[-1].streams_ms.items() if ms} for name in found}
     # FSDP2's all-reduce is of the gradients' norm.
     assert kinds["fsdp2"] == {"compute", "all_reduce", "reduce_scatter", "auxiliary"}
@@ -153,14 +154,14 @@ def test_what_is_asked_for_early_overlaps_and_what_is_asked_for_late_does_not(tm
 @pytest.mark.end_to_end
 def test_a_run_returns_its_steps_and_losses_and_lines_tell_rates_and_norms(pair: Pair) -> None:
     measured = pair[1]["defaults"]
-    training: TrainingRun = measured["training"]
+    training: TrainingRun = measured["measured"]
     assert list(training.step) == ["point", "none", "floor"]
     assert {len(timing.samples_us) for timing in training.step.values()} == {3}
     assert measured["objective_us"] == training.step["point"].median_us
     assert (training.samples_per_step, training.compiled, training.host_us) == (4, "no", {})
     assert training.telemetry == [metrics_file(0), metrics_file(1)]
     assert measured["launch_bound"] is False
-    assert pair[1]["compiled"]["training"].compiled == "aot_eager"
+    assert pair[1]["compiled"]["measured"].compiled == "aot_eager"
     lines = [(line.step, line.rank, line.learning_rate, line.loss) for line in telemetry(pair[0] / "defaults", rank=1)]
     assert lines == [(step, 1, 0.01, training.losses[step]) for step in range(4)]
     norms = [[record.grad_norm for record in telemetry(pair[0] / name)] for name in ("defaults", "ddp")]

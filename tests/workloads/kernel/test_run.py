@@ -147,15 +147,15 @@ def _run(ranks: Ranks, directory: Path, spoiled: str | None, names: list[str], p
 
 def test_a_run_times_all_in_turns_and_says_what_is_fastest(tmp_path: Path) -> None:
     found, other = run_ranks(2, _run, tmp_path, None, ["ring", "pipeline_split2", "bulk_sm1"], "best", keep="cpu")
-    times = {name: one.time for name, one in found["implementations"].items()}
+    times = {name: one.time for name, one in found["measured"].implementations.items()}
     assert list(times) == [*BASELINES, "ring", "pipeline_split2", "bulk_sm1"]
     assert all(len(time.samples_us) == 3 for time in times.values())
-    assert times == {name: one.time for name, one in other["implementations"].items()}
+    assert times == {name: one.time for name, one in other["measured"].implementations.items()}
     own = min(times[name].median_us for name in ("ring", "pipeline_split2"))
     assert found["objective_us"] == own
-    assert [name for name, one in found["implementations"].items() if one.independent] == ["bulk_sm1"]
-    assert found["implementations"]["gemm_only"].relative_error is None
-    assert found["implementations"]["sequential"].relative_error < 1e-5
+    assert [name for name, one in found["measured"].implementations.items() if one.independent] == ["bulk_sm1"]
+    assert found["measured"].implementations["gemm_only"].relative_error is None
+    assert found["measured"].implementations["sequential"].relative_error < 1e-5
     fastest = min(("ring", "pipeline_split2"), key=lambda name: times[name].median_us)
     assert sorted(found["traces"]) == sorted(trace_file(r, n) for n in ("sequential", fastest) for r in (0, 1))
     assert all((tmp_path / name).stat().st_size > 500 for name in found["traces"])
@@ -163,10 +163,10 @@ def test_a_run_times_all_in_turns_and_says_what_is_fastest(tmp_path: Path) -> No
 
 def test_wrong_numbers_of_one_rank_leave_the_implementation_out(tmp_path: Path) -> None:
     for found in run_ranks(2, _run, tmp_path, "ring", ["ring", "pipeline_split2"], keep="cpu"):
-        assert "ring" not in found["implementations"]
-        assert found["left_out"]["ring"].startswith("wrong numbers: relative error ")
+        assert "ring" not in found["measured"].implementations
+        assert found["measured"].left_out["ring"].startswith("wrong numbers: relative error ")
         assert found["relative_error"]["ring"] > 0.1
-        assert found["objective_us"] == found["implementations"]["pipeline_split2"].time.median_us
+        assert found["objective_us"] == found["measured"].implementations["pipeline_split2"].time.median_us
 
 
 def test_a_point_of_nothing_but_wrong_numbers_fails(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.results.run_directory import VariantTimes
 from overlap_sweep.workloads import layer
+from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.points import layer_point
 from tests.processes import run_ranks
 
@@ -97,7 +97,7 @@ def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, 
 def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
     given = torch_point(layer={"variants": ["none", "ring_exchange", "bulk"], "num_replicas": 2, "training": True})
     first, *others = run_ranks(4, measured, tmp_path, {**given, "profile": "best"}, keep="cpu")
-    variants: dict[str, VariantTimes] = first["variants"]
+    variants: dict[str, VariantTimes] = first["measured"].variants
     assert list(variants) == ["none", "ring_exchange", "bulk", "floor"]
     assert set(variants["bulk"].settings) == {"qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"}
     for times in variants.values():
@@ -109,7 +109,7 @@ def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
     assert variants["none"].relative_error == {}
     assert "trace_none_rank3.json.gz" in first["traces"]
     assert all((tmp_path / trace).stat().st_size > 0 for trace in first["traces"])
-    assert all(other["variants"] == variants for other in others)
+    assert all(other["measured"].variants == variants for other in others)
 
 
 def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,9 @@ def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) 
 def test_what_computes_wrong_numbers_is_not_measured(tmp_path: Path) -> None:
     given = torch_point(layer={"variants": ["none", "ring_exchange", "bulk"]})
     for found in run_ranks(2, measured_out_of_order, tmp_path, given, keep="cpu"):
-        assert list(found["variants"]) == ["none", "bulk", "floor"]
+        assert list(found["measured"].variants) == ["none", "bulk", "floor"]
         (warning,) = found["warnings"]
         assert warning.startswith("ring_exchange computes wrong numbers and was not measured: ")
-        assert found["objective_us"] == min(found["variants"][name].times["all"].median_us for name in ("none", "bulk"))
+        assert found["objective_us"] == min(
+            found["measured"].variants[name].times["all"].median_us for name in ("none", "bulk")
+        )

@@ -9,9 +9,9 @@ import pytest
 
 from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.results.run_directory import DefaultTiming, PassTimes
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import default_sum_us, sum_under_us
+from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
 from overlap_sweep.workloads.operator.scaling import scale, scale_case
 from tests.make_point import default_timing, make_point, operator_config, pass_times
 from tests.results.reading import choices

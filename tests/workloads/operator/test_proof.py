@@ -12,8 +12,8 @@ import pytest
 from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
-from overlap_sweep.results.run_directory import VariantTimes
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
+from overlap_sweep.workloads.layer.result import VariantTimes
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import Proof, Unproven
 from overlap_sweep.workloads.operator.trials import NO_OVERLAP

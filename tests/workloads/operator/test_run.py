@@ -77,7 +77,7 @@ def test_a_grid_over_num_sm_measures_once(tmp_path: Path) -> None:
     for result in results:
         assert result.status == "ok", result.error
         assert max(result.relative_error.values()) < 1e-4
-        assert all(result.times[name].default is not None for name in ("fwd", "bwd"))
+        assert all(result.measured.times[name].default is not None for name in ("fwd", "bwd"))
         assert result.point["num_sm"] is None
 
 

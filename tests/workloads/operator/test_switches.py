@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
-from overlap_sweep.workloads.operator.switches import DEFAULTS, Plan, methods_allowed, plan, unmeasured_slots
+from overlap_sweep.workloads.operator.switches import DEFAULTS, Plan, plan, unmeasured_slots
 
 Times = dict[str, float]
 Choices = dict[str, Times]

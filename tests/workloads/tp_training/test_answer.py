@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.run_directory import TpTrainingStep
 from overlap_sweep.workloads.tp_training.answer import (
     Shares,
     TpTrainingAnalysis,
@@ -20,6 +19,7 @@ from overlap_sweep.workloads.tp_training.answer import (
 )
 from overlap_sweep.workloads.tp_training.frame import answer_rows
 from overlap_sweep.workloads.tp_training.losses import tolerance_of
+from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 from overlap_sweep.workloads.tp_training.sentences import warnings
 from overlap_sweep.workloads.tp_training.step_communication import StepCommunication, communication_of
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config

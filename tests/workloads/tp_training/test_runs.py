@@ -14,8 +14,8 @@ import torch
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.results.run_directory import TpTrainingRun
 from overlap_sweep.trace.overlap import analyse_trace
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import differences, train_points
@@ -42,7 +42,7 @@ def test_a_run_returns_its_steps_and_leaves_their_traces_and_nothing_of_its_mode
     point = tp_point("profile=all", "tp_training.gradient_accumulation_steps=2", "tp_training.warmup_steps=2")
     (found, left), (_, left_too) = run_ranks(2, _run, point, tmp_path, keep="cpu")
     assert left == left_too == [False]
-    run: TpTrainingRun = found["tp_training"]
+    run: TpTrainingRun = found["measured"]
     assert [(step.step, step.warmup) for step in run.steps] == [(step, step < 2) for step in range(5)]
     for step in run.steps:
         parts = (step.forward_us, step.backward_us, step.optimizer_us)
@@ -64,7 +64,8 @@ def test_a_run_returns_its_steps_and_leaves_their_traces_and_nothing_of_its_mode
 
 
 def test_a_full_device_is_told_with_what_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from overlap_sweep.workloads.tp_training import implementation, run
+    import overlap_sweep.workloads.tp_training.run as run
+    from overlap_sweep.workloads.tp_training import implementation
 
     def build(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
@@ -77,7 +78,7 @@ def test_a_full_device_is_told_with_what_takes_less(tmp_path: Path, monkeypatch:
 
 
 def test_what_cannot_fit_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    from overlap_sweep.workloads.tp_training import run
+    import overlap_sweep.workloads.tp_training.run as run
 
     point = {**tp_point("tp_size=1"), "language_model": {**tp_point()["language_model"], "num_hidden_layers": 10**6}}
     ranks = SimpleNamespace(device=torch.device("cuda"), slowest=list)

@@ -1,0 +1,135 @@
+"""One chart: what it shows in words, and its Vega-Lite specification, made once for the same data; and its PNG."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from overlap_sweep.cache import cached_bytes
+from overlap_sweep.report.charts import bars, dots, gantt, lines
+from overlap_sweep.report.charts.palette import chart_config, in_light
+from overlap_sweep.report.numbers import visible
+
+Form = bars.Bars | dots.Dots | lines.Lines | gantt.Gantt
+"""All that one chart is drawn from, in the order of drawing."""
+_DRAWN_BY: dict[type, ModuleType] = {bars.Bars: bars, dots.Dots: dots, lines.Lines: lines, gantt.Gantt: gantt}
+
+SCALE = 1.5
+WIDE_PX = 1000
+PANEL_PX = 330
+"""Of one of several charts side by side, without its labels."""
+COLUMNS = 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart without colours and width of its own: it takes those of the page, or of the PNG."""
+
+    name: str
+    """Fit for a file and for an element's id."""
+    description: str
+    """What is to be seen, for those who cannot see it."""
+    spec: dict[str, Any]
+
+    @property
+    def untitled(self) -> Figure:
+        """For where a heading says the same."""
+        return replace(self, spec={key: value for key, value in self.spec.items() if key != "title"})
+
+    @property
+    def spec_json(self) -> str:
+        """Safe within a script element."""
+        return script_safe(json.dumps({**self.spec, "description": self.description}, separators=(",", ":")))
+
+
+def figure(name: str, form: Form) -> Figure:
+    """Returns the chart; not drawn again if the same was drawn before by the same code."""
+    drawn_by = _DRAWN_BY[type(form)]
+    key = b"\0".join([_code_digest(), drawn_by.__name__.encode(), msgspec.json.encode(form)])
+
+    def draw() -> bytes:
+        # Tests hold them against Vega-Lite's schema, which takes longer than all the rest.
+        spec = drawn_by.chart(form).to_dict(validate=False)
+        # The page and the PNGs bring their own.
+        return json.dumps(_without_control({k: value for k, value in spec.items() if k != "config"})).encode()
+
+    return Figure(name, drawn_by.describe(form), json.loads(cached_bytes("charts", key, draw)))
+
+
+def _without_control(spec: Any) -> Any:
+    """Vega-Lite makes expressions of names, and Vega refuses those with some characters."""
+    if isinstance(spec, dict):
+        return {key: _without_control(value) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [_without_control(value) for value in spec]
+    return visible(spec) if isinstance(spec, str) else spec
+
+
+def script_safe(text: str) -> str:
+    """JSON that ends no script element and begins no comment, whatever it holds."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@cache
+def _code_digest() -> bytes:
+    """Of all that decides how a chart is drawn."""
+    digest = hashlib.sha256(version("altair").encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def png(figures: Sequence[Figure]) -> bytes:
+    """Returns, on white, one chart in its full width, several two by two. `figures` is not empty."""
+    return rendered(_wide(figures[0].spec) if len(figures) == 1 else _grid(figures, COLUMNS, PANEL_PX))
+
+
+def column_spec(figures: Sequence[Figure], title: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the specification of wide charts below each other, with a title above them all."""
+    return {**_grid(figures, 1, WIDE_PX - 170), **({"title": title} if title else {})}
+
+
+def column(figures: Sequence[Figure], title: dict[str, Any] | None = None) -> bytes:
+    """Returns the PNG of wide charts below each other. `figures` is not empty."""
+    return rendered(column_spec(figures, title))
+
+
+def _wide(spec: dict[str, Any]) -> dict[str, Any]:
+    return {**spec, "width": WIDE_PX, "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def _grid(figures: Sequence[Figure], columns: int, width_px: int) -> dict[str, Any]:
+    specs, whole = [figure.spec for figure in figures], ("$schema", "datasets")
+    return {
+        "$schema": specs[0]["$schema"],
+        "datasets": {name: rows for spec in specs for name, rows in spec["datasets"].items()},
+        "columns": columns,
+        "spacing": 30,
+        "concat": [{**{k: v for k, v in spec.items() if k not in whole}, "width": width_px} for spec in specs],
+        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+    }
+
+
+def rendered(spec: dict[str, Any]) -> bytes:
+    """Returns the PNG of a specification, not rendered again if it was before."""
+    text = in_light(json.dumps({**spec, "padding": 12}))
+    config = in_light(json.dumps({**chart_config(), "background": "white"}))
+
+    def render() -> bytes:
+        import vl_convert
+
+        rendered: bytes = vl_convert.vegalite_to_png(text, scale=SCALE, config=json.loads(config))
+        return rendered
+
+    return cached_bytes("pngs", f"{version('vl-convert-python')}\0{SCALE}\0{text}\0{config}", render)

@@ -1,0 +1,156 @@
+"""What measured types are made of: times, settings, and what analysis reads of a point's configuration.
+
+Every workload declares what its points measure as a `Measured`, in its module `result`. Reading a result is converting
+it to that type, so that ranges and what must fit together are said there and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import msgspec
+
+from overlap_sweep.overlap import space
+
+if TYPE_CHECKING:
+    from overlap_sweep.results.run_directory import Result
+
+Us = Annotated[float, msgspec.Meta(ge=1e-6, lt=1e15)]
+"""A time. Rates and speedups are quotients by times, and charts take logarithms of them; 1e15 us are 31 years."""
+Gb = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Total = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_SHOWN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]"
+PRINTABLE = rf"^{_SHOWN}*\Z"
+Name = Annotated[str, msgspec.Meta(max_length=100, pattern=PRINTABLE)]
+"""Of a knob, a variant or an implementation, which outside packages may call anything; tables have a cell for it."""
+FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=rf"^(?!\.\.?\Z|.*/){_SHOWN}+\Z")]
+"""Of something that lies in the same directory."""
+Scalar = str | int | float | bool | None
+_ROUNDING = 1e-6
+"""Relative: quartiles of equal times may be a last digit apart."""
+
+
+def one_of(choices: Iterable[str]) -> msgspec.Meta:
+    """Returns the constraint to these strings."""
+    return msgspec.Meta(pattern=rf"^({'|'.join(choices)})\Z")
+
+
+Slot = Annotated[str, one_of(space.SLOTS)]
+
+
+class Timing(msgspec.Struct):
+    """One variant's times of one pass, in microseconds: for each repeat the slowest rank, then order statistics."""
+
+    median_us: Us
+    q1_us: Us
+    q3_us: Us
+    samples_us: Annotated[list[Us], msgspec.Meta(min_length=2)]
+
+    def __post_init__(self) -> None:
+        for what, low_us, high_us in (
+            ("quartiles", self.q1_us, self.q3_us),
+            ("samples", min(self.samples_us, default=0.0), max(self.samples_us, default=0.0)),
+        ):
+            if not low_us <= self.median_us * (1 + _ROUNDING) or not self.median_us <= high_us * (1 + _ROUNDING):
+                raise ValueError(f"a median of {self.median_us:g} us outside of its {what}")
+
+
+def check_pairs(timings: Iterable[Timing]) -> None:
+    """ValueError unless all have the same number of samples: the i-th were taken side by side."""
+    if len({len(timing.samples_us) for timing in timings}) > 1:
+        raise ValueError("unequal numbers of samples")
+
+
+class Setting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What one slot is given: space.KNOBS, and what else Transformer Engine takes."""
+
+    method: Annotated[str, one_of(space.METHODS)] | None = None
+    num_sm: Count | None = None
+    num_splits: Count | None = None
+    cga_size: Count | None = None
+    aggregate: bool | int | None = None
+    set_sm_margin: bool | int | None = None
+    use_ce: bool | int | None = None
+    atomic_gemm: bool | int | None = None
+    fp8_buf: bool | int | None = None
+    is_reduce_scatter: bool | int | None = None
+    comm_priority: bool | int | None = None
+    gemm_priority: bool | int | None = None
+    pipeline_rs_overlap_first_gemm: bool | int | None = None
+
+
+class WholeSetting(Setting, kw_only=True):
+    method: Annotated[str, one_of(space.METHODS)]
+
+
+class WorkloadConfig(msgspec.Struct, kw_only=True):
+    name: str
+    tolerance: float | None = None
+
+
+class AskedWorkload(WorkloadConfig, kw_only=True):
+    tokens: Count | None
+
+
+class SizedWorkload(AskedWorkload, kw_only=True):
+    tokens: Count
+
+
+class ModelConfig(msgspec.Struct):
+    name: str
+
+
+class RuntimeConfig(msgspec.Struct):
+    device: str
+    max_connections: Count | None = None
+
+
+class ComposedConfig(msgspec.Struct, kw_only=True):
+    """What analysis reads of a point's configuration as Hydra composed it: null is what workload or machine decide."""
+
+    model: ModelConfig
+    workload: WorkloadConfig
+    runtime: RuntimeConfig
+    tp_size: Count
+    backend: str
+    precision: str | None
+
+
+class Speedup(NamedTuple):
+    """How much faster a point is than what it is told against."""
+
+    speedup: float
+    reference: str = "none"
+    ranks: bool = True
+    """Whether the largest of a sweep is the best of it."""
+
+    def __str__(self) -> str:
+        return f"{self.speedup:.3f}x {self.reference}"
+
+
+class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
+    """What a point measured. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
+    workload's name and whose `__post_init__` raises ValueError for what cannot be."""
+
+    composed: ClassVar[type[ComposedConfig]]
+    resolved: ClassVar[type[ComposedConfig]]
+    """The same as it was run, with sizes and precision."""
+
+    def check(self, result: Result) -> None:
+        """ValueError where it cannot be what the result's point measured."""
+
+    def compared(self, result: Result) -> Speedup | None:
+        """Returns how much faster the result's point is than the same without overlap, if that was measured."""
+        return None
+
+    @property
+    def rate(self) -> str:
+        """What it comes to in a second, in words, where one asks for that."""
+        return ""
+
+    @classmethod
+    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a composed configuration with what the workload alone decides."""
+        return dict(config)

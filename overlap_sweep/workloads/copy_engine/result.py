@@ -1,0 +1,74 @@
+"""What a point of workload=copy_engine measured: GEMMs and copies, alone, in sequence and at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
+from overlap_sweep.results.measured import (
+    ComposedConfig,
+    Count,
+    Measured,
+    Name,
+    SizedWorkload,
+    Speedup,
+    Timing,
+    Total,
+    check_pairs,
+)
+from overlap_sweep.results.run_directory import Result
+
+VARIANTS = ("gemm", "copy", "sequential", "overlapped")
+
+
+class _CopyEngine(msgspec.Struct):
+    matrix_size: Count
+    copy_mb: Annotated[float, msgspec.Meta(gt=0, lt=2**40)]
+    direction: Name
+    dtype: Name
+    gemms: Count
+    copies: Count
+
+
+class ComposedCopies(ComposedConfig, kw_only=True):
+    copy_engine: _CopyEngine
+
+
+class ResolvedCopies(ComposedCopies, kw_only=True):
+    workload: SizedWorkload
+    precision: str
+
+
+class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
+    composed = ComposedCopies
+    resolved = ResolvedCopies
+
+    times: dict[Name, Timing]
+    """`gemm` and `copy` each alone, `sequential` one after the other on one stream, `overlapped` on two. Their i-th
+    samples pair."""
+    launch_bound: dict[Name, bool]
+    bytes_copied: Total
+    """In each iteration."""
+    flops: Total
+
+    def __post_init__(self) -> None:
+        if missing := set(VARIANTS) - self.times.keys():
+            raise ValueError(f"no {min(missing)} times")
+        check_pairs(self.times.values())
+
+    @classmethod
+    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        copy = config["copy_engine"]
+        known = {"backend": "copy_engine", "precision": PRECISION_OF_DTYPE.get(copy["dtype"]), "tp_size": 1}
+        workload = {**config["workload"], "tokens": copy["matrix_size"]}
+        return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
+
+    def compared(self, result: Result) -> Speedup | None:
+        at_once = self.times["sequential"].median_us / self.times["overlapped"].median_us
+        return Speedup(at_once, "sequential", ranks=False)
+
+
+MEASURED = CopyTimes

@@ -1,0 +1,121 @@
+"""What a point of workload=kernel measured: implementations of one kernel, and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
+from overlap_sweep.results.measured import (
+    ComposedConfig,
+    Count,
+    Measured,
+    Name,
+    Scalar,
+    SizedWorkload,
+    Speedup,
+    Timing,
+    check_pairs,
+    one_of,
+)
+from overlap_sweep.results.run_directory import Result
+
+MOST_IMPLEMENTATIONS = 200
+"""A chart has a row for each."""
+
+_Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
+Kernel = Annotated[str, one_of(KERNELS)]
+
+
+class _Setting(msgspec.Struct):
+    """Our knobs. Implementations from elsewhere may have other ones, and methods that we don't know."""
+
+    method: str | None = None
+    num_sm: Count | None = None
+    num_splits: Count | None = None
+    cga_size: Count | None = None
+    aggregate: bool | None = None
+    set_sm_margin: bool | None = None
+    use_ce: bool | None = None
+    atomic_gemm: bool | None = None
+    fp8_buf: bool | None = None
+
+
+class ImplementationTimes(msgspec.Struct, kw_only=True):
+    """One implementation of a kernel, or one of `kernel_shape.BASELINES`, on the tensors that all of a point share."""
+
+    time: Timing
+    """The i-th samples of all implementations were taken side by side, so they pair."""
+    setting: dict[str, Scalar] = {}
+    """Its `method` and knobs, and whatever else a backend from elsewhere tells of it; empty for the baselines."""
+    relative_error: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """Largest difference from the result in float32 over that one's largest magnitude; null for `gemm_only` and
+    `comm_only`."""
+    independent: bool = False
+    """The GEMM neither needs what is gathered nor makes what is scattered, as in a bulk overlap: no way to compute the
+    kernel, but to be had where a model has two that don't wait for each other."""
+    launch_bound: bool = False
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.setting, _Setting)
+
+
+class ComposedKernel(ComposedConfig, kw_only=True):
+    backend: Name
+    operator: Name | None = None
+    kernel: Kernel | None
+    m: Count | None
+    n: Count | None
+    k: Count | None
+
+
+class ResolvedKernel(ComposedKernel, kw_only=True):
+    workload: SizedWorkload
+    precision: str
+    kernel: Kernel
+    m: Count
+    n: Count
+    k: Count
+    implementations: Annotated[dict[Name, dict[str, Scalar]], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
+
+    def __post_init__(self) -> None:
+        for setting in self.implementations.values():
+            msgspec.convert(setting, _Setting)
+
+
+class KernelTimes(Measured, kw_only=True, tag="kernel"):
+    composed = ComposedKernel
+    resolved = ResolvedKernel
+
+    implementations: Annotated[dict[Name, ImplementationTimes], msgspec.Meta(max_length=MOST_IMPLEMENTATIONS)]
+    """By name, those of the backend and `kernel_shape.BASELINES`."""
+    left_out: _Reasons = msgspec.field(default_factory=dict)
+    """By implementation, why it was not timed: refused, or wrong numbers."""
+
+    def __post_init__(self) -> None:
+        if not self.implementations.keys() > set(BASELINES) or self.left_out.keys() & set(BASELINES):
+            raise ValueError("an implementation and all baselines are needed")
+        if any(self.implementations[name].independent for name in BASELINES):
+            raise ValueError("a baseline cannot be independent")
+        check_pairs(one.time for one in self.implementations.values())
+
+    def check(self, result: Result) -> None:
+        if result.point["precision"] not in PRECISION_OF_DTYPE.values():
+            raise ValueError(f"{result.point['precision']} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
+        if reason := KernelShape.of(result.point).refusal():
+            raise ValueError(reason)
+
+    @classmethod
+    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
+        known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
+        return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
+
+    def compared(self, result: Result) -> Speedup | None:
+        sequential_us = self.implementations[SEQUENTIAL].time.median_us
+        return Speedup(sequential_us / result.objective_us, SEQUENTIAL, ranks=False) if result.objective_us else None
+
+
+MEASURED = KernelTimes

@@ -1,0 +1,216 @@
+"""Charts of operators: how much communication each pass hides, how times scale with the TP size, and timelines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from overlap_sweep.overlap import space
+from overlap_sweep.report.charts.bars import Bar, Bars, Marker
+from overlap_sweep.report.charts.lines import Area, Line, LinePoint, Lines
+from overlap_sweep.report.charts.parts import Axis, Key
+from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.iterations import Side, Timeline, timeline
+from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
+from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.workloads.layer.chart import RANK, listed_trace
+from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
+from overlap_sweep.workloads.operator.failures import frozen, of_pass
+from overlap_sweep.workloads.operator.proof import named
+from overlap_sweep.workloads.operator.scaling import OperatorScaling
+from overlap_sweep.workloads.operator.trials import DEFAULT
+
+BEST = 1.05
+"""Where the axis of hidden fractions ends. More than all cannot be hidden: it is noise of the time, or of the GEMMs
+alone."""
+BEYOND_ALL = ">100%"
+WORST = -1.0
+"""What harms more is drawn like this; its number is beside it."""
+
+
+def hidden_bars(case: CaseAnalysis) -> dict[int, Bars]:
+    """Returns by TP size how much of its communication each pass hides under what was chosen for it, without the passes
+    of which no overlap was tried."""
+    rows = {
+        tp_size: [_hidden_bar(choice, case) for choice in plan.choices if choice.tried_slots]
+        for tp_size, plan in case.plans.items()
+    }
+    ends = [end for bars in rows.values() for bar in bars for end in (*bar.ends, bar.low, *_marked(bar))]
+    lowest = max(WORST, min([-0.05, *(math.floor(10 * end - 0.5) / 10 for end in ends if end is not None)]))
+    ticks = [percent / 100 for percent in range(-100, 101, 25) if percent >= 100 * lowest]
+    return {
+        tp_size: Bars(
+            title=f"TP={tp_size}",
+            subtitle="",
+            axis=Axis(format=".0%", domain=(lowest, BEST), ticks=ticks),
+            parts=[Key("hidden", "accent")],
+            columns=[Column("hidden", bold=True), Column("speedup"), Column("setting", "left")],
+            bars=bars,
+            references=[
+                Reference(0.0, "no overlap", below="slower" if lowest < -0.15 else ""),
+                Reference(1.0, "GEMMs alone", colour="muted"),
+            ],
+        )
+        for tp_size, bars in rows.items()
+        if bars
+    }
+
+
+def beyond_floor(bars: Bars) -> bool:
+    """Whether something takes less than the GEMMs alone."""
+    return any(BEYOND_ALL in bar.cells for bar in bars.bars)
+
+
+def slots_of(case: CaseAnalysis, choice: PassChoice) -> str:
+    """Returns `fc1_dgrad + wgrad`: the configurable slots of a pass."""
+    answers = [answer for answer in case.slots(choice.tp_size) if answer.choice is choice]
+    return f"{choice.operator}_{' + '.join(answer.phase for answer in answers)}"
+
+
+def hidden_in_words(fraction: float) -> str:
+    """How much more than all of it is chance, and no number to quote."""
+    return BEYOND_ALL if not math.isnan(fraction) and round(100 * fraction) > 100 else as_percent(fraction)
+
+
+def chosen_name(choice: PassChoice) -> str:
+    """For people: what is not measured says so."""
+    if not choice.chosen.settings:
+        return "no overlap"
+    return f"{short_name(choice.chosen.settings)}{'' if choice.chosen.measured else ' (predicted)'}"
+
+
+def short_name(settings: Mapping[str, space.Setting]) -> str:
+    """Of the slots of a pass: `bulk_sm4` where dgrad and wgrad are given the same."""
+    given = list(settings.values())
+    if len(given) > 1 and all(setting == given[0] for setting in given):
+        return space.brief_name(given[0])
+    return space.settings_name(settings)
+
+
+def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
+    chosen, none, floor_us = choice.chosen, choice.none, choice.floor_us
+    slots, default_name = slots_of(case, choice), named(DEFAULT, case.case.backend)
+    noise_us = math.hypot(chosen.estimate.noise_us, none.estimate.noise_us)
+
+    def share(time_us: float) -> float | None:
+        fraction = hidden_fraction(time_us, none.time_us, floor_us)
+        return None if math.isnan(fraction) else fraction
+
+    hidden, default = share(chosen.time_us), share(choice.default.time_us) if choice.default else None
+    hidden_text = hidden_in_words(hidden_fraction(chosen.time_us, none.time_us, floor_us))
+    speedup = f"{none.time_us / chosen.time_us:.2f}x"
+    label = default_name
+    if default is not None and default < WORST:
+        label = f"\N{BLACK LEFT-POINTING TRIANGLE} {label} {default:,.0%}".replace("-", "\N{MINUS SIGN}")
+    return Bar(
+        name=slots,
+        ends=[] if hidden is None else [hidden],
+        cells=[hidden_text, speedup, chosen_name(choice)],
+        low=share(chosen.time_us + noise_us) if chosen.settings else None,
+        high=share(chosen.time_us - noise_us) if chosen.settings else None,
+        colour="bad" if hidden is not None and hidden < 0 else "",
+        marker=Marker(default, label, "comm", "tick") if default is not None else None,
+        details={
+            "slots": slots,
+            "chosen": chosen_name(choice),
+            "time": f"{as_us(chosen.time_us)} us, noise {as_us(chosen.estimate.noise_us)}",
+            "no overlap": f"{as_us(none.time_us)} us",
+            "GEMMs alone": f"{as_us(floor_us)} us",
+            default_name: f"{as_us(choice.default.time_us)} us" if choice.default else "not measured",
+            "hidden": hidden_text,
+            "speedup": speedup,
+            "overlap ratio in the trace": "no trace" if chosen.overlap_ratio is None else f"{chosen.overlap_ratio:.2f}",
+            "why": choice.reason,
+        },
+    )
+
+
+def _marked(bar: Bar) -> list[float]:
+    return [bar.marker.at] if bar.marker else []
+
+
+def scaling_lines(case: CaseAnalysis) -> dict[str, Lines]:
+    """Returns the time over the TP sizes, beside that of TP=1 divided by them, of every operator that was measured at
+    two TP sizes, the unsharded one included."""
+    tolerance = case.scaling.tolerance
+    results = case.scaling.results.items()
+    return {name: _scaling(name, scaling, tolerance) for name, scaling in results if len(scaling.e2e_times) > 1}
+
+
+def _scaling(operator: str, scaling: OperatorScaling, tolerance: float) -> Lines:
+    points = []
+    for tp_size, time_us in scaling.e2e_times.items():
+        ratio, efficient = scaling.scaling_ratios.get(tp_size), scaling.scaling_efficient.get(tp_size, True)
+        compared = ratio is not None and tp_size > 1
+        times_ideal = f"{ratio:.2f}" if compared else ""
+        details = {
+            "TP size": str(tp_size),
+            "time": f"{as_us(time_us)} us",
+            "times ideal": times_ideal,
+            "scaling": ("efficient" if efficient else "not efficient") if compared else "",
+        }
+        own, shape = ("", "") if efficient else ("bad", "cross")
+        points.append(LinePoint(tp_size, time_us, label=times_ideal, colour=own, shape=shape, details=details))
+    lines, areas = [Line(operator, points, "accent", width_px=2, label="")], []
+    if one_us := scaling.e2e_times.get(1):
+        ideal = [LinePoint(n, one_us / n, low=one_us / n, high=one_us / n * (1 + tolerance)) for n in scaling.e2e_times]
+        in_range = [LinePoint(point.x, point.y) for point in ideal]
+        lines.insert(0, Line("TP=1 / TP", in_range, "good", shape="", dash=(5, 3), width_px=1.5))
+        areas.append(Area(f"+{tolerance:.0%} tolerated", ideal, "good", 0.14, label_y=ideal[-1].high or 0.0))
+    best = scaling.optimal_tp_size
+    return Lines(
+        title=operator,
+        subtitle=f"scales up to TP={best}" if best else "TP=1 was not measured",
+        x=Axis("TP size", logarithmic=True),
+        y=Axis("us", logarithmic=True),
+        lines=lines,
+        areas=areas,
+    )
+
+
+def pass_timelines(case: CaseAnalysis, tp_size: int) -> Iterator[tuple[PassChoice, Timeline]]:
+    """Returns the timelines of those passes whose overlap some trace shows."""
+    points = [point for point in case.points if point.config["tp_size"] == tp_size and point.result]
+    for choice in case.plans[tp_size].choices if tp_size in case.plans else ():
+        own = [point for point in points if point.config["operator"] == choice.operator]
+        shown = _shown(choice)
+        trace = _trace_of(shown, own, choice.pass_name) if shown else None
+        if shown and trace:
+            verb = "chosen" if shown is choice.chosen else "not chosen"
+            best = Side(f"{short_name(shown.settings)} ({verb})", trace)
+            title = f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}"
+            found = timeline(title, Side("no overlap", _none_trace(own, trace)), best, choice.pass_name)
+            if found:
+                yield choice, found
+
+
+def _shown(choice: PassChoice) -> Candidate | None:
+    """The chosen one, or where that is no overlap the fastest that was measured."""
+    if choice.chosen.settings and choice.chosen.measured:
+        return choice.chosen
+    overlaps = [candidate for candidate in choice.candidates if candidate.settings and candidate.measured]
+    return min(overlaps, key=lambda candidate: candidate.time_us, default=None)
+
+
+def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> Path | None:
+    """Of the first point that measured the candidate and has one."""
+    wanted = frozen(candidate.settings)
+    for point in points:
+        own = frozen(of_pass(point.result.settings, pass_name)) if point.result else None
+        if own == wanted and (path := listed_trace(point, trace_file(RANK))):
+            return path
+    return None
+
+
+def _none_trace(points: Sequence[Point], best: Path) -> Path | None:
+    """The one recorded beside the best if there is one, else that of any point, or of a point without overlap."""
+    beside_first = sorted(points, key=lambda point: point.directory != best.parent)
+    for point in beside_first:
+        if path := listed_trace(point, trace_file(RANK, "none")):
+            return path
+    plain = (point for point in points if point.result and not point.result.settings)
+    return next((path for point in plain if (path := listed_trace(point, trace_file(RANK)))), None)

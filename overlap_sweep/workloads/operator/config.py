@@ -1,0 +1,60 @@
+"""The typed configuration of `workload=operator`. The field docstrings are the manual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
+from overlap_sweep.workloads.layer.config import KnobsConfig
+
+
+@dataclass
+class WorkloadOptions:
+    """One parallel linear operator, forward and backward, with sequence parallelism."""
+
+    name: str = "operator"
+    tokens: int | None = ranged(None, 1, 2**24)
+    """Tokens in the whole sequence-parallel batch. null: 8192 on a GPU; 128 on a CPU, where a GEMM of a small
+    model then takes milliseconds."""
+    warmup: int = ranged(1, 0, 1000)
+    """Untimed forward and backward passes of every variant before the first timed one."""
+    repeats: int | None = ranged(None, 3, 1000)
+    """Timed passes of every variant; null: 21 on a GPU, 7 on a CPU. The variants (overlapped, none, floor) take
+    turns, so that drift hits all."""
+    profiled: int = ranged(2, 1, 100)
+    """Passes under the profiler, after timing, of the points that `profile` asks for."""
+    default_every_s: float = ranged(30.0, 0.0, 86400.0)
+    """How old the time of the library's default overlap may be before a point of the operator measures it again;
+    `none` and `floor` are measured beside every point."""
+    seed: int = ranged(0, 0, 2**31 - 1)
+    tolerance: float | None = ranged(None, 0.0, 1.0)
+    """Largest relative error of output and gradients against the operator without overlap.
+    null: 1e-4 for fp32, 2e-2 for fp16, bf16 and FP8, 0.2 where `fp8_buf` reduces in FP8."""
+
+
+@dataclass
+class Config(KnobsConfig):
+    """`layer` is of the whole layer that the tuner proves its answer on."""
+
+    workload: WorkloadOptions = field(default_factory=WorkloadOptions)
+    operator: str = one_of("fc1", *OPERATORS)
+    phase: str = one_of("all", "all", *PHASES)
+    """Which phase of the operator gets the method; the others are not overlapped. `all`: each that takes it."""
+    method: str = one_of("bulk", *METHODS)
+    phases: Any = None
+    """Instead of `phase`, `method` and the knobs: what each phase of the operator is given, all at once, such as
+    `{fprop: {method: ring_exchange}, dgrad: {method: bulk, num_sm: 8}, wgrad: {method: bulk, num_sm: 16}}`.
+    A phase that is left out is not overlapped."""
+
+    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+        **KnobsConfig.groups,
+        "operator": {operator: {"operator": operator} for operator in OPERATORS},
+        "method": {
+            **{method: {"method": method} for method in METHODS},
+            "ring_exchange": {"method": "ring_exchange", "aggregate": False},
+            "pipeline": {"method": "pipeline", "num_splits": 4},
+        },
+    }

@@ -1,0 +1,95 @@
+"""What a point of workload=operator measured: each pass beside the same without overlap and without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from overlap_sweep.overlap import space
+from overlap_sweep.results.measured import (
+    AskedWorkload,
+    ComposedConfig,
+    Count,
+    Measured,
+    Speedup,
+    Timing,
+    WholeSetting,
+    one_of,
+)
+from overlap_sweep.results.run_directory import Result
+
+
+class DefaultTiming(msgspec.Struct):
+    """The library's own default overlap in every slot of the operator, measured at intervals within the sweep."""
+
+    default: Timing
+    none: Timing
+    """The operator without overlap, measured in turns with it: comparisons go through this one."""
+    measured: str
+    """When, UTC, ISO 8601: several points may carry the same measurement."""
+
+
+class PassTimes(msgspec.Struct):
+    """One pass (`fwd` or `bwd`) of the point and of what it is compared with, measured side by side."""
+
+    point: Timing
+    none: Timing
+    """The same operator, communication not overlapped."""
+    floor: Timing
+    """The same local GEMMs with no communication at all."""
+    tp1: Timing | None = None
+    """The whole, unsharded operator on one rank: the baseline of TP scaling."""
+    default: DefaultTiming | None = None
+    """Only of backends that have defaults."""
+
+
+def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
+    """Each measurement of the default once, in time order, however many points carry it."""
+    found = {(default.measured, *default.default.samples_us): default for default in defaults}
+    return [found[key] for key in sorted(found)]
+
+
+class OperatorConfig(ComposedConfig, kw_only=True):
+    workload: AskedWorkload
+    operator: Annotated[str, one_of(space.OPERATORS)]
+    phase: Annotated[str, one_of((*space.PHASES, "all"))]
+    method: Annotated[str, one_of(space.METHODS)]
+    phases: dict[Annotated[str, one_of(space.PHASES)], WholeSetting] | None = None
+    num_sm: Count | None = None
+    num_splits: Count | None = None
+    cga_size: Count | None = None
+    aggregate: bool | None = None
+    set_sm_margin: bool | None = None
+    use_ce: bool | None = None
+    atomic_gemm: bool | None = None
+    fp8_buf: bool | None = None
+
+
+class OperatorTimes(Measured, kw_only=True, tag="operator"):
+    composed = OperatorConfig
+    resolved = OperatorConfig
+
+    times: dict[str, PassTimes]
+    """By pass: `fwd`, `bwd`, and `all` for both together."""
+
+    def __post_init__(self) -> None:
+        if missing := set(space.PASSES) - self.times.keys():
+            raise ValueError(f"no {min(missing)} times")
+
+    def check(self, result: Result) -> None:
+        operator = result.point["operator"]
+        for slot in result.settings:
+            if not slot.startswith(f"{operator}_"):
+                raise ValueError(f"{slot} is no slot of {operator}")
+
+    def compared(self, result: Result) -> Speedup | None:
+        """In the passes that the point is about."""
+        touched = space.passes(result.point)
+        whole_us = {name: self.times[name].none.median_us for name in space.PASSES}
+        overlapped_us = (self.times[name].point.median_us if name in touched else us for name, us in whole_us.items())
+        return Speedup(sum(whole_us.values()) / sum(overlapped_us))
+
+
+MEASURED = OperatorTimes

@@ -1,0 +1,171 @@
+"""What a point of workload=tp_training measured: training steps of a language model by a tensor-parallel stack."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any
+
+import msgspec
+
+from overlap_sweep.results.checks import excess
+from overlap_sweep.results.measured import (
+    PRINTABLE,
+    ComposedConfig,
+    Count,
+    Gb,
+    Measured,
+    Name,
+    SizedWorkload,
+    Total,
+    Us,
+    one_of,
+)
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, IMPLEMENTATIONS, PRECISION_OF
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Number = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
+_PartUs = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
+_Impl = Annotated[str, one_of(IMPLEMENTATIONS)]
+_Dtype = Annotated[str, one_of(PRECISION_OF)]
+_MOST_STEPS = 10**6
+
+
+class _Options(msgspec.Struct, kw_only=True):
+    """As they were asked for: null is what the device or the implementation decides."""
+
+    batch_size: Count
+    gradient_accumulation_steps: Count
+    seq_length: Count | None = None
+    num_training_steps: Count | None = None
+    warmup_steps: _Whole | None = None
+    learning_rate: _Number = 0.0
+    weight_decay: _Number = 0.0
+    max_grad_norm: _Number = 0.0
+    dtype: _Dtype | None = None
+    attn_impl: Name | None = None
+    zero_stage: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
+    vocab_parallel: bool | None = None
+    sequence_parallel: bool | None = None
+    compile: bool = False
+    tp_comm_overlap: bool | None = None
+    tp_comm_overlap_cfg: Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)] | None = None
+    autocast: bool = False
+    activation_checkpointing: bool = False
+    log_interval: Count | None = None
+    seed: int = 0
+    peak_tflops: Annotated[float, msgspec.Meta(gt=0, lt=1e12)] | None = None
+
+
+class _ResolvedOptions(_Options, kw_only=True):
+    seq_length: Count
+    num_training_steps: Count
+    warmup_steps: _Whole
+    learning_rate: _Number
+    weight_decay: _Number
+    max_grad_norm: _Number
+    dtype: _Dtype
+    vocab_parallel: bool
+    seed: int
+
+
+class _LanguageModel(msgspec.Struct):
+    num_hidden_layers: Count
+
+
+class ComposedStack(ComposedConfig, kw_only=True):
+    impl: _Impl | None
+    dp_size: Count | None
+    tp_training: _Options
+
+
+class ResolvedStack(ComposedStack, kw_only=True):
+    workload: SizedWorkload
+    precision: str
+    impl: _Impl
+    dp_size: Count
+    tp_training: _ResolvedOptions
+    language_model: _LanguageModel
+
+
+class TpTrainingStep(msgspec.Struct, kw_only=True):
+    """One training step. Times are the slowest rank's, memory is that of the rank with the most, 10^9 bytes; null on a
+    CPU."""
+
+    step: _Whole
+    """Counted from 0."""
+    warmup: bool
+    """One of the first, which count in nothing but the comparison of losses."""
+    loss: float | None
+    """Mean over all ranks' tokens; null where it is no number."""
+    grad_norm: Annotated[float, msgspec.Meta(ge=0)] | None
+    """Before clipping, over all ranks; null where it is no number (float16, whose step is then left out)."""
+    step_us: Us
+    """From its first micro batch to the end of its optimizer, on the device."""
+    forward_us: _PartUs
+    """Of all micro batches together; so is the backward, to which the reduction of gradients belongs."""
+    backward_us: _PartUs
+    optimizer_us: _PartUs
+    """With clipping, and with what the stack gathers after it."""
+    memory_allocated_gb: Gb | None = None
+    """When the host had enqueued the step."""
+    memory_peak_gb: Gb | None = None
+    """Most since the end of the warm-up."""
+
+
+class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
+    composed = ComposedStack
+    resolved = ResolvedStack
+
+    steps: Annotated[list[TpTrainingStep], msgspec.Meta(max_length=_MOST_STEPS)]
+    parameters: Total
+    """Of the whole model, up to norms, biases and the vocabulary's padding."""
+    tokens_per_step: Total
+    """Of all data-parallel ranks and micro batches; likewise the next two."""
+    samples_per_step: Total
+    flops_per_step: Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
+    """language_model.flops_per_token of all tokens."""
+    host_ahead_us: Annotated[float, msgspec.Meta(gt=-1e15, lt=1e15)] | None = None
+    """How far the host was ahead of the device when it had enqueued a step's last backward: median over the timed
+    steps, of the rank where it is least. Near zero it is the host that takes so long, or the stack waits for the
+    device by itself. null on a CPU."""
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What the implementation tells of itself, such as who computes attention."""
+
+    def __post_init__(self) -> None:
+        if not self.timed_steps:
+            raise ValueError("no timed step")
+        if any(step.step >= following.step for step, following in pairwise(self.steps)):
+            raise ValueError("steps that don't follow each other")
+        if reason := excess([self.details]):
+            raise ValueError(reason)
+
+    @property
+    def timed_steps(self) -> list[TpTrainingStep]:
+        """Those after the warm-up."""
+        return [step for step in self.steps if not step.warmup]
+
+    def check(self, result: Result) -> None:
+        options = result.point["tp_training"]
+        samples = options["batch_size"] * options["gradient_accumulation_steps"] * result.point["dp_size"]
+        if self.samples_per_step != samples:
+            raise ValueError(f"{self.samples_per_step} samples in a step of {samples}")
+        if self.tokens_per_step != samples * options["seq_length"]:
+            raise ValueError(f"{self.tokens_per_step} tokens in a step of {samples * options['seq_length']}")
+
+    @classmethod
+    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """With what null stands for; a precision that was left to the device is unknown."""
+        impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
+        known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
+        return {**config, **known}
+
+    @property
+    def rate(self) -> str:
+        step_us = statistics.median(step.step_us for step in self.timed_steps)
+        return f"{self.tokens_per_step / step_us * 1e6:,.0f} tokens/s"
+
+
+MEASURED = TpTrainingRun

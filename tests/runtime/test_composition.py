@@ -1,0 +1,117 @@
+"""Points are composed as Hydra does, only faster; and what Hydra refuses is told in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep import workloads
+from overlap_sweep.declared import types_of
+from overlap_sweep.errors import UserError
+from overlap_sweep.runtime.composition import compose_point, options_of_workloads
+from tests.sweeps import ROOT, launch_here
+
+Sweep = tuple[ConfigLoader, DictConfig]
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Iterator[Sweep]:
+    """What a launcher is given of `launch.py -m runtime.device=cpu hydra.sweep.subdir=...`."""
+    given = ["runtime.device=cpu", "hydra.sweep.subdir=${hydra.job.override_dirname}_${backend}_${num_sm}"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra
+        config = hydra.compose_config("config", given, RunMode.MULTIRUN, with_log_configuration=False)
+        yield hydra.config_loader, config
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("tp_size=4", "num_sm=37"),
+        ("operator=fc2", "method=pipeline", "num_splits=2", "backend=torch", "model=llama3_8b", "model.head_dim=64"),
+        ("num_sm=8", "method=ring_exchange", "aggregate=true", "workload.tokens=64", "precision=null"),
+        ("workload=layer", "layer=linear", "layer.variants=[none,bulk]", "layer.num_replicas=2"),
+        ("workload=fsdp", "distributed.env.NCCL_ALGO=Ring", "+distributed.env.NCCL_X=1", "++training.max_steps=5"),
+        ("++num_sm=4", "num_sm=8"),
+        ("num_sm=8", "++num_sm=4"),
+        ("num_sm=3", "~phase"),
+        ("+experiment=tp_training", "impl=autotp"),
+        ("phases={fprop:{method:ring_exchange,num_sm:2}}", "repetition=3"),
+        ("workload=tp_training", "+hydra.job.env_set.A=b", "tp_training.dtype=bfloat16"),
+    ],
+)
+def test_a_point_is_as_hydra_composes_it(sweep: Sweep, overrides: tuple[str, ...]) -> None:
+    loader, config = sweep
+    for _ in range(2):
+        composed, by_hydra = compose_point(loader, config, overrides), loader.load_sweep_config(config, list(overrides))
+        assert composed == by_hydra
+        assert OmegaConf.to_container(composed.hydra.overrides) == OmegaConf.to_container(by_hydra.hydra.overrides)
+        if "num_sm" in composed:
+            assert composed.hydra.sweep.subdir == by_hydra.hydra.sweep.subdir
+
+
+def test_points_share_nothing(sweep: Sweep) -> None:
+    loader, config = sweep
+    changed, untouched = (compose_point(loader, config, ["num_sm=3"]) for _ in range(2))
+    changed.model.hidden_size = 7
+    changed.hydra.job.num = 5
+    assert compose_point(loader, config, ["num_sm=3"]) == untouched != changed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("num_smm=3",), "the configuration has no num_smm; did you mean num_sm?"),
+        (("workload.repeat=3",), "workload has no repeat; did you mean workload.repeats?"),
+        (
+            ("fsdp.forward_prefetch=true",),
+            "fsdp.forward_prefetch is for workload=fsdp; add that, or leave it out.",
+        ),
+        (("workload=fsdp", "num_sm=3"), "num_sm is for workload=operator or layer; add that, or leave it out."),
+        (("workload=layer", "operator=fc1"), "operator is for workload=operator or kernel; add that, or leave it out."),
+        (
+            ("workload=copy_engine", "model=llama3_8b"),
+            "model is for workload=operator, layer, kernel, fsdp or tp_training; add that, or leave it out.",
+        ),
+        (("distributed.env.NCCL_ALGO=Ring",), "distributed.env.NCCL_ALGO is for workload=fsdp"),
+        (("workload=fsdp", "distributed.env.NCCL_X=1"), "distributed.env has no NCCL_X; add it with +distributed.env"),
+        (("operator=fc3",), "operator=fc3 is not known; choose one of fc1, fc2, proj, qkv."),
+        (("model=nobody",), "model=nobody is not known; choose one of gpt3_175b, hf,"),
+        (("num_sm=1.5",), "num_sm=1.5: Value '1.5' of type 'float' could not be converted to Integer."),
+        (("layer=3",), "a config group takes the name of an option, not a number"),
+    ],
+)
+def test_a_wrong_key_is_one_line_with_and_without_m(sweep: Sweep, overrides: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        compose_point(*sweep, overrides)
+    assert str(refused.value).startswith(says)
+    done = launch_here(*overrides)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_plus_adds_in_vain_is_told_alike() -> None:
+    done = launch_here("+fsdp.forward_prefetch=true", "runtime.device=cpu")
+    assert done.stderr == "error: fsdp.forward_prefetch is for workload=fsdp; add that, or leave it out.\n"
+
+
+def test_every_option_of_every_workload_is_in_help() -> None:
+    text = options_of_workloads()
+    for name in workloads.names():
+        schema = workloads.schema(name)
+        assert types_of(schema)["workload"] is not None
+        assert schema().workload.name == name
+        assert f"== Options of workload={name} ==" in text
+    assert "\nnum_sm=4  (1 to 512)\n" in text
+    assert "\noperator=fc1  (qkv, proj, fc1, fc2)\n" in text
+    assert "\nfsdp.limit_all_gathers=false  (true, false)\n" in text
+    assert "\nimpl=null  (autotp, fsdp_dtensor, async_tp, megatron)\n" in text
