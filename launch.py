@@ -44,14 +44,12 @@ def print_measured() -> None:
         from overlap_sweep.report.terminal import print_section
         from overlap_sweep.results.points import read_points
         from overlap_sweep.results.run_directory import write_atomically
-        from overlap_sweep.workloads.fsdp.section import print_training
 
         readings = [read_points(directory) for directory in measured]
         for problem in (problem for reading in readings for problem in reading.problems):
             print(f"warning: {problem}", file=sys.stderr)
         points = [point for reading in readings for point in reading.points]
         console = console_for(sys.stdout)
-        print_training(points, console)
         for section in sections_of_points(points):
             for problem in (*section.problems, *section.warnings):
                 print(f"warning: {problem}", file=sys.stderr)

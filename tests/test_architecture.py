@@ -39,10 +39,10 @@ WITHOUT_TORCH = {*BASE, "trace", "overlap", "results", "report", "store", "compa
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
 
 NOT_YET: dict[str, set[str]] = {
-    "analysis/sweep": {"workloads/fsdp", "workloads/operator"},
+    "analysis/sweep": {"workloads/operator"},
     "commands/compare": {"workloads/fsdp"},
-    "commands/query": {"workloads/fsdp", "workloads/operator"},
-    "commands/report": {"analysis", "workloads/fsdp", "workloads/operator"},
+    "commands/query": {"workloads/operator"},
+    "commands/report": {"analysis", "workloads/operator"},
     "compare/datasets": {
         "workloads/copy_engine",
         "workloads/kernel",
@@ -50,7 +50,7 @@ NOT_YET: dict[str, set[str]] = {
         "workloads/operator",
         "workloads/tp_training",
     },
-    "compare/history": {"workloads/fsdp", "workloads/kernel", "workloads/operator", "workloads/tp_training"},
+    "compare/history": {"workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
     "compare/operands": {"workloads/fsdp"},
     "compare/slots": {"workloads/operator"},
     "compare/sweeps": {"workloads/tp_training"},
@@ -63,15 +63,12 @@ NOT_YET: dict[str, set[str]] = {
     "search/sweeper": {"analysis"},
     "tuner/workflow": {"analysis"},
     "workloads/copy_engine/compare": {"compare"},
-    "workloads/copy_engine/run": {"workloads/fsdp"},
     "workloads/fsdp/compare": {"compare"},
     "workloads/fsdp/compare_charts": {"compare"},
     "workloads/fsdp/compare_text": {"compare"},
-    "workloads/fsdp/page_tables": {"analysis"},
     "workloads/kernel/compare": {"compare"},
     "workloads/layer/compare": {"compare"},
-    "workloads/operator/case_figures": {"workloads/fsdp"},
-    "workloads/operator/tuning_report": {"analysis", "workloads/fsdp"},
+    "workloads/operator/tuning_report": {"analysis"},
     "workloads/tp_training/compare": {"compare"},
 }
 """By module what it imports against the rules, to be moved."""

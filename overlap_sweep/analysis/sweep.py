@@ -10,12 +10,9 @@ from pathlib import Path
 
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.report.frame import Row
 from overlap_sweep.report.section import Section, Sources
 from overlap_sweep.results.points import Point, Reading, read_points
 from overlap_sweep.results.records import Records, read_records
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training, is_host_limited
-from overlap_sweep.workloads.fsdp.frame import training_rows
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis, analyse_operators
 
 
@@ -26,9 +23,6 @@ class Analysis:
     reading: Reading
     config: AnalysisConfig
     operators: OperatorAnalysis
-    training_rows: list[Row]
-    """The tidy table of training runs, see training_frame.COLUMNS."""
-    training: list[TrainingAnalysis]
     sections: list[Section]
     """What workloads say that say it all themselves."""
     records: Records
@@ -41,8 +35,6 @@ class Analysis:
     def counts(self) -> dict[str, int]:
         found: Counter[str] = Counter(point.status for point in self.reading.points)
         launch_bound = sum(len(case.launch_bound) for case in self.operators.cases)
-        training = (point.result for of_case in self.training for point in of_case.points)
-        launch_bound += sum(is_host_limited(result) for result in training if result)
         launch_bound += sum(section.launch_bound for section in self.sections)
         statuses = ("ok", "failed", "timeout", "skipped", "missing")
         return {
@@ -59,14 +51,11 @@ def analyse(root: Path, config: AnalysisConfig) -> Analysis:
     records = read_records(root)
     sources = Sources(reading, records, config)
     operators = analyse_operators(sources)
-    training = analyse_training(reading.points, records.knobs)
     sections = sections_of(sources)
     return Analysis(
         reading=reading,
         config=config,
         operators=operators,
-        training_rows=training_rows(reading.points, training, root),
-        training=training,
         sections=sections,
         records=records,
         problems=[

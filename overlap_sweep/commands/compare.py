@@ -222,10 +222,10 @@ def _compare_telemetry(
     print_rows(frame, format, print_table=lambda console: print_telemetry(compared, console, by is By.point))
     if output:
         from overlap_sweep.workloads.fsdp.compare_charts import telemetry_charts
-        from overlap_sweep.workloads.fsdp.compare_summary import SUMMARY_FILE, telemetry_summary_of
 
         charts = telemetry_charts(compared) if plots else []
-        _write(output, telemetry_summary_of(compared), frame, charts, format, SUMMARY_FILE)
+        summary = telemetry_rows.telemetry_summary(compared)
+        _write(output, summary, frame, charts, format, telemetry_rows.SUMMARY_FILE)
     fail_for(compared.problems)
     fail_if(fail_expressions, frame, "rows")
 

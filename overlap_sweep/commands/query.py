@@ -34,21 +34,6 @@ SHOWN = (
     *("config_id", "time_us", "none_us", "default_us", "floor_us", "hidden_fraction", "speedup"),
     *("launch_bound", "status"),
 )
-SHOWN_OF_TRAINING = (
-    *(
-        "ranks",
-        "strategy",
-        "batch_size",
-        "setting",
-        "step_us",
-        "noise_us",
-        "none_us",
-        "floor_us",
-        "hidden_fraction",
-        "speedup",
-    ),
-    *("samples_per_s", "peak_memory_gb", "loss", "chosen", "launch_bound", "status"),
-)
 
 
 class Rows(StrEnum):
@@ -64,10 +49,9 @@ class Rows(StrEnum):
 
 _SHOWN = {
     Rows.operators: SHOWN,
-    Rows.training: SHOWN_OF_TRAINING,
 }
 _SECTION = {
-    **{Rows.layers: "layer", Rows.kernels: "kernel", Rows.copies: "copy_engine"},
+    **{Rows.layers: "layer", Rows.kernels: "kernel", Rows.training: "fsdp", Rows.copies: "copy_engine"},
     Rows.tp_training: "tp_training",
 }
 """Workloads that say all of themselves in a section."""
@@ -237,20 +221,16 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.files import (
         TABLE_FILE,
-        TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
     from overlap_sweep.report.section import Sources
     from overlap_sweep.results.points import read_points
     from overlap_sweep.results.records import read_records
     from overlap_sweep.results.traces import read_traces
-    from overlap_sweep.workloads.fsdp import frame as training_frame
-    from overlap_sweep.workloads.fsdp.answer import analyse_training
     from overlap_sweep.workloads.operator.frame import COLUMNS, table_rows
 
     written = {
         Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
-        Rows.training: (directory / f"{TRAINING_TABLE_FILE}.parquet", training_frame.COLUMNS),
         **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
     }
     try:
@@ -264,10 +244,6 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     points = reading.points
     workloads = {point.workload for point in points}
     rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
-    if rows is Rows.training:
-        analyses = analyse_training(points, read_records(directory).knobs)
-        of_training = training_frame.training_rows(points, analyses, directory)
-        return to_frame(of_training, training_frame.COLUMNS), rows, list(reading.problems)
     if rows in _SECTION:
         return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
     traces = read_traces(point for point in points if point.is_operator)

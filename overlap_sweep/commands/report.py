@@ -121,23 +121,15 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
+    """Of operators, or where there are none of kernels, tensor-parallel stacks, training runs or copies, the first that
     there are."""
-    from overlap_sweep.report.files import (
-        TABLE_FILE,
-        TRAINING_TABLE_FILE,
-    )
+    from overlap_sweep.report.files import TABLE_FILE
     from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.workloads.fsdp import frame as training_frame
     from overlap_sweep.workloads.operator import answers
 
     found = [
         _Told(
             "operators", analysis.operators.rows, TABLE_FILE, answers.answer_rows(analysis.operators), answers.COLUMNS
-        ),
-        _Told(
-            *("training runs", analysis.training_rows, TRAINING_TABLE_FILE),
-            *(training_frame.answer_rows(analysis.training), training_frame.ANSWER_COLUMNS),
         ),
         *(
             _Told(

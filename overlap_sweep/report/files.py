@@ -18,14 +18,12 @@ from overlap_sweep.report.page.page import page_files
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.directories import is_below
-from overlap_sweep.workloads.fsdp import frame as training_frame
 from overlap_sweep.workloads.operator import frame as operator_frame
 from overlap_sweep.workloads.operator import overlap_yaml, tuning_report
 from overlap_sweep.workloads.operator.overlap_yaml import Provenance
 from overlap_sweep.workloads.operator.yaml_files import training_files
 
 TABLE_FILE = "points"
-TRAINING_TABLE_FILE = "training"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,8 +55,6 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     yield directory / tuning_report.FILE_NAME, _json(tuning_report.tuning_report(analysis))
     if analysis.operators.rows:
         yield from _table(to_frame(analysis.operators.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
-    if analysis.training_rows:
-        yield from _table(to_frame(analysis.training_rows, training_frame.COLUMNS), directory / TRAINING_TABLE_FILE)
     for section in analysis.sections:
         table = section.points.table
         yield from _table(to_frame(section.records, table.types), directory / table.name)

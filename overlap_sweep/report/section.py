@@ -44,6 +44,8 @@ class Exhibit:
     listing: Listing[Any] | None = None
     heading: str = ""
     explained: str = ""
+    drawn: str = ""
+    """How the chart is read."""
     notes: Sequence[str] = ()
 
 

@@ -125,6 +125,8 @@ class Listing(Generic[R]):
     """What the rows are, above the table of the page."""
     chosen: Callable[[R], bool] = field(default=lambda row: False)
     """Whether the row is the answer, or one of them."""
+    reference: Callable[[R], bool] = field(default=lambda row: False)
+    """Whether the row is what gains are told against, which is shown however far down it is."""
     faint: Callable[[R], bool] = field(default=lambda row: False)
     """Whether the row is only there to be compared with."""
     group: Callable[[R], Any] = field(default=lambda row: None)
@@ -266,4 +268,4 @@ def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
     """The table of all points of a workload: what is known of each, then what was measured."""
-    return Table(name, rows, (*of_point, *(through(column, lambda row: row.measured) for column in measured)))
+    return Table(name, rows, (*of_point, *map(of_measured, measured)))

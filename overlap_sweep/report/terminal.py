@@ -47,22 +47,28 @@ def print_answer(answer: Answer, console: Console, file: str, whole: bool = Fals
     print_listing(answer.compared, console, file, whole)
     print_lines([answer.legend] if answer.legend else [], console, indent=0)
     for exhibit in answer.more:
-        _print_exhibit(exhibit, console, file, whole)
+        _print_exhibit(exhibit, console, whole)
+    if answer.more and answer.cautions:
+        console.print()
     print_lines(answer.cautions, console, indent=0)
 
 
-def _print_exhibit(exhibit: Exhibit, console: Console, file: str, whole: bool) -> None:
+def _print_exhibit(exhibit: Exhibit, console: Console, whole: bool) -> None:
     if exhibit.listing:
         console.print(f"\n{exhibit.heading}", style="bold")
-        print_listing(exhibit.listing, console, file, whole)
+        print_listing(exhibit.listing, console, "report.html", whole)
     print_lines([*([exhibit.explained] if exhibit.explained else []), *exhibit.notes], console, indent=0)
 
 
 def print_listing(listing: Listing[R], console: Console, file: str, whole: bool = False) -> None:
     """Prints the rows below their headers; one below the other where the terminal is too narrow. Of more than
-    `most_rows` the first and the chosen, unless the `whole` table is wanted: `file` has all."""
+    `most_rows` the first, the chosen and the reference, unless the `whole` table is wanted: `file` has all."""
     most = None if whole else listing.most_rows
-    rows = [row for i, row in enumerate(listing.rows) if most is None or i < most or listing.chosen(row)]
+    rows = [
+        row
+        for i, row in enumerate(listing.rows)
+        if most is None or i < most or listing.chosen(row) or listing.reference(row)
+    ]
     if not rows:
         return
     columns = [column for column in listing.columns if not column.page_only]

@@ -17,12 +17,11 @@ from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Section
 from overlap_sweep.report.terminal import print_section
-from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
+from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands, measured_on
 from overlap_sweep.search.text import print_knob_searches, print_searches
-from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.operator import async_tp, proofs
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
@@ -43,9 +42,6 @@ def summary_text(analysis: Analysis) -> str:
     print_answers(analysis, console, whole=True)
     for case in analysis.operators.cases:
         _print_details(case, analysis, console)
-    for of_case in analysis.training:
-        _heading(console, f"Details of {training.title(of_case)}")
-        print_lines([measured_on(of_case.points), *conditions_in_words(gpu_conditions(of_case.points))], console)
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _heading(console, f"Details of {answer.title}")
         print_lines(answer.details, console)
@@ -63,7 +59,6 @@ def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> 
     for case in analysis.operators.cases:
         _print_case(case, analysis.operators.folder(case), console)
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
-    training.print_analyses(analysis.training, console, None if whole else training.MOST_ROWS)
     for section in analysis.sections:
         print_section(section, console, whole)
     proofs.print_tuners(analysis.operators, console)
@@ -215,8 +210,7 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
     print_lines(
         [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)], console
     )
-    print_lines([measured_on(case.points)], console)
-    print_lines(conditions_in_words(case.conditions), console)
+    print_lines([measured_on(case.points), *gpus_in_words(case.points)], console)
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):

@@ -272,15 +272,11 @@ def write_compared(folder: Path) -> None:
         make_point("copy_engine", folder / "copies" / name, copy_us=copy_us)
     slow = {"compute_ms": 96.0, "hidden_ms": 17.0, "exposed_ms": 24.0, "device": SLOW_DEVICE}
     exposed = {"hidden_ms": 10.0, "exposed_ms": 30.0}
-    little = {"device": {**SLOW_DEVICE, "sm_clock_mhz": 1900.0, "temperature_c": 61.0}, "compute_ms": 400.0}
     write_run(folder / "cuda", profiled=2)
     write_run(folder / "rocm", factor=1.1, dips={(17, 1): slow, (25, 0): exposed})
     for name, dip in {
-        "elsewhere": {(9, 0): exposed, (9, 1): {"device": SLOW_DEVICE}},
         "both_ranks": {(9, 0): exposed, (9, 1): {**exposed, "exposed_ms": 31.0}},
         "capped": {(9, 0): {**exposed, "device": {**USUAL_DEVICE, "sm_clock_mhz": 1965.0, "throttle_reasons": 4.0}}},
-        "little": {(9, 0): little},
-        "near": {(9, 0): {**exposed, "device": {**USUAL_DEVICE, "sm_clock_mhz": 1950.0, "temperature_c": 66.0}}},
         "blind": {(9, 0): {**exposed, "device": {}}},
     }.items():
         write_run(folder / "dips" / name, dips=dip)
@@ -341,7 +337,7 @@ COMPARISONS = (
     "compare copies/old copies/new",
     "compare cuda rocm",
     "compare cuda=cuda rocm=rocm capped=dips/capped --candidate rocm",
-    *(f"compare cuda dips/{name}" for name in ("elsewhere", "both_ranks", "capped", "little", "near", "blind")),
+    *(f"compare cuda dips/{name}" for name in ("both_ranks", "blind")),
     "compare big=work/m_training.batch_size=64 small=work/m_training.batch_size=32",
     "compare runs/a runs/b",
     "compare runs/a runs/b --by point",

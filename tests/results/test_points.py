@@ -20,7 +20,7 @@ from overlap_sweep.results.run_directory import Status
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
-from overlap_sweep.workloads.fsdp import frame as training_frame
+from overlap_sweep.workloads.fsdp.section import TABLE as TRAINING
 from overlap_sweep.workloads.kernel.section import TABLE as KERNELS
 from overlap_sweep.workloads.layer.section import TABLE as LAYERS
 from overlap_sweep.workloads.operator import frame
@@ -179,7 +179,7 @@ TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
     "operator": (lambda reading: table_rows(reading, read_traces(reading.points)), frame.COLUMNS),
     "layer": (lambda reading: sections_of_points(reading.points)[0].records, LAYERS.types),
     "kernel": (lambda reading: sections_of_points(reading.points)[0].records, KERNELS.types),
-    "fsdp": (lambda reading: training_frame.training_rows(reading.points, [], reading.root), training_frame.COLUMNS),
+    "fsdp": (lambda reading: sections_of_points(reading.points)[0].records, TRAINING.types),
     "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
     "tp_training": (lambda reading: sections_of_points(reading.points)[0].records, STACKS.types),
 }

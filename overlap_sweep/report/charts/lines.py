@@ -105,11 +105,10 @@ class Area:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened at a place of the axis: a triangle at the top, hollow where it is not explained."""
+    """What happened at a place of the axis: a triangle at the top."""
 
     x: float
     label: str
-    explained: bool
 
 
 @dataclass(frozen=True)
@@ -305,17 +304,18 @@ def _events(events: Sequence[Event], x: Any) -> list[alt.Chart]:
     """Returns a triangle at the top and a line down for each."""
     import altair as alt
 
+    if not events:
+        return []
     at_top = alt.value(9)
-    layers = []
-    for explained in (True, False):
-        drawn = drawn_from({"x": one.x} for one in events if one.explained is explained)
-        fill = colour("bad" if explained else "page")
-        rule = drawn.mark_rule(color=colour("bad"), strokeDash=[2, 3], strokeWidth=1, opacity=0.8)
-        mark = drawn.mark_point(shape="triangle-down", size=64, filled=True, fill=fill, stroke=colour("bad"), opacity=1)
-        layers += [rule.encode(x=x(), y=at_top, y2=alt.value("height")), mark.encode(x=x(), y=at_top)]
-    said = drawn_from({"x": one.x, "label": one.label} for one in events)
-    named = said.mark_text(align="left", dx=7, color=colour("bad"), fontSize=10)
-    return [*layers, named.encode(x=x(), y=at_top, text="label:N")] if events else []
+    drawn = drawn_from({"x": one.x, "label": one.label} for one in events)
+    rule = drawn.mark_rule(color=colour("bad"), strokeDash=[2, 3], strokeWidth=1, opacity=0.8)
+    mark = drawn.mark_point(shape="triangle-down", size=64, filled=True, color=colour("bad"), opacity=1)
+    label = drawn.mark_text(align="left", dx=7, color=colour("bad"), fontSize=10)
+    return [
+        rule.encode(x=x(), y=at_top, y2=alt.value("height")),
+        mark.encode(x=x(), y=at_top),
+        label.encode(x=x(), y=at_top, text="label:N"),
+    ]
 
 
 def _legend(lines: Sequence[Line]) -> list[alt.Chart]:

@@ -20,15 +20,10 @@ from overlap_sweep.report.section import Answer as Told
 from overlap_sweep.report.section import Exhibit, Section
 from overlap_sweep.results.provenance import launch_commands, measured_when
 from overlap_sweep.search.text import told_searches
-from overlap_sweep.workloads.fsdp import section as training
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.fsdp.knob_effects import contributed
-from overlap_sweep.workloads.fsdp.page_tables import settings_table, training_table
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.case_figures import (
     CaseFigures,
     case_figures,
-    training_figures,
 )
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
@@ -56,26 +51,12 @@ class CaseSection:
 
 
 @dataclass(frozen=True)
-class TrainingSection:
-    number: int
-    """From 1 on, in the page's addresses."""
-    title: str
-    brief: str
-    answers: list[str]
-    cautions: list[str]
-    chart: Figure
-    knobs: Figure | None
-    knob_notes: list[str]
-    table: PageTable
-    how_timed: str
-
-
-@dataclass(frozen=True)
 class ShownExhibit:
     """A chart or a table beside the one of what was compared, as the page has it."""
 
     heading: str
     explained: str
+    drawn: str
     notes: Sequence[str]
     chart: Figure | None
     small: bool
@@ -108,7 +89,6 @@ class Sections:
     """All of the page's, but those that every page has."""
 
     cases: list[CaseSection]
-    training: list[TrainingSection]
     others: list[ShownSection]
 
 
@@ -118,7 +98,6 @@ def page_files(
     """Paths below the report's directory; `beside` are the names of the other files there."""
     sections = Sections(
         cases=[_case(case, analysis, i) for i, case in enumerate(analysis.operators.cases)],
-        training=[_training(of_case, i) for i, of_case in enumerate(analysis.training, start=1)],
         others=[_shown(section) for section in analysis.sections],
     )
     yield FILE_NAME, _page(analysis, sections, command, beside).encode()
@@ -137,10 +116,6 @@ def _plot_files(sections: Sections) -> Iterator[tuple[str, bytes]]:
 
 def _single_charts(sections: Sections) -> Iterator[Figure]:
     """Those with a file of their own."""
-    for of_training in sections.training:
-        yield of_training.chart
-        if of_training.knobs:
-            yield of_training.knobs
     answers = (answer for shown in sections.others for answer in shown.answers)
     yield from (exhibit.chart for answer in answers for exhibit in answer.exhibits if exhibit.chart)
 
@@ -157,22 +132,6 @@ def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
         # How to switch it on stands in the answer.
         cautions=[line for line in cautions(case) if line not in async_tp.HOW_TO],
         figures=case_figures(case, analysis.operators, f"case{number + 1}_" if folder else ""),
-    )
-
-
-def _training(of_case: TrainingAnalysis, number: int) -> TrainingSection:
-    chart, knobs = training_figures(of_case, f"training_{number}")
-    return TrainingSection(
-        number=number,
-        title=training.title(of_case),
-        brief=of_case.case.brief,
-        answers=training.answers(of_case),
-        cautions=training.cautions(of_case),
-        chart=chart,
-        knobs=knobs,
-        knob_notes=training.knob_notes(contributed(of_case)),
-        table=settings_table(of_case),
-        how_timed=of_case.how_timed,
     )
 
 
@@ -200,6 +159,7 @@ def _exhibit(one: Exhibit, name: str) -> ShownExhibit:
     return ShownExhibit(
         heading=one.heading,
         explained=one.explained,
+        drawn=one.drawn,
         notes=one.notes,
         chart=figure(name, form) if form else None,
         small=one.small,
@@ -242,14 +202,11 @@ def _page(
         title=f"Communication overlap of {', '.join(_subjects(analysis))}",
         measured=measured_when(points),
         cases=sections.cases,
-        training=sections.training,
-        training_legend=training.LEGEND,
         knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
         others=sections.others,
         most_links=MOST_LINKS,
         counts={name: count for name, count in analysis.counts().items() if count},
         points=points_table(analysis),
-        training_points=training_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),

@@ -84,7 +84,7 @@ def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
     if not column.is_number:
         return Cell(column.text(row), kind="chosen" if chosen and kind == "reason" else kind)
     if is_unknown(value):
-        return Cell("", -BEYOND if column.high_first else BEYOND, "number")
+        return Cell(column.text(row), -BEYOND if column.high_first else BEYOND, "number")
     return Cell(column.text(row), round(value, 6), "number")
 
 

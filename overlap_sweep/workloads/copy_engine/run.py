@@ -23,9 +23,8 @@ from torch import Tensor
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.ranks import Ranks, stream
-from overlap_sweep.measure.timing import Variant, summarise, time_variants
+from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
-from overlap_sweep.workloads.fsdp.streams import PRIORITY
 
 MIB = 2**20
 LEAST_COPIED_BYTES = 256 * MIB
@@ -141,7 +140,7 @@ def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Te
 
 def _beside(device: torch.device, stack: ExitStack) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
     if device.type == "cuda":
-        return partial(_on_stream, torch.cuda.Stream(device, priority=PRIORITY["high"]))
+        return partial(_on_stream, torch.cuda.Stream(device, priority=STREAM_PRIORITY["high"]))
     # Gradients are every thread's own affair; what autograd counts, trace readers take for the thread that computes.
     without_gradients = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
     return partial(_on_thread, stack.enter_context(without_gradients))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import KnobRecord
-from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.search_answers import answering
 from overlap_sweep.workloads.fsdp.knobs import (
     Knobs,
@@ -30,8 +29,15 @@ from overlap_sweep.workloads.fsdp.knobs import (
     setting_in_words,
     train_alike,
 )
-from overlap_sweep.workloads.fsdp.step_hidden import Hidden
-from overlap_sweep.workloads.fsdp.times import Comparison, comparison, limited_by_host, measured
+from overlap_sweep.workloads.fsdp.times import (
+    Hidden,
+    StepTimes,
+    comparison,
+    limited_by_host,
+    measured,
+    times_as_measured,
+    together,
+)
 
 
 class TrainingCase(NamedTuple):
@@ -57,7 +63,8 @@ class TrainingCase(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One setting, over all points that measured it. Times are of a step unless they say otherwise."""
+    """One setting, over all points that measured it, or over one of them. Times are of a step unless they say
+    otherwise."""
 
     knobs: Knobs
     setting: str
@@ -65,8 +72,10 @@ class TrainingRow:
     points: tuple[str, ...]
     samples_per_step: int
     tokens_per_step: int
-    strategy: str
+    parameters: int
     precision: str
+    timing: Timing
+    """The steps of all its points as they were measured."""
     step: Estimate
     """Its noise is also what points of equal settings are apart, where that was measured."""
     none: Estimate
@@ -79,14 +88,17 @@ class TrainingRow:
     """Times are relative to the floor that others have, too; else as measured."""
     host_us: float | None
     """None on a CPU, where it is what computes."""
-    host_limits: bool
+    launch_bound: bool
     """The device waits for the host: the schedule of its communication says little."""
-    host_limits_beside: bool
+    baseline_launch_bound: bool
     """The same of `none` or `floor`, which the hidden fraction is measured against."""
     peak_memory_gb: float | None
+    first_loss: float | None
     loss: float | None
     """After the last step of the recorded run; None where it is no number."""
     compiled: str
+    standing: str = ""
+    """`best`, `best, proven`, or `only` where there is no other setting; empty for the others."""
 
     @property
     def time_us(self) -> float:
@@ -119,9 +131,9 @@ class TrainingRow:
         return self.none_us / self.time_us
 
     @property
-    def hidden_fraction(self) -> float:
-        """NaN where its noise leaves nothing of it."""
-        return self.hidden.fraction if self.hidden and self.hidden.known else math.nan
+    def hidden_fraction(self) -> float | None:
+        """None where its noise leaves nothing of it."""
+        return self.hidden.fraction if self.hidden and self.hidden.known else None
 
     @property
     def hidden_in_words(self) -> str:
@@ -144,14 +156,23 @@ class TrainingRow:
         return self.time_us - self.floor_us
 
     @property
-    def turned(self) -> int:
-        """How many knobs are not at their defaults."""
-        return len(changed(self.knobs))
+    def simplicity(self) -> tuple[Any, ...]:
+        """Sorts the simpler first: what turns fewer knobs."""
+        return len(changed(self.knobs)), [order(self.knobs, name) for name in sorted(self.knobs)]
 
     @property
-    def simplicity(self) -> tuple[Any, ...]:
-        """Sorts the simpler first."""
-        return self.turned, [order(self.knobs, name) for name in sorted(self.knobs)]
+    def note(self) -> str:
+        """What tells it from those that are simply slower."""
+        notes = [
+            *([self.standing] if self.standing.startswith("best") else []),
+            *(["diverges"] if self.loss is None else []),
+            *(["launch-bound"] if self.launch_bound else []),
+            *(["baseline launch-bound"] if self.baseline_launch_bound and not self.launch_bound else []),
+            *([f"compiled by {self.compiled}"] if not self.compiled.startswith("no") else []),
+            *(["not compiled"] if self.compiled.startswith("no:") else []),
+            *([f"{len(self.points)} points"] if len(self.points) > 1 else []),
+        ]
+        return ", ".join(notes)
 
 
 @dataclass(frozen=True)
@@ -172,7 +193,10 @@ class TrainingAnalysis:
     """The knobs that are not the same in all rows."""
     shared: str
     """The knobs that were turned in all of them, in words; empty for none."""
-    parameters: int
+
+    @property
+    def parameters(self) -> int:
+        return self.reference.parameters
 
     @property
     def gain(self) -> float:
@@ -198,8 +222,9 @@ class TrainingAnalysis:
             return "Times are as measured in each point."
         beside = "Times are relative to the common floor, by the floor that was measured beside each"
         others = len(self.rows) - relative
+        settings = f"{others} setting{'s' if others > 1 else ''}"
         why = "the host limits them, or no other point has their floor"
-        return f"{beside}; those of {others} settings are as measured: {why}." if others else f"{beside}."
+        return f"{beside}; those of {settings} are as measured: {why}." if others else f"{beside}."
 
     @property
     def one_work(self) -> bool:
@@ -229,11 +254,6 @@ def training_case(point: Point) -> TrainingCase:
     return TrainingCase(model["name"], sizes, config["distributed"]["dp_size"], point.case.device, key)
 
 
-def is_host_limited(result: Result) -> bool:
-    """Whether the host took nearly as long to enqueue the step as the device to run it."""
-    return "point" in limited_by_host(result)
-
-
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
     """The simplest, unless something is faster, and why. What diverges is chosen only where everything does."""
     usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
@@ -260,23 +280,32 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
     names = differing(settings)
     compared = comparison(points)
     rows = {
-        key: _row(knobs, setting_in_words(knobs, names if len(settings) > 1 else knobs), of_setting, compared)
+        key: _row(knobs, names if len(settings) > 1 else knobs, of_setting, compared.times(of_setting))
         for knobs, (key, of_setting) in zip(settings, same.items(), strict=True)
     }
     best, reason, settled = _best(rows, points, searches)
+    reference = min(rows.values(), key=lambda row: row.simplicity)
+    standing = "only" if len(rows) == 1 else "best, proven" if settled and best is not reference else "best"
+    key = frozen(best.knobs)
+    rows[key] = replace(best, standing=standing)
     shared = [name for name in changed(settings[0]) if name not in names] if len(settings) > 1 else []
     return TrainingAnalysis(
         case=case,
         points=points,
         rows=sorted(rows.values(), key=lambda row: row.of_sample.time_us),
-        reference=min(rows.values(), key=lambda row: row.simplicity),
-        best=best,
+        reference=rows[frozen(reference.knobs)],
+        best=rows[key],
         settled=settled,
         reason=reason,
         differing=names,
         shared=", ".join(f"{brief(name)}={in_words(settings[0][name])}" for name in shared),
-        parameters=measured(points[0].result).parameters,
     )
+
+
+def point_row(point: Point, standing: str = "") -> TrainingRow:
+    """Returns what a point that is ok measured, beside no other."""
+    knobs = knobs_of(point.config)
+    return replace(_row(knobs, knobs, [point], times_as_measured(point)), standing=standing)
 
 
 def _best(
@@ -299,29 +328,31 @@ def _best(
     return best, proven + other, True
 
 
-def _row(knobs: Knobs, setting: str, points: Sequence[Point], compared: Comparison) -> TrainingRow:
+def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: StepTimes) -> TrainingRow:
+    """`shown`: the knobs that the setting is called by."""
     runs = [measured(point.result) for point in points]
     limited = {name for point in points if point.result for name in limited_by_host(point.result)}
-    times = compared.times(points)
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]
     memory_gb = [run.peak_memory_gb for run in runs if run.peak_memory_gb is not None]
     return TrainingRow(
         knobs=knobs,
-        setting=setting,
+        setting=setting_in_words(knobs, shown),
         points=tuple(point.name for point in points),
         samples_per_step=runs[0].samples_per_step,
         tokens_per_step=points[0].config["workload"]["tokens"],
-        strategy=points[0].config["distributed"]["strategy"],
+        parameters=runs[0].parameters,
         precision=points[0].config["precision"],
+        timing=together([run.step["point"] for run in runs]),
         step=times.step,
         none=times.none,
         floor=times.floor,
         hidden=times.hidden,
         relative=times.relative,
         host_us=statistics.median(hosts_us) if hosts_us else None,
-        host_limits="point" in limited,
-        host_limits_beside=bool(limited - {"point"}),
+        launch_bound="point" in limited,
+        baseline_launch_bound=bool(limited - {"point"}),
         peak_memory_gb=max(memory_gb, default=None),
+        first_loss=runs[0].losses[0],
         loss=runs[-1].losses[-1],
         compiled=runs[0].compiled,
     )

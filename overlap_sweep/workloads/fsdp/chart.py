@@ -8,7 +8,6 @@ from overlap_sweep.report.charts.rows import Column, Reference
 from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
-from overlap_sweep.workloads.fsdp.section import knob_cells
 
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
@@ -60,11 +59,9 @@ def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Bar:
     )
 
 
-def knob_bars(analysis: TrainingAnalysis) -> Bars | None:
-    """Returns every change of one knob with all others alike; None where no two settings differ in one alone."""
+def knob_bars(analysis: TrainingAnalysis) -> Bars:
+    """Returns every change of one knob with all others alike."""
     contributions = contributed(analysis).contributions[:MOST_KNOBS]
-    if not contributions:
-        return None
     return Bars(
         title=f"What each knob contributed: {analysis.case.brief}",
         subtitle="change of the time that a sample takes; whiskers are all pairs and their noise, dots the best's",
@@ -77,22 +74,22 @@ def knob_bars(analysis: TrainingAnalysis) -> Bars | None:
 
 
 def _knob_bar(contribution: KnobContribution) -> Bar:
-    (low, high), cells, beside = contribution.range, knob_cells(contribution), contribution.beside_best
+    (low, high), beside = contribution.range, contribution.beside_best
     name = f"{contribution.name} {contribution.what}"
     return Bar(
         name=name,
         ends=[contribution.change],
         low=low - contribution.noise,
         high=high + contribution.noise,
-        cells=[cells["time"], cells["beside the best"] or "-"],
+        cells=[contribution.change_text, contribution.beside_text or "-"],
         colour="wait" if not contribution.sure else "bad" if contribution.change > 0 else "good",
         bold=contribution.taken and beside is not None,
         marker=Marker(beside.change) if beside else None,
         details={
             "knob": name,
-            "time of a sample": cells["time"],
-            "over the pairs": cells["range"] or "one pair",
-            "pairs": cells["pairs"],
-            "beside the best": cells["beside the best"] or "-",
+            "time of a sample": contribution.change_text,
+            "over the pairs": contribution.range_text or "one pair",
+            "pairs": str(len(contribution.effects)),
+            "beside the best": contribution.beside_text or "-",
         },
     )

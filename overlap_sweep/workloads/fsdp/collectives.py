@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -18,9 +19,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.timing import Mark
+from overlap_sweep.measure.timing import STREAM_PRIORITY, Mark
 from overlap_sweep.workloads.fsdp.spans import Queue, Recorder, Span
-from overlap_sweep.workloads.fsdp.streams import WAITING, Streams
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
 
 POINT, NONE, FLOOR = "point", "none", "floor"
@@ -32,8 +32,41 @@ GATHERED_LAYERS = 2
 GLOO_THREADS = 2
 """Of each of torch's gloo groups: so many collectives run at once."""
 
+WAITING = "waiting"
+"""Runs nothing, and waits for what NCCL does on its own stream."""
+
 Issue = Callable[[bool], dist.Work | None]
 """Calls a collective, asynchronously or not."""
+
+
+class Streams:
+    """The stream that computes, and one for each kind of communication. On a CPU there are none: gloo's threads are
+    what runs beside the computation."""
+
+    def __init__(self, priorities: Mapping[str, str], device: torch.device) -> None:
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        if device.type == "cuda":
+            self._streams = {name: _stream(device, priorities[name]) for name in priorities}
+            self._streams[WAITING] = _stream(device, "high")
+
+    def __getitem__(self, name: str) -> torch.cuda.Stream:
+        return self._streams[name]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Run a step on the stream that computes; what is current waits for it, and it for that."""
+        if not self._streams:
+            yield
+            return
+        compute, outer = self[COMPUTE], torch.cuda.current_stream()
+        compute.wait_stream(outer)
+        with torch.cuda.stream(compute):
+            yield
+        outer.wait_stream(compute)
+
+
+def _stream(device: torch.device, priority: str) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=STREAM_PRIORITY[priority])
 
 
 class Collectives:

@@ -82,7 +82,7 @@ def _timeline(dataset: TelemetryDataset, file_name: str) -> Chart:
         f"{_shortened(dataset.label)}: what the time of each step went to",
         [
             "Mean over the ranks; the step itself: its slowest rank. Overlapped and exposed add up to communication.",
-            f"Triangles: dips, filled where the device explains them. Grey: warm-up, and what was profiled.{more}",
+            f"Triangles: dips, much slower or less hidden than usual. Grey: warm-up, and what was profiled.{more}",
         ],
     )
 
@@ -146,10 +146,7 @@ def _run_lines(measured: MeasuredRun, name: str) -> Lines:
         y=Axis("ms", domain=(0.0, max(float(measured.steps[quantity].max()) for quantity in LINES) * 1.12)),
         lines=lines,
         areas=areas,
-        events=[
-            Event(dip.step, str(dip.step) if few else "", bool(dip.device and dip.device.explains))
-            for dip in measured.dips
-        ],
+        events=[Event(step, str(step) if few else "") for step in measured.dips],
         shaded=[
             (of_kind[0] - 0.5, of_kind[-1] + 0.5)
             for grey, group in groupby(numbers, key=lambda number: number in left_out)

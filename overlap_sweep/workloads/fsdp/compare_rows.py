@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
-
 from overlap_sweep.report.frame import Row, column_types
-from overlap_sweep.workloads.fsdp.compare import MeasuredRun, TelemetryComparison, mean_ratios, settings_throughout
-from overlap_sweep.workloads.fsdp.run_pairs import settings_of
-from overlap_sweep.workloads.fsdp.telemetry_dips import Dip
+from overlap_sweep.results.provenance import describe_machine, launch_commands
+from overlap_sweep.workloads.fsdp.compare import (
+    MeasuredRun,
+    TelemetryComparison,
+    mean_ratios,
+    settings_of,
+    settings_throughout,
+)
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
 
+SUMMARY_FILE = "summary.json"
 COLUMNS = {
     **column_types("dataset", "reference", "run", "reference_run", "quantity", "value", "noise", "reference_value"),
     **column_types("reference_noise", "difference", "ratio", "ratio_noise", "verdict", "count", "reference_count"),
@@ -50,8 +54,8 @@ def quantity_rows(comparison: TelemetryComparison) -> list[Row]:
 
 
 def telemetry_summary(comparison: TelemetryComparison) -> dict[str, Any]:
-    """Every dataset's runs with aggregates, settings and dips, and how they relate to the reference's. NaN where
-    something is undefined."""
+    """Returns the content of summary.json: every dataset's runs with aggregates, settings and dips, how they relate to
+    the reference's, and the machines and commands that measured them. NaN where something is undefined."""
     datasets: dict[str, Any] = {
         dataset.label: {
             "path": str(dataset.path),
@@ -91,6 +95,14 @@ def telemetry_summary(comparison: TelemetryComparison) -> dict[str, Any]:
         "unmatched": comparison.unmatched,
         "problems": comparison.problems,
         "warnings": comparison.warnings,
+        "machines": {
+            dataset.label: list(dict.fromkeys(describe_machine(one.run.environment) for one in dataset.runs))
+            for dataset in comparison.datasets
+        },
+        "commands": {
+            dataset.label: launch_commands([one.run.point for one in dataset.runs if one.run.point])
+            for dataset in comparison.datasets
+        },
     }
 
 
@@ -109,29 +121,5 @@ def _run(measured: MeasuredRun) -> dict[str, Any]:
         "environment": measured.run.environment,
         "aggregates": {name: asdict(known) for name, known in measured.aggregates.items()},
         "marks_disagree_with_kernels": not measured.believed,
-        "dips": [_dip(dip) for dip in measured.dips],
-    }
-
-
-def _dip(dip: Dip) -> dict[str, Any]:
-    device = dip.device
-    return {
-        "step": dip.step,
-        "rank": dip.rank,
-        "other_ranks": dip.other_ranks,
-        "hidden_share": dip.hidden_share,
-        "usual_hidden_share": dip.usual_hidden_share,
-        "less_hidden": dip.less_hidden,
-        "step_ms": dip.step_ms,
-        "usual_step_ms": dip.usual_step_ms,
-        "slower": dip.slower,
-        "device": device
-        and {
-            "rank": device.rank,
-            "sample": msgspec.to_builtins(device.sample),
-            "usual": msgspec.to_builtins(device.usual),
-            "explains": device.explains,
-            "reasons": device.reasons,
-            "hottest": device.hottest,
-        },
+        "dips": measured.dips,
     }

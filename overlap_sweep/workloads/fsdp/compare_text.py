@@ -1,4 +1,5 @@
-"""Comparisons of training runs for people: what is better and worse beyond the noise, and where the runs dip."""
+"""Comparisons of training runs for people: what is better and worse beyond the noise, and which steps stand
+out."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from rich.text import Text
 from overlap_sweep.compare.matching import MARGIN
 from overlap_sweep.compare.tables import as_ratio, counted, print_table
 from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import as_percent, some_ranks
 from overlap_sweep.results.provenance import describe_machine
 from overlap_sweep.workloads.fsdp.compare import (
     VERDICTS,
@@ -24,15 +24,11 @@ from overlap_sweep.workloads.fsdp.compare import (
     mean_ratios,
     settings_throughout,
 )
-from overlap_sweep.workloads.fsdp.telemetry_dips import DeviceFinding, Dip
-from overlap_sweep.workloads.fsdp.telemetry_runs import Device
 from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate
 
 FEW_RUNS = 3
 """Of more, tables of all quantities are printed only when they are asked for."""
 FEW_DIPS = 10
-FEW_DIPS_OF_MANY = 3
-"""With several runs."""
 FEW_SETTINGS = 12
 FEW_CAUSES = 3
 """Of why the work is not the same."""
@@ -61,68 +57,14 @@ def print_telemetry(comparison: TelemetryComparison, console: Console, all_runs:
         else:
             print_lines(["--by point prints every quantity of each run."], console, indent=0)
         _print_settings(matches, console)
-    for dataset in comparison.datasets:
-        _print_dips(dataset, console)
     console.print()
+    print_lines(_dip_lines(comparison.datasets), console, indent=0)
     print_lines(comparison.unmatched, console, indent=0)
     notes = [
         f"Medians over the steps, without warm-up and the profiler's; ratio: over {reference}'s. Noise: of the median.",
         f"same: inside the noise of both, or within {MARGIN:.1%}. hidden: communication with computation beside it.",
     ]
     print_lines(notes, console, indent=0)
-
-
-def describe_dip(dip: Dip) -> str:
-    """`step 17, rank 3: 41% hidden (median 82%), 18% slower; SM clock 1,410 MHz (median 1,980), 690 W, 71 C: SW power
-    cap`."""
-    told = []
-    if dip.hidden_share is not None and dip.usual_hidden_share is not None:
-        told.append(f"{as_percent(dip.hidden_share)} hidden (median {as_percent(dip.usual_hidden_share)})")
-    slowdown = round(dip.slowdown * 100)
-    told.append(f"{abs(slowdown)}% {'slower' if slowdown > 0 else 'faster'}" if slowdown else "as fast as usual")
-    others = f" (and {'rank' if len(dip.other_ranks) == 1 else 'ranks'} {some_ranks(dip.other_ranks)})"
-    who = f"step {dip.step}, rank {dip.rank}{others if dip.other_ranks else ''}"
-    return f"{who}: {', '.join(told)}; {_device(dip)}"
-
-
-def _device(dip: Dip) -> str:
-    found = dip.device
-    if found is None:
-        return "no sample of the device"
-    sample, reasons = _sample(found), ", ".join(found.reasons)
-    if found.explains:
-        whose = "" if found.rank == dip.rank else f"rank {found.rank}'s "
-        return f"{whose}{': '.join(filter(None, (sample, reasons)))}"
-    if found.slower_clock or reasons:
-        told = [sample, ", but ".join(filter(None, (reasons, _clock(found))))]
-    else:
-        usual = sample and not found.hottest and not _differs(found.sample, found.usual)
-        told = [f"{sample}, as always" if usual else sample]
-    return ": ".join(filter(None, ("not explained by the device", "; ".join(filter(None, told)))))
-
-
-def _clock(found: DeviceFinding) -> str:
-    """Why it explains nothing."""
-    if found.sample.sm_clock_mhz is None:
-        return "its clock is not recorded"
-    return "the clock fell too little" if found.slower_clock else "the clock is as usual"
-
-
-def _sample(found: DeviceFinding) -> str:
-    sample, usual = found.sample, found.usual
-    parts = []
-    if sample.sm_clock_mhz is not None:
-        beside = f" (median {usual.sm_clock_mhz:,.0f})" if _differs(sample, usual) else ""
-        parts.append(f"SM clock {sample.sm_clock_mhz:,.0f} MHz{beside}")
-    if sample.power_w is not None:
-        parts.append(f"{sample.power_w:,.0f} W")
-    if sample.temperature_c is not None:
-        parts.append(f"{sample.temperature_c:,.0f} C{' (the hottest step)' if found.hottest else ''}")
-    return ", ".join(parts)
-
-
-def _differs(sample: Device, usual: Device) -> bool:
-    return usual.sm_clock_mhz is not None and round(sample.sm_clock_mhz or 0) != round(usual.sm_clock_mhz)
 
 
 def _answer(matches: Sequence[RunMatch]) -> str:
@@ -307,14 +249,17 @@ def _word(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
-def _print_dips(dataset: TelemetryDataset, console: Console) -> None:
-    for measured in dataset.runs:
-        if not measured.dips:
-            continue
-        run = f" {measured.name}" if len(dataset.runs) > 1 else ""
-        steps = counted(len(measured.selection.measured), "step")
-        console.print(f"\n{dataset.label}{run}: {counted(len(measured.dips), 'dip')} in {steps}:")
-        most = FEW_DIPS if len(dataset.runs) == 1 else FEW_DIPS_OF_MANY
-        print_lines([describe_dip(dip) for dip in measured.dips[:most]], console)
-        if len(measured.dips) > most:
-            print_lines([f"... and {len(measured.dips) - most} more; --output writes all of them"], console)
+def _dip_lines(datasets: Sequence[TelemetryDataset]) -> list[str]:
+    """Which steps stand out, a line for each run that has such."""
+    lines = []
+    for dataset in datasets:
+        for measured in dataset.runs:
+            run = f" {measured.name}" if len(dataset.runs) > 1 else ""
+            steps = [str(number) for number in measured.dips[:FEW_DIPS]]
+            more = f" and {len(measured.dips) - FEW_DIPS} more" if len(measured.dips) > FEW_DIPS else ""
+            if steps:
+                of_all = counted(len(measured.selection.measured), "step")
+                dips = counted(len(measured.dips), "dip")
+                numbers = f"step{'s' if len(steps) > 1 else ''} {', '.join(steps)}{more}"
+                lines.append(f"{dataset.label}{run}: {dips} in {of_all}, much slower or less hidden: {numbers}")
+    return lines

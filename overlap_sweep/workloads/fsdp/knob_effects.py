@@ -45,7 +45,7 @@ class KnobEffect:
     @property
     def usable(self) -> bool:
         """Whether neither side is limited by the host, or diverges: the knob's part in that cannot be told."""
-        return not any(row.host_limits or row.loss is None for row in (self.before, self.after))
+        return not any(row.launch_bound or row.loss is None for row in (self.before, self.after))
 
     @property
     def values(self) -> tuple[Any, Any]:
@@ -100,6 +100,21 @@ class KnobContribution:
     def name(self) -> str:
         return brief(self.knob)
 
+    @property
+    def change_text(self) -> str:
+        return _as_change(self.change, self.sure)
+
+    @property
+    def range_text(self) -> str:
+        """Empty of a single pair."""
+        low, high = self.range
+        return f"{low:+.1%} to {high:+.1%}" if len(self.effects) > 1 else ""
+
+    @property
+    def beside_text(self) -> str:
+        """Empty where there is no such pair."""
+        return _as_change(self.beside_best.change, self.beside_best.differs) if self.beside_best else ""
+
 
 @dataclass(frozen=True)
 class KnobEffects:
@@ -135,6 +150,10 @@ def contributed(analysis: TrainingAnalysis) -> KnobEffects:
         only_left_out=[brief(name) for name in analysis.differing if name in alone - told],
         never_alone=[brief(name) for name in analysis.differing if name not in alone],
     )
+
+
+def _as_change(change: float, sure: bool) -> str:
+    return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
 
 
 def _of_knob(name: str, rows: Sequence[TrainingRow], among: Sequence[str]) -> Iterator[KnobEffect]:

@@ -20,7 +20,7 @@ from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp import fully_sharded
-from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Streams
 from overlap_sweep.workloads.fsdp.compiling import compile_layers
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, initialise
@@ -28,9 +28,7 @@ from overlap_sweep.workloads.fsdp.recording import Recording
 from overlap_sweep.workloads.fsdp.replicated import replicate
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.spans import Recorder
-from overlap_sweep.workloads.fsdp.steady_clock import SteadyClock
-from overlap_sweep.workloads.fsdp.steps import Step, TrainingSteps
-from overlap_sweep.workloads.fsdp.streams import Streams
+from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 
 
 @dataclass(frozen=True)

@@ -1,54 +1,287 @@
-"""Training steps for people: the best setting, what each knob contributed, and the table that this comes from."""
+"""Training steps for people and programs: the best setting, and what each knob contributed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from rich.console import Console
-
-from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms
-from overlap_sweep.report.plain_table import PlainRow, print_table
+from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.table import (
+    DEVICE,
+    DIRECTORY,
+    ERROR,
+    MODEL,
+    POINT,
+    PRECISION,
+    STATUS,
+    Column,
+    Kind,
+    Listing,
+    PointRow,
+    Table,
+    of_measured,
+    through,
+)
+from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow, analyse_training
-from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, KnobEffect, KnobEffects, contributed
-from overlap_sweep.workloads.fsdp.knobs import TRAINS_DIFFERENTLY
-from overlap_sweep.workloads.fsdp.warnings import warnings
+from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.workloads.fsdp.answer import (
+    TrainingAnalysis,
+    TrainingRow,
+    analyse_training,
+    point_row,
+    training_case,
+)
+from overlap_sweep.workloads.fsdp.cautions import cautions
+from overlap_sweep.workloads.fsdp.chart import knob_bars, settings_bars
+from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
+from overlap_sweep.workloads.fsdp.knobs import (
+    TRAINS_DIFFERENTLY,
+    Knobs,
+    changed,
+    frozen,
+    in_words,
+    knobs_of,
+    setting_in_words,
+)
 
 MOST_ROWS = 40
-"""On a terminal; training.csv has all."""
-LEFT = ("setting", "note", "knob", "change")
-OPTIONAL = ("loss", "tokens/s", "host ms", "memory GB", "noise ms", "exposed ms")
-"""What a narrow terminal does without, the first of them first."""
-OPTIONAL_OF_KNOBS = ("range", "note", "beside the best")
-FILE = "training.csv"
+"""On a terminal."""
+
+A = Column[TrainingAnalysis]
+C = Column[TrainingRow]
+K = Column[Knobs]
+P = Column[PointRow[TrainingRow]]
+E = Column[KnobContribution]
 
 
-def print_training(points: Iterable[Point], console: Console) -> None:
-    """Those among them that are training runs."""
-    print_analyses(analyse_training(points), console)
+def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
+    return K(name, lambda knobs: read(knobs[path]), f"The option {path}.", kind, **more)
 
 
-def print_analyses(analyses: Sequence[TrainingAnalysis], console: Console, most_rows: int | None = MOST_ROWS) -> None:
-    """The answer of each case first, then its settings, its knobs, and what to know before believing it."""
-    for analysis in analyses:
-        console.print(f"\n{title(analysis)}", style="bold")
-        print_lines(answers(analysis), console)
-        _print_settings(analysis, console, most_rows)
-        _print_knobs(analysis, console, most_rows)
-        if notes := cautions(analysis):
-            console.print()
-            print_lines(notes, console, indent=0)
+STRATEGY = _knob("strategy", "text", "distributed.strategy")
+TURNED = K("turned", lambda knobs: len(changed(knobs)), "How many knobs are not at their defaults.", "count")
+KNOBS = (
+    _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
+    _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
+    _knob("forward_prefetch", "count", "fsdp.forward_prefetch", int),
+    _knob("backward_prefetch", "text", "fsdp.backward_prefetch", in_words),
+    _knob("limit_all_gathers", "flag", "fsdp.limit_all_gathers"),
+    _knob("reshard_after_forward", "text", "fsdp.reshard_after_forward", in_words),
+    _knob("replicas", "count", "fsdp.replicas"),
+    _knob("reduce_dtype", "text", "fsdp.reduce_dtype"),
+    _knob("enable_overlap", "flag", "distributed.enable_overlap"),
+    _knob("bucket_cap_mb", "number", "distributed.bucket_cap_mb"),
+    _knob("compile", "flag", "compile.enabled"),
+)
+"""The knobs that have columns of their own; the others are in `setting`."""
+
+MEASURED = (
+    C("step_us", lambda row: row.time_us, "Median of a whole step.", header="step ms", show=as_ms),
+    C("noise_us", lambda row: row.step.noise_us, "95 % of step_us's noise.", header="noise ms", show=as_ms, dropped=5),
+    C("q1_us", lambda row: row.timing.q1_us),
+    C("q3_us", lambda row: row.timing.q3_us),
+    C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
+    C(
+        *("none_us", lambda row: row.none_us, "The same step with every collective alone on the device."),
+        header="none ms",
+        show=as_ms,
+    ),
+    C("floor_us", lambda row: row.floor_us, "Without communication.", header="floor ms", show=as_ms),
+    C(
+        *("host_us", lambda row: row.host_us, "What the host takes to enqueue the step."),
+        header="host ms",
+        show=as_ms,
+        dropped=3,
+    ),
+    C("speedup", lambda row: row.speedup, "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
+    C(
+        *("hidden_fraction", lambda row: row.hidden_fraction, "By rounds; empty where all of it is noise."),
+        header="hidden",
+        words=lambda row: row.hidden_in_words,
+        high_first=True,
+    ),
+    C("hidden_noise", lambda row: row.hidden.noise if row.hidden and row.communicates else None),
+    C("comm_us", lambda row: row.comm_us, "none_us less floor_us."),
+    C(
+        *("exposed_us", lambda row: row.exposed_us, "step_us less floor_us."),
+        header="exposed ms",
+        show=as_ms,
+        dropped=6,
+    ),
+    C("us_per_sample", lambda row: row.of_sample.time_us),
+    C("samples_per_step", lambda row: row.samples_per_step, kind="count"),
+    C("samples_per_s", lambda row: row.samples_per_s, header="samples/s", show="{:,.0f}".format, high_first=True),
+    C(
+        *("tokens_per_s", lambda row: row.tokens_per_s),
+        header="tokens/s",
+        show="{:,.0f}".format,
+        dropped=2,
+        high_first=True,
+    ),
+    C("peak_memory_gb", lambda row: row.peak_memory_gb, header="memory GB", show="{:.1f}".format, dropped=4),
+    C("parameters", lambda row: row.parameters, kind="count"),
+    C("first_loss", lambda row: row.first_loss),
+    C("loss", lambda row: row.loss, "After the last step of the recorded run.", header="loss", show=as_loss, dropped=1),
+    C("compiled", lambda row: row.compiled, "By what the layers were compiled, or why not.", "text"),
+    C("launch_bound", lambda row: row.launch_bound, "The host takes as long as the device.", "flag"),
+    C(
+        *("baseline_launch_bound", lambda row: row.baseline_launch_bound),
+        *("The same of one of the two steps that hidden_fraction is measured against.", "flag"),
+    ),
+    C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag"),
+    C("", lambda row: row.note, kind="text", header="note", style="reason"),
+)
+_OF_POINTS = ("q1_us", "q3_us", "repeats", "first_loss", "chosen")
+"""Columns of single points alone."""
+TOGETHER = tuple(column for column in MEASURED if column.name not in _OF_POINTS)
+
+TABLE = Table(
+    *("training", "one row per point"),
+    (
+        *(POINT, DIRECTORY, replace(MODEL, dropped=1)),
+        P("ranks", lambda row: row.point.config["distributed"]["dp_size"], kind="count", header="ranks"),
+        *(DEVICE, through(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
+        P(
+            *("setting", lambda row: _setting(row.point), "Every knob that is not at its default.", "text"),
+            header="setting",
+            style="setting",
+        ),
+        *(through(column, lambda row: knobs_of(row.point.config)) for column in (TURNED, *KNOBS)),
+        *(STATUS, ERROR),
+        *map(of_measured, MEASURED),
+    ),
+)
+COMPARED = Table(
+    *("training", "one row per setting"),
+    (
+        C("setting", lambda row: row.setting, kind="text", header="setting", style="setting"),
+        C("precision", lambda row: row.precision, kind="text"),
+        *(replace(through(column, lambda row: row.knobs), header="") for column in (STRATEGY, TURNED, *KNOBS)),
+        *TOGETHER,
+    ),
+)
+BEST = Table(
+    *("training", "one row per model, ranks and device: the best setting"),
+    (
+        A("model", lambda analysis: analysis.case.model, kind="text"),
+        A("ranks", lambda analysis: analysis.case.ranks, kind="count"),
+        A("device", lambda analysis: analysis.case.device, kind="text"),
+        through(STRATEGY, lambda analysis: analysis.best.knobs),
+        A("precision", lambda analysis: analysis.best.precision, kind="text"),
+        A("setting", lambda analysis: analysis.best.setting, kind="text"),
+        A("overrides", lambda analysis: analysis.overrides, "What to type for it.", "text"),
+        *(through(column, lambda analysis: analysis.best.knobs) for column in (TURNED, *KNOBS)),
+        *(through(column, lambda analysis: analysis.best) for column in TOGETHER),
+        A("reference", lambda analysis: analysis.reference.setting, "The simplest setting.", "text"),
+        A("gain", lambda analysis: analysis.gain, "Samples per second over the reference's, minus 1."),
+        A("proven", lambda analysis: analysis.settled, "A search measured it again after it had chosen it.", "flag"),
+        A("reason", lambda analysis: analysis.reason, kind="text"),
+    ),
+)
+EFFECTS = Table(
+    *("knobs", "one row per change of one knob; changes are of the time that a sample takes"),
+    (
+        E("knob", lambda one: one.knob, kind="text", header="knob", words=lambda one: one.name),
+        E("before", lambda one: in_words(one.before), kind="text"),
+        E("after", lambda one: in_words(one.after), kind="text"),
+        E("", lambda one: one.what, kind="text", header="change"),
+        E("pairs", lambda one: len(one.effects), kind="count", header="pairs"),
+        E("differ", lambda one: one.differs, "Pairs whose change is more than noise.", "count"),
+        E("change", lambda one: one.change, "Median of the pairs.", header="time", words=lambda one: one.change_text),
+        E("noise", lambda one: one.noise, header="noise", show="{:.1%}".format),
+        E("sure", lambda one: one.sure, "The change is more than noise.", "flag"),
+        E("lowest_change", lambda one: one.range[0], header="range", words=lambda one: one.range_text, dropped=1),
+        E("highest_change", lambda one: one.range[1]),
+        E(
+            *("change_beside_best", lambda one: one.beside_best and one.beside_best.change),
+            header="beside the best",
+            words=lambda one: one.beside_text,
+            dropped=3,
+        ),
+        E("noise_beside_best", lambda one: one.beside_best and one.beside_best.noise),
+        E("taken", lambda one: one.taken, "The best setting has it as after the change.", "flag"),
+        E("", lambda one: ", ".join(_knob_notes(one)), kind="text", header="note", style="reason", dropped=2),
+    ),
+)
+
+LEGEND = (
+    "none: the same step with every collective alone on the device; floor: without communication; exposed: what "
+    "communication adds to the step; hidden is (none - step) / (none - floor) by rounds, - where it is all noise."
+)
+EFFECTS_LEGEND = (
+    "Of the time that a sample takes, the median of all pairs of settings that differ in this knob alone; beside the "
+    "best: that pair with all other knobs as there, which flatters what is taken, as the best was chosen for its time."
+)
+EFFECTS_DRAWN = (
+    "Whiskers span all pairs and their noise; a dot is the pair with the best setting, bold what that setting has "
+    "taken; grey is within the noise."
+)
+
+
+def section(sources: Sources) -> Section | None:
+    """Returns the best setting of each case; None where nothing of it is among the points."""
+    points = sources.points("fsdp")
+    if not points:
+        return None
+    analyses = analyse_training(points, sources.records.knobs)
+    best = {(analysis.case, frozen(analysis.best.knobs)): analysis.best.standing for analysis in analyses}
+
+    def measured(point: Point) -> TrainingRow | None:
+        if point.status != "ok":
+            return None
+        return point_row(point, best.get((training_case(point), frozen(knobs_of(point.config))), ""))
+
+    rows = [PointRow(point, sources.reading.root, measured(point)) for point in points]
+    return Section(
+        name="training",
+        what="training runs",
+        title="Training steps",
+        explained=f"{LEGEND} What is within the noise of the fastest is a tie, which the setting wins that turns the "
+        "fewest knobs.",
+        answers=list(map(_answer, analyses)),
+        points=Listing(TABLE, rows, "Every point of the training runs, as measured in that point."),
+        report={"training": list(map(_report, analyses)), "training_points": TABLE.records(rows)},
+        decided=Listing(BEST, analyses),
+        launch_bound=sum(row.is_launch_bound for row in rows),
+    )
 
 
 def title(analysis: TrainingAnalysis) -> str:
-    """What was measured, and on what."""
+    """Returns what was measured, and on what."""
     return f"Training {analysis.case}, {as_count(analysis.parameters)} parameters"
 
 
-def answers(analysis: TrainingAnalysis) -> list[str]:
-    """The best setting, what it gains, and what to type for it."""
+def _setting(point: Point) -> str:
+    knobs = knobs_of(point.config)
+    return setting_in_words(knobs, knobs)
+
+
+def _answer(analysis: TrainingAnalysis) -> Answer:
+    effects = _effects(analysis)
+    return Answer(
+        title=title(analysis),
+        sentences=_sentences(analysis),
+        cautions=cautions(analysis),
+        compared=Listing(
+            *(COMPARED, analysis.rows, "Every setting, from fast to slow by the time that a sample takes."),
+            chosen=lambda row: row is analysis.best,
+            reference=lambda row: row is analysis.reference,
+            most_rows=MOST_ROWS,
+        ),
+        points=analysis.points,
+        legend=f"{LEGEND} {analysis.how_timed}",
+        charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
+        more=[effects] if effects.listing or effects.notes else [],
+        details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
+    )
+
+
+def _sentences(analysis: TrainingAnalysis) -> list[str]:
+    """Returns the best setting, what it gains, and what to type for it."""
     best, reference = analysis.best, analysis.reference
     gains = f"{best.samples_per_s:,.0f} samples/s"
     if best is not reference:
@@ -66,66 +299,32 @@ def answers(analysis: TrainingAnalysis) -> list[str]:
     return lines
 
 
-def cautions(analysis: TrainingAnalysis) -> list[str]:
-    """A sentence each."""
-    lines = warnings(analysis)
-    if len(environments(analysis.points)) > 1:
-        lines.append("The points were measured in different environments; see tuning_report.json.")
-    return lines
-
-
-def note(row: TrainingRow, analysis: TrainingAnalysis) -> str:
-    """What tells a row from those that are simply slower."""
-    notes = [
-        *([_best(analysis)] if row is analysis.best and len(analysis.rows) > 1 else []),
-        *(["diverges"] if row.loss is None else []),
-        *(["launch-bound"] if row.host_limits else []),
-        *(["baseline launch-bound"] if row.host_limits_beside and not row.host_limits else []),
-        *([f"compiled by {row.compiled}"] if not row.compiled.startswith("no") else []),
-        *(["not compiled"] if row.compiled.startswith("no:") else []),
-        *([f"{len(row.points)} points"] if len(row.points) > 1 else []),
-    ]
-    return ", ".join(notes)
-
-
-def _best(analysis: TrainingAnalysis) -> str:
-    return "best, proven" if analysis.settled and analysis.best is not analysis.reference else "best"
-
-
-def cells(row: TrainingRow, analysis: TrainingAnalysis) -> dict[str, str]:
-    """By header; an empty cell is unknown."""
-    return {
-        "setting": row.setting,
-        "step ms": as_ms(row.time_us),
-        "noise ms": as_ms(row.step.noise_us),
-        "none ms": as_ms(row.none_us),
-        "floor ms": as_ms(row.floor_us),
-        "exposed ms": as_ms(row.exposed_us),
-        "hidden": row.hidden_in_words,
-        "speedup": f"{row.speedup:.2f}x",
-        "samples/s": f"{row.samples_per_s:,.0f}",
-        "tokens/s": f"{row.tokens_per_s:,.0f}",
-        "host ms": "" if row.host_us is None else as_ms(row.host_us),
-        "memory GB": "" if row.peak_memory_gb is None else f"{row.peak_memory_gb:.1f}",
-        "loss": "-" if row.loss is None else as_loss(row.loss),
-        "note": note(row, analysis),
-    }
-
-
-def knob_cells(contribution: KnobContribution) -> dict[str, str]:
-    """One change of one knob, by header: of the time that a sample takes."""
-    low, high = contribution.range
-    several = len(contribution.effects) > 1
-    return {
-        "knob": contribution.name,
-        "change": contribution.what,
-        "pairs": str(len(contribution.effects)),
-        "time": _as_change(contribution.change, contribution.sure),
-        "noise": f"{contribution.noise:.1%}",
-        "range": f"{low:+.1%} to {high:+.1%}" if several else "",
-        "beside the best": _as_effect(contribution.beside_best),
-        "note": ", ".join(_knob_notes(contribution)),
-    }
+def _effects(analysis: TrainingAnalysis) -> Exhibit:
+    """Returns what each knob contributed, and a sentence for each thing that this does not tell."""
+    effects, notes = contributed(analysis), []
+    if effects.left_out:
+        also = f"; {', '.join(effects.only_left_out)} changed in no other" if effects.only_left_out else ""
+        notes.append(
+            f"{effects.left_out} pair{'s' if effects.left_out > 1 else ''} left out, one side of which is launch-bound "
+            f"or diverges{also}."
+        )
+    if effects.never_alone:
+        notes.append(f"Never changed alone, so what they contributed is not known: {', '.join(effects.never_alone)}.")
+    if not effects.contributions:
+        return Exhibit(notes=notes)
+    return Exhibit(
+        chart=partial(knob_bars, analysis),
+        name="knobs",
+        listing=Listing(
+            *(EFFECTS, effects.contributions, "Every change of one knob."),
+            chosen=lambda one: one.taken and one.beside_best is not None,
+            most_rows=MOST_ROWS,
+        ),
+        heading="What each knob contributed",
+        explained=EFFECTS_LEGEND,
+        drawn=EFFECTS_DRAWN,
+        notes=notes,
+    )
 
 
 def _knob_notes(contribution: KnobContribution) -> Iterator[str]:
@@ -135,91 +334,26 @@ def _knob_notes(contribution: KnobContribution) -> Iterator[str]:
         yield "changes the training"
 
 
-def _as_effect(effect: KnobEffect | None) -> str:
-    if effect is None:
-        return ""
-    return _as_change(effect.change, effect.differs)
-
-
-def _as_change(change: float, sure: bool) -> str:
-    return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
-
-
-def knob_notes(effects: KnobEffects) -> list[str]:
-    """What the knobs' table does not have, a sentence each."""
-    lines = []
-    if effects.left_out:
-        also = f"; {', '.join(effects.only_left_out)} changed in no other" if effects.only_left_out else ""
-        lines.append(
-            f"{effects.left_out} pair{'s' if effects.left_out > 1 else ''} left out, one side of which is launch-bound "
-            f"or diverges{also}."
-        )
-    if effects.never_alone:
-        lines.append(f"Never changed alone, so what they contributed is not known: {', '.join(effects.never_alone)}.")
-    return lines
-
-
-LEGEND = (
-    "none: the same step with every collective alone on the device; floor: without communication; exposed: what "
-    "communication adds to the step; hidden is (none - step) / (none - floor) by rounds, - where it is all noise."
-)
-KNOB_LEGEND = (
-    "Of the time that a sample takes, the median of all pairs of settings that differ in this knob alone; beside the "
-    "best: that pair with all other knobs as there, which flatters what is taken, as the best was chosen for its time."
-)
-
-
-def _print_settings(analysis: TrainingAnalysis, console: Console, most_rows: int | None) -> None:
-    shown = _shown(analysis, most_rows)
-    rows = [(row, cells(row, analysis)) for row in shown]
-    headers = [header for header in rows[0][1] if any(of_row[header] for _, of_row in rows)]
-    table = [
-        PlainRow([of_row[header] for header in headers], "green" if row is analysis.best else "")
-        for row, of_row in rows
-    ]
-    if not print_table(headers, table, LEFT, console, OPTIONAL):
-        for row, of_row in rows:
-            _print_stacked(row, of_row, console)
-    if len(shown) < len(analysis.rows):
-        print_lines([f"... and {len(analysis.rows) - len(shown)} more, all in {FILE}"], console, indent=0)
-    print_lines([f"{LEGEND} {analysis.how_timed}"], console, indent=0)
-
-
-def _shown(analysis: TrainingAnalysis, most_rows: int | None) -> list[TrainingRow]:
-    """The fastest, and what they are told against."""
-    if most_rows is None or len(analysis.rows) <= most_rows:
-        return analysis.rows
-    told = (analysis.best, analysis.reference)
-    return [row for i, row in enumerate(analysis.rows) if i < most_rows or row in told]
-
-
-def _print_stacked(row: TrainingRow, of_row: dict[str, str], console: Console) -> None:
-    told = f" ({of_row['note']})" if of_row["note"] else ""
-    print_lines([f"{row.setting}{told}: {of_row['step ms']} ms, noise {of_row['noise ms']}"], console)
-    others = [f"none {of_row['none ms']} ms", f"floor {of_row['floor ms']} ms", f"hidden {of_row['hidden']}"]
-    others += [f"{of_row['speedup']} none", f"{of_row['samples/s']} samples/s"]
-    print_lines([", ".join(others)], console, indent=4)
-
-
-def _print_knobs(analysis: TrainingAnalysis, console: Console, most_rows: int | None) -> None:
+def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
+    """Returns an entry of `training`: the best setting, all `settings`, and what each knob contributed in `knobs`."""
+    environment, *others = environments(analysis.points)
+    (best,) = BEST.records([analysis])
     effects = contributed(analysis)
-    contributions = effects.contributions
-    if not contributions:
-        print_lines(knob_notes(effects), console, indent=0)
-        return
-    shown = contributions if most_rows is None else contributions[:most_rows]
-    rows = [(contribution, knob_cells(contribution)) for contribution in shown]
-    headers = [header for header in rows[0][1] if any(of_row[header] for _, of_row in rows)]
-    table = [
-        PlainRow([of_row[header] for header in headers], "green" if one.taken and one.beside_best else "")
-        for one, of_row in rows
-    ]
-    console.print("\nWhat each knob contributed", style="bold")
-    if not print_table(headers, table, LEFT, console, OPTIONAL_OF_KNOBS):
-        for _, of_row in rows:
-            beside = f", beside the best {of_row['beside the best']}" if of_row["beside the best"] else ""
-            pairs = f"noise {of_row['noise']}, pairs {of_row['pairs']}"
-            print_lines([f"{of_row['knob']} {of_row['change']}: {of_row['time']}, {pairs}{beside}"], console)
-    if len(shown) < len(contributions):
-        print_lines([f"... and {len(contributions) - len(shown)} more"], console, indent=0)
-    print_lines([KNOB_LEGEND, *knob_notes(effects)], console, indent=0)
+    return {
+        **analysis.case._asdict(),
+        "parameters": analysis.parameters,
+        "measured": measured_when(analysis.points),
+        "environment": environment,
+        "other_environments": others,
+        "best": {**best, "knobs": analysis.best.knobs},
+        "shared": analysis.shared,
+        "warnings": cautions(analysis),
+        "settings": [
+            {**cells, "knobs": row.knobs, "points": list(row.points)}
+            for row, cells in zip(analysis.rows, COMPARED.records(analysis.rows), strict=True)
+        ],
+        "how_timed": analysis.how_timed,
+        "knobs": EFFECTS.records(effects.contributions),
+        "pairs_left_out": effects.left_out,
+        "never_alone": effects.never_alone,
+    }

@@ -42,8 +42,6 @@ class Device(msgspec.Struct, frozen=True):
     sm_clock_mhz: _Sample = None
     power_w: _Sample = None
     temperature_c: _Sample = None
-    throttle_reasons: Annotated[float, msgspec.Meta(ge=0.0, lt=2.0**53)] | None = None
-    """NVML's bits."""
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,10 +1,11 @@
-"""What a run's steps come to: which of them count, each over the ranks, and all of them in one number per quantity."""
+"""What a run's steps come to: which of them count, which stand out, each over the ranks, and all of them in one number
+per quantity."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.workloads.fsdp.marks_and_kernels import Exposed
-from overlap_sweep.workloads.fsdp.step_hidden import hidden
+from overlap_sweep.workloads.fsdp.cautions import Exposed
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, STREAMS
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, Step
+from overlap_sweep.workloads.fsdp.times import hidden
 
 WARM_UP_SHARE = 0.1
 
@@ -25,6 +26,9 @@ _MAD_TO_SIGMA = 1.4826
 """Of a normal distribution."""
 SLOWER_BY = 0.05
 LESS_HIDDEN_BY = 0.1
+FEWEST_STEPS = 5
+"""Among fewer nothing is usual."""
+RANK_CLOCK_LOWER_BY = 0.05
 
 
 class Quantity(NamedTuple):
@@ -167,6 +171,48 @@ def _warm_up(steps_ms: Sequence[float]) -> int:
     usual = spread(steps_ms[len(steps_ms) // 2 :], relative=SLOWER_BY)
     most = math.ceil(WARM_UP_SHARE * len(steps_ms))
     return next(i for i in range(1, most + 1) if i == most or steps_ms[i] <= usual.median + usual.tolerance)
+
+
+def find_dips(run: Run, numbers: Sequence[int]) -> list[int]:
+    """Returns those of these steps that stand out on any rank, in order.
+
+    Each rank is judged by its own steps, since ranks may differ throughout: a step stands out when it takes longer than
+    the rank's median by more than 4 MADs (see Spread) and at least 5 %, or when the hidden part of its communication is
+    below the rank's median by more than 4 MADs and at least 10 points.
+    """
+    if len(numbers) < FEWEST_STEPS:
+        return []
+    found = (_outstanding([of_rank[number] for number in numbers]) for of_rank in run.steps.values())
+    return sorted({number for on_rank in found for number in on_rank})
+
+
+def _outstanding(steps: Sequence[Step]) -> Iterator[int]:
+    """Of one rank."""
+    times = spread([step.step_ms for step in steps], relative=SLOWER_BY)
+    shares = [step.hidden_share for step in steps if step.hidden_share is not None]
+    hidden_shares = spread(shares, absolute=LESS_HIDDEN_BY) if shares else None
+    for step in steps:
+        slower = step.step_ms > times.median + times.tolerance
+        share = step.hidden_share
+        if slower or (hidden_shares and share is not None and share < hidden_shares.median - hidden_shares.tolerance):
+            yield step.step
+
+
+def slow_devices(run: Run, numbers: Sequence[int]) -> list[str]:
+    """Returns a sentence for each rank whose clock is below the others' throughout: then it holds up all of them."""
+    told = {
+        rank: [clock for number in numbers if (clock := of_rank[number].device.sm_clock_mhz)]
+        for rank, of_rank in run.steps.items()
+    }
+    clocks = {rank: statistics.median(of_rank) for rank, of_rank in told.items() if of_rank}
+    if len(clocks) < 2:
+        return []
+    median = statistics.median(clocks.values())
+    return [
+        f"{run.name}: rank {rank} runs at {clock:,.0f} MHz, the ranks' median is {median:,.0f} MHz."
+        for rank, clock in sorted(clocks.items())
+        if clock < median * (1 - RANK_CLOCK_LOWER_BY)
+    ]
 
 
 def series(run: Run, numbers: Sequence[int], samples_per_step: int | None = None) -> Series:

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
@@ -17,7 +17,6 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun
-from overlap_sweep.workloads.fsdp.step_hidden import Hidden, hidden
 
 _Floor = frozenset[tuple[str, Any]]
 
@@ -33,6 +32,40 @@ def limited_by_host(result: Result) -> list[str]:
     run = measured(result)
     limited = {name for name in VARIANTS if run.host_us.get(name, 0.0) >= HOST_LIMITS * run.step[name].median_us}
     return [name for name in VARIANTS if name in limited or (name == "point" and result.launch_bound)]
+
+
+class Hidden(NamedTuple):
+    """(none - point) / (none - floor)."""
+
+    fraction: float
+    noise: float
+
+    @property
+    def known(self) -> bool:
+        """Whether it says anything: an interval as wide as all the communication there is leaves nothing."""
+        return self.noise < 0.5
+
+    @property
+    def in_words(self) -> str:
+        """`37% \N{PLUS-MINUS SIGN} 8%`; `-` where it says nothing."""
+        return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else "-"
+
+
+def hidden(step: Mapping[str, Timing]) -> Hidden | None:
+    """None where `none` takes no longer than `floor`: there is nothing to hide.
+
+    The medians of the differences of samples that were taken side by side, and their noises; the quotient's noise is
+    that of its parts, in quadrature.
+    """
+    samples = (step[name].samples_us for name in ("point", "none", "floor"))
+    rounds = list(zip(*samples, strict=True))
+    saved = [none - point for point, none, _ in rounds]
+    comm = [none - floor for _, none, floor in rounds]
+    comm_us = statistics.median(comm)
+    if comm_us <= 0:
+        return None
+    fraction = statistics.median(saved) / comm_us
+    return Hidden(fraction, math.hypot(estimate(saved).noise_us, fraction * estimate(comm).noise_us) / comm_us)
 
 
 @dataclass(frozen=True)
@@ -79,8 +112,15 @@ class Comparison:
         else:
             step, none, floor = (pooled_none([of_one[name] for of_one in steps]) for name in VARIANTS)
         step = self.between[limited].added_to(step, len(points))
-        rounds = {name: _together([of_one[name] for of_one in steps]) for name in VARIANTS}
+        rounds = {name: together([of_one[name] for of_one in steps]) for name in VARIANTS}
         return StepTimes(step, none, floor, hidden(rounds), relative)
+
+
+def times_as_measured(point: Point) -> StepTimes:
+    """Returns the times of a point that is ok, beside no other."""
+    steps = measured(point.result).step
+    step, none, floor = (replace(estimate(steps[name].samples_us), time_us=steps[name].median_us) for name in VARIANTS)
+    return StepTimes(step, none, floor, hidden(steps), relative=False)
 
 
 def comparison(points: Iterable[Point]) -> Comparison:
@@ -134,7 +174,10 @@ def _scatter(times: Iterable[Sequence[float]]) -> float | None:
     return math.sqrt(squares / free) if free else None
 
 
-def _together(timings: Sequence[Timing]) -> Timing:
+def together(timings: Sequence[Timing]) -> Timing:
+    """Returns one timing with the samples of all."""
+    if len(timings) == 1:
+        return timings[0]
     samples_us = [sample_us for timing in timings for sample_us in timing.samples_us]
     q1_us, median_us, q3_us = statistics.quantiles(samples_us, n=4, method="inclusive")
     return Timing(median_us, q1_us, q3_us, samples_us)

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from overlap_sweep.overlap.variants import NONE, TUNED, named
 from overlap_sweep.report.charts.figures import Figure, figure
 from overlap_sweep.report.iterations import Timeline
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.fsdp.chart import knob_bars, settings_bars
 from overlap_sweep.workloads.layer.chart import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import charts
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.num_sm import num_sm_lines
-from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
-from overlap_sweep.workloads.operator.trials import NONE, TUNED
+from overlap_sweep.workloads.operator.proof import Outcome, Proof
 
 
 @dataclass(frozen=True)
@@ -76,12 +73,6 @@ def case_figures(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) ->
         timelines=timelines,
         without_timeline=list(dict.fromkeys(f"{what} at TP={tp}" for tp, what in wanted if (tp, what) not in drawn)),
     )
-
-
-def training_figures(training: TrainingAnalysis, name: str) -> tuple[Figure, Figure | None]:
-    """The settings, and what each knob contributed, if that can be told."""
-    knobs = knob_bars(training)
-    return figure(name, settings_bars(training)), figure(f"{name}_knobs", knobs) if knobs else None
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:

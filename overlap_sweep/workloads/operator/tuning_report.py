@@ -12,11 +12,6 @@ from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.fsdp.frame import answer_rows as training_answer_rows
-from overlap_sweep.workloads.fsdp.frame import contribution_cells, setting_cells
-from overlap_sweep.workloads.fsdp.knob_effects import contributed
-from overlap_sweep.workloads.fsdp.warnings import warnings as training_warnings
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
 from overlap_sweep.workloads.operator.choice import PassChoice
@@ -34,9 +29,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `proof` has an entry for each
-    case and TP size that a tuner measured, and `tuner` one for each of its sweeps. `training` has one entry per case of
-    training runs with the best setting, all `settings` and what each knob contributed in `knobs`; `training_points` are
-    the rows of their tidy table. Sections add their own keys.
+    case and TP size that a tuner measured, and `tuner` one for each of its sweeps. What else was measured has the keys
+    of its section's `report`.
     """
     cases = [_case(case) for case in analysis.operators.cases]
     return {
@@ -86,8 +80,6 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
             for drift in case.drift
         ],
         "configurations": [_row(row) for row in analysis.operators.rows],
-        "training": [_training(of_case) for of_case in analysis.training],
-        "training_points": _finite(analysis.training_rows),
         **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
         "proof": outcome_entries(analysis.operators),
         "tuner": tuner_entries(analysis.operators),
@@ -144,30 +136,6 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
         "launch_bound": case.launch_bound,
         "overruled": {str(tp_size): plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
         "tp_scaling": _tp_scaling(case.scaling),
-    }
-
-
-def _training(of_case: TrainingAnalysis) -> dict[str, Any]:
-    environment, *others = environments(of_case.points)
-    (best,) = _finite(training_answer_rows([of_case]))
-    effects = contributed(of_case)
-    return {
-        **of_case.case._asdict(),
-        "parameters": of_case.parameters,
-        "measured": measured_when(of_case.points),
-        "environment": environment,
-        "other_environments": others,
-        "best": {**best, "knobs": of_case.best.knobs},
-        "shared": of_case.shared,
-        "warnings": training_warnings(of_case),
-        "settings": [
-            {**cells, "knobs": row.knobs, "points": list(row.points)}
-            for row, cells in zip(of_case.rows, _finite(map(setting_cells, of_case.rows)), strict=True)
-        ],
-        "how_timed": of_case.how_timed,
-        "knobs": _finite(map(contribution_cells, effects.contributions)),
-        "pairs_left_out": effects.left_out,
-        "never_alone": effects.never_alone,
     }
 
 

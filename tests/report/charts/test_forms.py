@@ -52,7 +52,7 @@ LINES = Lines(
     ],
     levels=[Level("no overlap", 25.0, "muted", low=24.0, high=26.0)],
     areas=[Area("tolerated", [LinePoint(64, 1, 10.0, 12.0), LinePoint(128, 1, 20.0, 24.0)], "good", 0.2, 24.0)],
-    events=[Event(64, "dip", explained=False)],
+    events=[Event(64, "dip")],
     notes=[Note(64, "GEMM")],
     shaded=[(60, 64)],
 )

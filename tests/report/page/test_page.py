@@ -36,8 +36,8 @@ from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
 from tests.made_sweeps import rounds, write_every_workload, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
 from tests.report.conftest import Made
-from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
-from tests.results.reading import layer_point
+from tests.report.page.reports import Parsed, files_of, page_of
+from tests.results.reading import layer_point, training_of
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,8 @@ def test_needs_nothing_from_anywhere(page: Parsed) -> None:
 def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {"kernels", "training", "copies", "tp_training", "points-table", "kernels-table", "steps-table"} <= set(ids)
+    tables = {"points-table", "kernels-table", "training-table"}
+    assert {"kernels", "training", "copies", "tp_training", *tables} <= set(ids)
     assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} - set(ids) == set()
     labels = {attributes["id"]: attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"}
     assert len(labels) > 15
@@ -183,7 +184,7 @@ def test_rows_with_long_names_have_different_labels() -> None:
 def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path) -> None:
     for ahead in range(MOST_BARS + 5):
         make_point("fsdp", tmp_path, resolved("fsdp", **{"fsdp.forward_prefetch": ahead}), step_us=1500.0 - 10 * ahead)
-    chart = settings_bars(analysis_of(tmp_path).training[0])
+    chart = settings_bars(training_of(tmp_path))
     assert (len(chart.bars), chart.bars[-1].name) == (MOST_BARS + 1, "defaults")
     assert f"{MOST_BARS + 1} of {MOST_BARS + 5} settings" in chart.axis.title
 

@@ -12,11 +12,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.fsdp.answer import analyse_training
+from overlap_sweep.workloads.fsdp.cautions import cautions
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
 from overlap_sweep.workloads.fsdp.knob_effects import contributed
 from overlap_sweep.workloads.fsdp.knobs import DEVICE, SCHEDULING, TRAINS_DIFFERENTLY, USUAL, changed, knobs_of
 from overlap_sweep.workloads.fsdp.section import title
-from overlap_sweep.workloads.fsdp.warnings import warnings
 from tests.make_point import ENVIRONMENT, resolved
 from tests.results.reading import PREFETCH, train, training_of
 
@@ -152,7 +152,7 @@ def test_pairs_that_say_nothing_are_left_out(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_is_suspicious_among_those_that_train_alike(tmp_path: Path) -> None:
     for ahead, losses in enumerate(([0.7, 0.6, 0.5], [0.7, 0.6, 0.5], [0.7, None, None])):
         train(tmp_path, {"fsdp.forward_prefetch": ahead}, losses=losses)
-    assert [line.split(" ")[0] for line in warnings(training_of(tmp_path)) if "loss" in line] == ["fsdp_2"]
+    assert [line.split(" ")[0] for line in cautions(training_of(tmp_path)) if "loss" in line] == ["fsdp_2"]
 
 
 def test_the_reference_among_equally_simple_ones_is_the_smallest_number(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.points import read_points
+from overlap_sweep.workloads.fsdp.cautions import exposed
 from overlap_sweep.workloads.fsdp.compare import (
     QuantityRatio,
     RunMatch,
@@ -22,11 +23,10 @@ from overlap_sweep.workloads.fsdp.compare import (
     Verdict,
     compare_telemetry,
     read_telemetry_dataset,
+    settings_of,
     settings_throughout,
 )
 from overlap_sweep.workloads.fsdp.compare_rows import telemetry_summary
-from overlap_sweep.workloads.fsdp.marks_and_kernels import exposed
-from overlap_sweep.workloads.fsdp.run_pairs import settings_of
 from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate, single
 from tests.make_point import make_point, resolved
 from tests.results.traces_by_hand import write_trace

@@ -14,7 +14,7 @@ from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_rec
 from overlap_sweep.results.run_directory import KNOBS_FILE
 from overlap_sweep.search.text import write_knobs
 from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
-from overlap_sweep.workloads.fsdp.warnings import warnings
+from overlap_sweep.workloads.fsdp.cautions import cautions
 from tests.results.reading import PREFETCH, train, training_of
 
 
@@ -57,7 +57,7 @@ def test_what_the_host_limits_is_not_made_the_fastest(tmp_path: Path) -> None:
     assert (limited.time_us, limited.floor_us, limited.relative) == (1200.0, 1190.0, False)
     # The other two share the median of their own floors.
     assert {row.floor_us for row in rows.values() if row.relative} == {1015.0}
-    assert not [line for line in warnings(training_of(tmp_path)) if line.startswith("Baselines drifted")]
+    assert not [line for line in cautions(training_of(tmp_path)) if line.startswith("Baselines drifted")]
 
 
 @pytest.mark.parametrize(
