@@ -11,7 +11,7 @@ from overlap_sweep.report.charts.palette import SERIES
 from overlap_sweep.report.charts.parts import Axis, Key
 from overlap_sweep.report.charts.rows import Column
 from overlap_sweep.report.numbers import as_ms
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow, losses_in_words
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, losses_in_words
 from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
