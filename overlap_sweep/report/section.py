@@ -130,9 +130,8 @@ class Section:
 
     @property
     def summary(self) -> Listing[Any] | None:
-        """Several answers in a table."""
-        several = len(self.answers) > 1 and self.decided is not None and self.decided.columns
-        return self.decided if several else None
+        """Several answers in a table, where the answers as rows have a caption."""
+        return self.decided if self.decided and self.decided.caption and len(self.answers) > 1 else None
 
     @property
     def file(self) -> str:

@@ -17,7 +17,6 @@ from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.charts import chosen_name, hidden_in_words
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import Frozen, frozen, of_pass
-from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 SUBTITLE_WIDTH = 84
