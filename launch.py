@@ -43,22 +43,18 @@ def print_measured() -> None:
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_section
         from overlap_sweep.results.points import read_points
-        from overlap_sweep.workloads.kernel.section import print_kernels
-        from overlap_sweep.workloads.layer.section import print_layer
-        from overlap_sweep.workloads.tp_training.section import write_and_print
+        from overlap_sweep.results.run_directory import write_atomically
 
         readings = [read_points(directory) for directory in measured]
         for problem in (problem for reading in readings for problem in reading.problems):
             print(f"warning: {problem}", file=sys.stderr)
         points = [point for reading in readings for point in reading.points]
         console = console_for(sys.stdout)
-        for point in points:
-            if point.is_layer:
-                print_layer(point, console)
-        print_kernels(points, console)
-        for problem in write_and_print(points, console):
-            print(f"warning: {problem}", file=sys.stderr)
         for section in sections_of_points(points):
+            for problem in (*section.problems, *section.warnings):
+                print(f"warning: {problem}", file=sys.stderr)
+            for file in section.files:
+                write_atomically(file.point.directory / file.name, file.content())
             print_section(section, console)
 
 

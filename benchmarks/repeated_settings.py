@@ -33,6 +33,7 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.operator import choice
 from overlap_sweep.workloads.tp_training import answer as tp_training
+from overlap_sweep.workloads.tp_training.rows import step_timing
 
 GROUPS = 300
 COUNTS = (1, 4)
@@ -143,7 +144,7 @@ def stacks_tell(group: Sequence[Point]) -> bool:
         for number, point in enumerate(group)
     ]
     rows = [row for analysis in tp_training.analyse_tp_training(named, {}) for row in analysis.rows]
-    return bool(tp_training.GridAnswer(rows[0].grid, sorted(rows, key=lambda row: row.time_us)).slower)
+    return bool(tp_training.GridAnswer(sorted(rows, key=lambda row: row.time_us)).slower)
 
 
 def compared(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
@@ -177,7 +178,7 @@ def main(directory: Path) -> None:
         elif name == "fsdp":
             found = [of_steps(points, fsdp_tells, lambda point: training.measured(point.result).step["point"], name)]
         else:
-            found = [of_steps(points, stacks_tell, lambda point: tp_training.step_timing(point.result), name)]
+            found = [of_steps(points, stacks_tell, lambda point: step_timing(point.result), name)]
         for one in found:
             for label, count, scatter, told in one:
                 apart = f"{sum(told) / len(told):6.1%}" if told else "     -"

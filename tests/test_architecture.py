@@ -39,10 +39,10 @@ WITHOUT_TORCH = {*BASE, "trace", "overlap", "results", "report", "store", "compa
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
 
 NOT_YET: dict[str, set[str]] = {
-    "analysis/sweep": {"workloads/kernel", "workloads/layer", "workloads/operator", "workloads/tp_training"},
+    "analysis/sweep": {"workloads/operator"},
     "commands/compare": {"workloads/fsdp"},
-    "commands/query": {"workloads/kernel", "workloads/layer", "workloads/operator", "workloads/tp_training"},
-    "commands/report": {"analysis", "workloads/kernel", "workloads/operator", "workloads/tp_training"},
+    "commands/query": {"workloads/operator"},
+    "commands/report": {"analysis", "workloads/operator"},
     "compare/datasets": {
         "workloads/copy_engine",
         "workloads/kernel",
@@ -50,11 +50,10 @@ NOT_YET: dict[str, set[str]] = {
         "workloads/operator",
         "workloads/tp_training",
     },
-    "compare/history": {"workloads/fsdp", "workloads/kernel", "workloads/operator", "workloads/tp_training"},
-    "compare/measured": {"workloads/operator"},
+    "compare/history": {"workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
     "compare/operands": {"workloads/fsdp"},
     "compare/slots": {"workloads/operator"},
-    "compare/sweeps": {"workloads/fsdp", "workloads/tp_training"},
+    "compare/sweeps": {"workloads/tp_training"},
     "report/files": {"analysis", "workloads"},
     "report/page/page": {"analysis", "search", "workloads"},
     "report/page/points_table": {"analysis", "workloads"},
@@ -63,21 +62,14 @@ NOT_YET: dict[str, set[str]] = {
     "search/knob_space": {"workloads/fsdp"},
     "search/sweeper": {"analysis"},
     "tuner/workflow": {"analysis"},
-    "workloads/copy_engine/compare": {"compare", "workloads/layer"},
+    "workloads/copy_engine/compare": {"compare"},
     "workloads/fsdp/compare": {"compare"},
     "workloads/fsdp/compare_charts": {"compare"},
-    "workloads/fsdp/compare_losses": {"compare", "workloads/tp_training"},
     "workloads/fsdp/compare_text": {"compare"},
-    "workloads/kernel/bench": {"workloads/operator"},
-    "workloads/kernel/compare": {"compare", "workloads/layer"},
-    "workloads/kernel/page_tables": {"analysis"},
-    "workloads/layer/chart": {"workloads/operator"},
-    "workloads/layer/compare": {"compare", "workloads/operator"},
-    "workloads/layer/section": {"workloads/operator"},
-    "workloads/operator/case_figures": {"workloads/kernel", "workloads/tp_training"},
-    "workloads/operator/tuning_report": {"analysis", "workloads/kernel", "workloads/tp_training"},
+    "workloads/kernel/compare": {"compare"},
+    "workloads/layer/compare": {"compare"},
+    "workloads/operator/tuning_report": {"analysis"},
     "workloads/tp_training/compare": {"compare"},
-    "workloads/tp_training/page_tables": {"analysis"},
 }
 """By module what it imports against the rules, to be moved."""
 

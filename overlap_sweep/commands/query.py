@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -35,21 +34,6 @@ SHOWN = (
     *("config_id", "time_us", "none_us", "default_us", "floor_us", "hidden_fraction", "speedup"),
     *("launch_bound", "status"),
 )
-SHOWN_OF_LAYERS = (
-    *("point", "kind", "tp_size", "variant", "fwd_us", "bwd_us", "all_us", "ratio", "ratio_low", "ratio_high"),
-    *("hidden_fraction", "launch_bound", "status"),
-)
-
-SHOWN_OF_KERNELS = (
-    *("kernel", "m", "n", "k", "tp_size", "backend", "implementation", "time_us", "tflops", "link_gb_per_s"),
-    *("hidden_fraction", "speedup", "over_bound", "independent", "chosen", "launch_bound", "status"),
-)
-
-SHOWN_OF_TP_TRAINING = (
-    *("tp_size", "dp_size", "setting", "step_us", "noise_us", "forward_pct", "backward_pct", "optimizer_pct"),
-    *("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_peak_gb", "comm_us", "exposed_comm_us", "loss"),
-    *("losses_agree", "chosen", "launch_bound", "status"),
-)
 
 
 class Rows(StrEnum):
@@ -65,11 +49,11 @@ class Rows(StrEnum):
 
 _SHOWN = {
     Rows.operators: SHOWN,
-    Rows.layers: SHOWN_OF_LAYERS,
-    Rows.kernels: SHOWN_OF_KERNELS,
-    Rows.tp_training: SHOWN_OF_TP_TRAINING,
 }
-_SECTION = {Rows.training: "fsdp", Rows.copies: "copy_engine"}
+_SECTION = {
+    **{Rows.layers: "layer", Rows.kernels: "kernel", Rows.training: "fsdp", Rows.copies: "copy_engine"},
+    Rows.tp_training: "tp_training",
+}
 """Workloads that say all of themselves in a section."""
 _ALONE = {
     **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
@@ -236,31 +220,18 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     copies."""
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.files import (
-        KERNEL_TABLE_FILE,
-        LAYER_TABLE_FILE,
         TABLE_FILE,
-        TP_TRAINING_TABLE_FILE,
     )
     from overlap_sweep.report.frame import to_frame
     from overlap_sweep.report.section import Sources
     from overlap_sweep.results.points import read_points
     from overlap_sweep.results.records import read_records
     from overlap_sweep.results.traces import read_traces
-    from overlap_sweep.workloads.kernel import frame as kernel_frame
-    from overlap_sweep.workloads.kernel.answer import analyse_kernels
-    from overlap_sweep.workloads.layer import frame as layer_frame
-    from overlap_sweep.workloads.layer.answer import analyse_layer
     from overlap_sweep.workloads.operator.frame import COLUMNS, table_rows
-    from overlap_sweep.workloads.tp_training import frame as tp_training_frame
-    from overlap_sweep.workloads.tp_training.answer import analyse_tp_training
-    from overlap_sweep.workloads.tp_training.step_communication import read_communication
 
     written = {
         Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
-        Rows.layers: (directory / f"{LAYER_TABLE_FILE}.parquet", layer_frame.COLUMNS),
-        Rows.kernels: (directory / f"{KERNEL_TABLE_FILE}.parquet", kernel_frame.COLUMNS),
         **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
-        Rows.tp_training: (directory / f"{TP_TRAINING_TABLE_FILE}.parquet", tp_training_frame.COLUMNS),
     }
     try:
         reading = read_points(directory)
@@ -273,22 +244,8 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     points = reading.points
     workloads = {point.workload for point in points}
     rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
-    if rows is Rows.kernels:
-        of_kernels = kernel_frame.kernel_rows(points, analyse_kernels(points), directory)
-        return to_frame(of_kernels, kernel_frame.COLUMNS), rows, list(reading.problems)
     if rows in _SECTION:
         return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
-    if rows is Rows.tp_training:
-        seen = read_communication(point for point in points if point.is_tp_training and point.status == "ok")
-        for warning in seen.warnings:
-            print_warning(warning)
-        of_stacks = tp_training_frame.tp_training_rows(points, analyse_tp_training(points, seen.of_point), directory)
-        problems = [*reading.problems, *reading.trace_problems, *seen.problems]
-        return to_frame(of_stacks, tp_training_frame.COLUMNS), rows, problems
-    if rows is Rows.layers:
-        layers = [analyse_layer(point) for point in points if point.is_layer and point.status == "ok"]
-        of_layers = layer_frame.layer_rows(points, layers, directory)
-        return to_frame(of_layers, layer_frame.COLUMNS), rows, list(reading.problems)
     traces = read_traces(point for point in points if point.is_operator)
     problems = [*reading.problems, *reading.trace_problems]
     problems += (problem for of_point in traces.values() for problem in of_point.problems)
@@ -307,7 +264,7 @@ def _of_section(rows: Rows, sources: Sources) -> tuple[pd.DataFrame, Rows, list[
     reading = sources.reading
     for warning in section.warnings if section else ():
         print_warning(warning)
-    problems = [*reading.problems, *(section.problems if section else ())]
+    problems = [*reading.problems, *reading.trace_problems, *(section.problems if section else ())]
     return to_frame(section.records if section else [], module.TABLE.types), rows, problems
 
 
@@ -359,7 +316,7 @@ def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str
     why = ["error"] if len(rows) and not is_ok.any() else []
     # A point that was not measured doesn't know its GPU, only that there was to be one.
     known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
-    usual = _SHOWN[of] if of in _SHOWN else _tables()[of].told
+    usual = _SHOWN[of] if of in _SHOWN else [name for name in _tables()[of].told if name not in CASE]
     in_question = [name for name in CASE if name in rows and name not in usual]
     cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]
@@ -372,11 +329,6 @@ def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
     """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
     if "variant" not in rows:
         return rows
-    from overlap_sweep.workloads.layer.compare import without_folders
+    from overlap_sweep.overlap.variants import without_folders
 
-    names = rows["variant"].dropna().unique()
-    short = {name: without_folders(name) for name in names if name.startswith("file:")}
-    shared = {name for name, count in Counter(short.values()).items() if count > 1}
-    return rows.assign(
-        variant=rows["variant"].replace({name: file for name, file in short.items() if file not in shared})
-    )
+    return rows.assign(variant=rows["variant"].replace(without_folders(rows["variant"].dropna().unique())))

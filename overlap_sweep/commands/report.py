@@ -52,10 +52,10 @@ def report(
     analysis.unmeasured=off              slots never measured: off (default), or default: the library's own overlap
 
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
-    does. These rows are also what --fail-if looks at. Where there are no operators, they are one per kernel and shape:
-    the implementation to use there; or one per model, ranks and device that was trained: the best setting; or one per
-    model, tensor- and data-parallel size that stacks were compared on: the fastest of them; or one per point of GEMMs
-    beside copies.
+    does. These rows are also what --fail-if looks at. Where there are no operators, they are one per variant of whole
+    layers, with the columns of query --layers; or one per kernel and shape: the implementation to use there; or one per
+    model, ranks and device that was trained: the best setting; or one per model, tensor- and data-parallel size that
+    stacks were compared on: the fastest of them; or one per point of GEMMs beside copies.
 
     \b
       model backend device precision tokens tp_size slot operator phase pass
@@ -110,7 +110,8 @@ def report(
         print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
         try:
             written = write_reports(analysis, output or directory, command, with_plots=plots)
-            text.print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+            console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
+            text.print_written(written, console, analysis.sections)
         except UserError as error:
             problems.append(str(error))
     for warning in analysis.warnings:
@@ -120,25 +121,17 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none of kernels, tensor-parallel stacks, training runs or copies, the first that
+    """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
     there are."""
-    from overlap_sweep.report.files import KERNEL_TABLE_FILE, TABLE_FILE, TP_TRAINING_TABLE_FILE
+    from overlap_sweep.report.files import (
+        TABLE_FILE,
+    )
     from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.workloads.kernel import frame as kernel_frame
     from overlap_sweep.workloads.operator import answers
-    from overlap_sweep.workloads.tp_training import frame as tp_training_frame
 
     found = [
         _Told(
             "operators", analysis.operators.rows, TABLE_FILE, answers.answer_rows(analysis.operators), answers.COLUMNS
-        ),
-        _Told(
-            *("kernels", analysis.kernel_rows, KERNEL_TABLE_FILE),
-            *(kernel_frame.answer_rows(analysis.kernels), kernel_frame.ANSWER_COLUMNS),
-        ),
-        _Told(
-            *("tensor-parallel stacks", analysis.tp_training_rows, TP_TRAINING_TABLE_FILE),
-            *(tp_training_frame.answer_rows(analysis.tp_training), tp_training_frame.ANSWER_COLUMNS),
         ),
         *(
             _Told(

@@ -13,6 +13,7 @@ from msgspec import structs
 from overlap_sweep.compare.measured import Key, Measured, key_of_pass
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.results.points import Case, Point, PointStatus, group_cases, read_points
 from overlap_sweep.results.records import read_records
 from overlap_sweep.results.traces import TraceReading
@@ -22,7 +23,6 @@ from overlap_sweep.workloads.layer.compare import measured_layers
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all
 from overlap_sweep.workloads.operator.failures import failures, of_pass
 from overlap_sweep.workloads.operator.proof import Outcome, outcomes
-from overlap_sweep.workloads.operator.trials import DEFAULT
 from overlap_sweep.workloads.tp_training.compare import measured_tp_training
 
 

@@ -17,6 +17,7 @@ from overlap_sweep.compare.matching import Verdict, verdict
 from overlap_sweep.compare.ratios import ratio
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.variants import FLOOR, NONE
 from overlap_sweep.report.frame import Row, column_types
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
@@ -25,8 +26,7 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.times import measured as measured_training
 from overlap_sweep.workloads.kernel.answer import name_in_tables
-from overlap_sweep.workloads.operator.trials import FLOOR, NONE
-from overlap_sweep.workloads.tp_training.answer import setting_of, step_timing
+from overlap_sweep.workloads.tp_training.rows import setting_of, step_timing
 
 CHANGES_NOTHING = ("repetition", "profile", "profiling", "telemetry")
 """Of a point: measured again, or looked at before or after its time was taken."""

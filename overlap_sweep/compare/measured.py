@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT, FLOOR, NONE
 from overlap_sweep.results.estimate import Estimate, hidden_fraction
 from overlap_sweep.results.points import Case
-from overlap_sweep.workloads.operator.trials import DEFAULT, FLOOR, NONE
 
+WHOLE = "all"
+"""The pass of what has but one: a layer, a kernel, a copy."""
 BASELINES = {NONE, DEFAULT, FLOOR}
 """Settings that are the same thing in every dataset."""
 

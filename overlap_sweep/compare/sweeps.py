@@ -17,8 +17,7 @@ from overlap_sweep.compare.matching import Match, Unmatched, matches, unmatched
 from overlap_sweep.compare.measured import Key
 from overlap_sweep.compare.slots import SlotChange, slot_changes
 from overlap_sweep.compare.totals import Aggregate, Totals, aggregates, totals
-from overlap_sweep.workloads.fsdp.compare_losses import deviations
-from overlap_sweep.workloads.tp_training.compare import DEFAULTS, STEP
+from overlap_sweep.workloads.tp_training.compare import DEFAULTS, STEP, deviations
 
 
 @dataclass(frozen=True)

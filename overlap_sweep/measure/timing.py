@@ -24,6 +24,11 @@ from overlap_sweep.results.measured import Timing
 Forward = Callable[[int], Any]
 Backward = Callable[[int, Any], Mapping[str, torch.Tensor]]
 
+L2_BYTES = 128 * 2**20
+"""More than any GPU's L2 cache: inputs rotate through at least this much memory."""
+MOST_INPUTS = 64
+"""Of 2 MiB, which is a small model's at TP=8."""
+
 SPIN_MARGIN = 1.5
 """The spin lasts this many times the longest of the variants' last enqueueings."""
 
@@ -32,41 +37,6 @@ FIRST_SPIN_US = 2000.0
 
 STREAM_PRIORITY = {"normal": 0, "high": -1}
 """torch's: less is sooner. A high-priority kernel's blocks take the SMs that become free before others'."""
-
-
-class Mark:
-    """A moment on the current stream, or on a CPU now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        self.host_ns = time.perf_counter_ns()
-
-    def after_ns(self, origin: Mark) -> int:
-        """Time since the origin; the device must have passed both."""
-        if self._event is None or origin._event is None:
-            return self.host_ns - origin.host_ns
-        return round(origin._event.elapsed_time(self._event) * 1e6)
-
-    def wait(self) -> None:
-        """On the host."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
-class Anchor(Mark):
-    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
-    microseconds a second."""
-
-    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
-        """A moment of the host's clock, on the device's since the origin."""
-        return self.after_ns(origin) + host_ns - self.host_ns
-
-    def lead_ns(self, mark: Mark) -> int:
-        """How much later the device passed a later mark than the host made it."""
-        return mark.after_ns(self) - (mark.host_ns - self.host_ns)
 
 
 @dataclass(frozen=True)
@@ -314,3 +284,39 @@ def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
     assert variant.backward
     output = variant.forward(repeat)
     return {"output": output.detach(), **variant.backward(repeat, output)}
+
+
+class Mark:
+    """A moment on the current stream, or on a CPU now: read when the device has passed it, for training steps, whose
+    host must not wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self.host_ns = time.perf_counter_ns()
+
+    def after_ns(self, origin: Mark) -> int:
+        """Time since the origin; the device must have passed both."""
+        if self._event is None or origin._event is None:
+            return self.host_ns - origin.host_ns
+        return round(origin._event.elapsed_time(self._event) * 1e6)
+
+    def wait(self) -> None:
+        """On the host."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Anchor(Mark):
+    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
+    microseconds a second."""
+
+    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
+        """A moment of the host's clock, on the device's since the origin."""
+        return self.after_ns(origin) + host_ns - self.host_ns
+
+    def lead_ns(self, mark: Mark) -> int:
+        """How much later the device passed a later mark than the host made it."""
+        return mark.after_ns(self) - (mark.host_ns - self.host_ns)

@@ -18,19 +18,12 @@ from overlap_sweep.report.page.page import page_files
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.directories import is_below
-from overlap_sweep.workloads.kernel import frame as kernel_frame
-from overlap_sweep.workloads.layer import frame as layer_frame
 from overlap_sweep.workloads.operator import frame as operator_frame
 from overlap_sweep.workloads.operator import overlap_yaml, tuning_report
 from overlap_sweep.workloads.operator.overlap_yaml import Provenance
 from overlap_sweep.workloads.operator.yaml_files import training_files
-from overlap_sweep.workloads.tp_training import frame as tp_training_frame
-from overlap_sweep.workloads.tp_training.files import results_file, results_json
 
 TABLE_FILE = "points"
-LAYER_TABLE_FILE = "layers"
-KERNEL_TABLE_FILE = "kernels"
-TP_TRAINING_TABLE_FILE = "tp_training"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,19 +55,12 @@ def _contents(analysis: Analysis, directory: Path, command: str) -> Iterator[tup
     yield directory / tuning_report.FILE_NAME, _json(tuning_report.tuning_report(analysis))
     if analysis.operators.rows:
         yield from _table(to_frame(analysis.operators.rows, operator_frame.COLUMNS), directory / TABLE_FILE)
-    if analysis.layer_rows:
-        yield from _table(to_frame(analysis.layer_rows, layer_frame.COLUMNS), directory / LAYER_TABLE_FILE)
-    if analysis.kernel_rows:
-        yield from _table(to_frame(analysis.kernel_rows, kernel_frame.COLUMNS), directory / KERNEL_TABLE_FILE)
     for section in analysis.sections:
         table = section.points.table
         yield from _table(to_frame(section.records, table.types), directory / table.name)
-    if analysis.tp_training_rows:
-        frame = to_frame(analysis.tp_training_rows, tp_training_frame.COLUMNS)
-        yield from _table(frame, directory / TP_TRAINING_TABLE_FILE)
-    for row in (row for of_case in analysis.tp_training for row in of_case.of_points):
-        run_directory = directory / row.points[0].directory.relative_to(analysis.reading.root)
-        yield run_directory / results_file(row), results_json(row)
+        for file in section.files:
+            run_directory = directory / file.point.directory.relative_to(analysis.reading.root)
+            yield run_directory / file.name, file.content()
     for case in analysis.operators.cases:
         folder = directory / analysis.operators.folder(case)
         points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]

@@ -18,18 +18,16 @@ Row = dict[str, Any]
 _TEXT = (
     *("point", "directory", "config_id", "model", "backend", "device", "precision"),
     *("operator", "phase", "slot", "pass", "method", "status", "error", "not_profiled_because", "note"),
-    *("kind", "attention_backend", "variant", "reference"),
 )
 
 
 INTEGERS = (
     *("tokens", "tp_size", "num_sm", "num_splits", "cga_size", "repeats", "num_gemm_events", "num_comm_events"),
-    *("num_replicas", "rounds"),
 )
 
 
 _BOOLEANS = (
-    *("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound", "training", "differs"),
+    *("aggregate", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf", "launch_bound"),
     "profiled",
 )
 

@@ -35,8 +35,12 @@ class Sources:
 class Exhibit:
     """A chart or a table with what is to be said of it."""
 
-    chart: Callable[[], Form] | None = None
-    """Returns what is to be drawn; only the page asks for it."""
+    chart: Callable[[], Form | None] | None = None
+    """Returns what is to be drawn, or None where it would show nothing; only the page asks for it."""
+    name: str = ""
+    """What tells the chart's file from others of the same answer, behind the section's name and the answer's number."""
+    small: bool = False
+    """Whether the chart does without the page's whole width."""
     listing: Listing[Any] | None = None
     heading: str = ""
     explained: str = ""
@@ -60,11 +64,24 @@ class Answer:
     points: list[Point]
     legend: str = ""
     """What the columns mean, below the table on the terminal."""
+    brief: str = ""
+    """The title in a few words, for links to it and for what is said of several answers; empty: there are no links."""
     charts: list[Exhibit] = field(default_factory=list)
     more: list[Exhibit] = field(default_factory=list)
     """Tables beside the one of what was compared."""
     details: list[str] = field(default_factory=list)
     """For summary.txt alone."""
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A file that a workload writes into the run directory of a point."""
+
+    point: Point
+    name: str
+    kind: str
+    """What such files are called, where they are not listed one by one: `results_*.json`."""
+    content: Callable[[], bytes]
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,16 @@ class Section:
     report: dict[str, Any]
     """What tuning_report.json says, by its keys."""
     decided: Listing[Any] | None = None
-    """The answers as rows, for `--format` and `--fail-if`; None: the points."""
+    """The answers as rows, for `--format` and `--fail-if`; None: the points. Where there are several answers, its
+    columns for people stand before all of them."""
+    files: list[RunFile] = field(default_factory=list)
+    """Beside the tables and charts."""
+    most_tables: int | None = None
+    """Of more answers than so many a terminal shows only the rows that sum them up."""
+    most_charts: int | None = None
+    """The page has charts of the first so many answers."""
+    subjects: list[str] = field(default_factory=list)
+    """What was measured of no model, for the page's title."""
     launch_bound: int = 0
     """Points whose times say nothing about the device."""
     problems: list[str] = field(default_factory=list)
@@ -101,6 +127,12 @@ class Section:
     def answered(self) -> Listing[Any]:
         """The answers as rows."""
         return self.decided or self.points
+
+    @property
+    def summary(self) -> Listing[Any] | None:
+        """Several answers in a table."""
+        several = len(self.answers) > 1 and self.decided is not None and self.decided.columns
+        return self.decided if several else None
 
     @property
     def file(self) -> str:

@@ -48,6 +48,12 @@ class Column(Generic[R]):
     """Instead of `show`, where the text takes more than the value; the value is what the page sorts by."""
     dropped: int = 0
     """In which turn a narrow terminal does without it, from 1 on; 0: it is always there."""
+    page_only: bool = False
+    """Whether no terminal shows it, however wide."""
+    differing: bool = False
+    """Shown only where rows differ in it."""
+    queried: bool = False
+    """A query shows it unasked, though tables for people have it not, or not as a column of its own."""
     high_first: bool = False
     """Whether one looks for its highest numbers first."""
     style: str | Callable[[R], str] = ""
@@ -91,9 +97,13 @@ class Table(Generic[R]):
 
     @property
     def told(self) -> list[str]:
-        """The columns of files that a query shows unasked: those that no terminal does without."""
-        shown = [column.name for column in self.shown if column.name and not column.dropped and column.name != "status"]
-        return [*shown, "launch_bound", "status"]
+        """The columns of files that a query shows unasked: those of every terminal, and those that are marked."""
+        shown = [
+            column.name
+            for column in self.written
+            if column.queried or (column.header and not column.dropped and not column.page_only)
+        ]
+        return [*(name for name in shown if name != "status"), "launch_bound", "status"]
 
     @property
     def types(self) -> dict[str, str]:
@@ -123,6 +133,10 @@ class Listing(Generic[R]):
     """Rows next to each other that differ in it are set apart."""
     most_rows: int | None = None
     """On a terminal; of more the first ones, and the chosen."""
+    order: Callable[[R], Any] | None = None
+    """What the page sorts the rows by; None: they stay as they are."""
+    link: Callable[[R], int] | None = None
+    """Of rows that sum up answers: which of them the row is about, from 0 on."""
 
     @property
     def records(self) -> list[Row]:
@@ -132,7 +146,12 @@ class Listing(Generic[R]):
     @property
     def columns(self) -> list[Column[R]]:
         """The shown columns that have a text in any row."""
-        return [column for column in self.table.shown if any(column.text(row) for row in self.rows)]
+        return [column for column in self.table.shown if self._tells(column)]
+
+    def _tells(self, column: Column[R]) -> bool:
+        if column.differing:
+            return len({column.text(row) for row in self.rows}) > 1
+        return any(column.text(row) for row in self.rows)
 
 
 def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
@@ -144,17 +163,33 @@ def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class PointRow(Generic[R]):
-    """One point of a sweep, whatever became of it."""
+    """One point of a sweep, whatever became of it, or one of the parts that it measured."""
 
     point: Point
     root: Path
     """The directory that was analysed."""
     measured: R | None
     """What a point that is ok measured."""
+    part: str = ""
+    """What the row is about, of a point that has several rows: an implementation."""
+    left_out: str | None = None
+    """Why this part of a point that is ok was not measured."""
 
     @property
     def directory(self) -> str:
         return self.point.directory.relative_to(self.root).as_posix()
+
+    @property
+    def status(self) -> str:
+        """The point's; `left_out` of a part that was not measured."""
+        return self.point.status if self.left_out is None else "left_out"
+
+    @property
+    def why_not_ok(self) -> str:
+        """In one line; empty where it is."""
+        if self.left_out is not None:
+            return next(iter(self.left_out.strip().splitlines()), "no reason given")
+        return "" if self.point.status == "ok" else self.point.why_not_ok
 
     @property
     def is_launch_bound(self) -> bool:
@@ -162,10 +197,13 @@ class PointRow(Generic[R]):
 
 
 def _status(row: PointRow[Any]) -> str:
-    return f"{row.point.status}, launch-bound" if row.is_launch_bound else row.point.status
+    status = row.status.replace("_", " ")
+    return f"{status}, launch-bound" if row.is_launch_bound else status
 
 
 def _error(row: PointRow[Any]) -> str | None:
+    if row.left_out is not None:
+        return row.left_out
     if row.point.result:
         return row.point.result.error
     return "no result.json: the point was given up, or is still running"
@@ -182,10 +220,10 @@ PRECISION: Column[PointRow[Any]] = Column(
     "precision", lambda row: row.point.case.precision, kind="text", header="precision"
 )
 STATUS: Column[PointRow[Any]] = Column(
-    *("status", lambda row: row.point.status, "ok, failed, timeout, skipped or missing.", "text"),
+    *("status", lambda row: row.status, "ok, failed, timeout, skipped or missing.", "text"),
     header="status",
     words=_status,
-    style=lambda row: "doubtful" if row.is_launch_bound else row.point.status,
+    style=lambda row: "doubtful" if row.is_launch_bound else row.status,
 )
 ERROR: Column[PointRow[Any]] = Column("error", _error, "Why the point is not ok.", "text")
 
@@ -202,32 +240,32 @@ def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:
     return Column(name, value, **more)
 
 
-def column_of(column: Column[R], get: Callable[[S], R | None]) -> Column[S]:
-    """The same column of rows that `get` takes its own from: empty where there is none."""
+def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> Column[S]:
+    """Returns the same column of rows that `get` takes an R from; empty where it takes None."""
 
     def of(call: Callable[[R], Any], nothing: Any) -> Callable[[S], Any]:
-        def called(row: S) -> Any:
-            found = get(row)
-            return nothing if found is None else call(found)
+        def found(row: S) -> Any:
+            inner = get(row)
+            return nothing if inner is None else call(inner)
 
-        return called
+        return found
 
     style = column.style
-    return replace(  # type: ignore[return-value]
-        column,
-        value=of(column.value, None),  # type: ignore[arg-type]
-        words=of(column.words, "") if column.words else None,  # type: ignore[arg-type]
-        style=style if isinstance(style, str) else of(style, ""),  # type: ignore[arg-type]
-    )
+    lifted: dict[str, Any] = {
+        "value": of(column.value, None),
+        "words": of(column.words, "") if column.words else None,
+        "style": style if isinstance(style, str) else of(style, ""),
+    }
+    return replace(column, **lifted, **changes)  # type: ignore[return-value]
 
 
 def of_measured(column: Column[R]) -> Column[PointRow[R]]:
-    """The same column of points: empty for those that measured nothing."""
-    return column_of(column, lambda row: row.measured)
+    """Returns the same column of points: empty for those that measured nothing."""
+    return through(column, lambda row: row.measured)
 
 
 def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
     """The table of all points of a workload: what is known of each, then what was measured."""
-    return Table(name, rows, (*of_point, *map(of_measured, measured)))
+    return Table(name, rows, (*of_point, *(through(column, lambda row: row.measured) for column in measured)))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from overlap_sweep.report.console import print_lines
+from overlap_sweep.report.numbers import some_names
 from overlap_sweep.report.plain_table import PlainRow, print_table
 from overlap_sweep.report.section import Answer, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing
@@ -16,9 +17,27 @@ R = TypeVar("R")
 
 
 def print_section(section: Section, console: Console, whole: bool = False) -> None:
-    """Prints every answer with the table that it comes from; `whole`: with all rows of each."""
+    """Prints what sums all answers up, then each with the table that it comes from, of very many only what to know
+    before believing them; `whole`: all of them, with all rows of each."""
+    if section.summary:
+        console.print(f"\n{section.summary.caption}", style="bold")
+        print_listing(section.summary, console, section.file, whole)
+    if not whole and section.most_tables is not None and len(section.answers) > section.most_tables:
+        print_lines(_cautions_of_all(section.answers), console, indent=0)
+        where = "Reasons, and all that was compared, are in summary.txt and report.html."
+        print_lines([where], console, indent=0)
+        return
     for answer in section.answers:
         print_answer(answer, console, section.file, whole)
+
+
+def _cautions_of_all(answers: Sequence[Answer]) -> list[str]:
+    """Returns each once, with the answers that it is about."""
+    found: dict[str, list[str]] = {}
+    for answer in answers:
+        for caution in answer.cautions:
+            found.setdefault(caution, []).append(answer.brief)
+    return [f"{some_names(briefs)}: {caution}" for caution, briefs in found.items()]
 
 
 def print_answer(answer: Answer, console: Console, file: str, whole: bool = False) -> None:
@@ -52,7 +71,7 @@ def print_listing(listing: Listing[R], console: Console, file: str, whole: bool 
     ]
     if not rows:
         return
-    columns = listing.columns
+    columns = [column for column in listing.columns if not column.page_only]
     groups = [listing.group(row) for row in rows]
     table = [
         PlainRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.section import Section
 from overlap_sweep.report.terminal import print_section
-from overlap_sweep.results.conditions import gpus_in_words
+from overlap_sweep.results.conditions import conditions_in_words
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands, measured_on
 from overlap_sweep.search.text import print_knob_searches, print_searches
-from overlap_sweep.workloads.kernel import section as kernels
-from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import async_tp, proofs
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
@@ -29,31 +30,18 @@ from overlap_sweep.workloads.operator.proof import spoken
 from overlap_sweep.workloads.operator.scaling import OperatorScaling, Scaling
 from overlap_sweep.workloads.operator.slot_table import print_slots
 from overlap_sweep.workloads.operator.switches import Plan
-from overlap_sweep.workloads.operator.trials import DEFAULT
 from overlap_sweep.workloads.operator.tuning_report import recommendations
-from overlap_sweep.workloads.tp_training import section as tp_training
 
 FILE_NAME = "summary.txt"
-MOST_KERNEL_TABLES = 3
-"""More would not be read on a terminal."""
 
 
 def summary_text(analysis: Analysis) -> str:
     """The content of summary.txt."""
     stream = io.StringIO()
     console = console_for(stream)
-    print_answers(analysis, console, most_tables=None)
+    print_answers(analysis, console, whole=True)
     for case in analysis.operators.cases:
         _print_details(case, analysis, console)
-    for layer in analysis.layers:
-        _heading(console, f"Details of {layers.title(layer.point)}")
-        print_lines([measured_on([layer.point]), f"in {layer.point.directory}"], console)
-    for kernel in analysis.kernels:
-        _heading(console, f"Details of {kernels.title(kernel)}")
-        print_lines([measured_on(kernel.points)], console)
-    for of_model in analysis.tp_training:
-        _heading(console, f"Details of {tp_training.title(of_model)}")
-        print_lines([measured_on(of_model.points), *gpus_in_words(of_model.points)], console)
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _heading(console, f"Details of {answer.title}")
         print_lines(answer.details, console)
@@ -65,20 +53,14 @@ def summary_text(analysis: Analysis) -> str:
     return stream.getvalue()
 
 
-def print_answers(analysis: Analysis, console: Console, most_tables: int | None = MOST_KERNEL_TABLES) -> None:
-    """The answer first, then the table that it comes from, then what was left out. Of more kernels than `most_tables`
-    only the answers."""
+def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> None:
+    """Prints the answer first, then the table that it comes from, then what was left out; `whole`: every table, with
+    all its rows."""
     for case in analysis.operators.cases:
         _print_case(case, analysis.operators.folder(case), console)
-    for layer in analysis.operators.not_tuned(analysis.layers):
-        layers.print_analysis(layer, console)
-    kernels.print_analyses(analysis.kernels, console, most_tables)
-    if most_tables is not None and len(analysis.kernels) > most_tables:
-        print_lines([f"Reasons, and all that was compared, are in {FILE_NAME} and report.html."], console, indent=0)
     print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
-    tp_training.print_analyses(analysis.tp_training, console)
     for section in analysis.sections:
-        print_section(section, console, whole=most_tables is None)
+        print_section(section, console, whole)
     proofs.print_tuners(analysis.operators, console)
     counts = {name: count for name, count in analysis.counts().items() if count}
     points = counts.pop("points")
@@ -89,13 +71,13 @@ def print_answers(analysis: Analysis, console: Console, most_tables: int | None 
     _print_not_ok(analysis.reading.points, console)
 
 
-def print_written(paths: Sequence[Path], console: Console) -> None:
-    """Where the files are: the directory once, then names."""
+def print_written(paths: Sequence[Path], console: Console, sections: Sequence[Section] = ()) -> None:
+    """Where the files are: the directory once, then names; of those in run directories, how many."""
     root = paths[0].parent
-    of_points = [path for path in paths if path.parent != root and path.name.startswith("results_")]
-    names = [str(path.relative_to(root)) for path in paths if path not in of_points]
-    if of_points:
-        names.append(f"results_*.json of {len(of_points)} run directories")
+    files = [file for section in sections for file in section.files]
+    in_runs = {file.name for file in files}
+    names = [str(path.relative_to(root)) for path in paths if path.parent == root or path.name not in in_runs]
+    names += [f"{kind} of {number} run directories" for kind, number in Counter(file.kind for file in files).items()]
     console.print(f"\nWritten to {root}: {', '.join(names)}")
 
 
@@ -228,7 +210,8 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
     print_lines(
         [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)], console
     )
-    print_lines([measured_on(case.points), *gpus_in_words(case.points)], console)
+    print_lines([measured_on(case.points)], console)
+    print_lines(conditions_in_words(case.conditions), console)
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):

@@ -77,7 +77,7 @@ def tune(
     written = write_reports(analysis, whole.measurements.directory, record.command)
     console = console_for(sys.stdout)
     text.print_answers(analysis, console)
-    text.print_written(written, console)
+    text.print_written(written, console, analysis.sections)
 
 
 def _earlier_trials(whole: Sweep) -> tuple[list[LayerTrial], list[LayerTrial]]:

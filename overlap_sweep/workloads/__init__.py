@@ -74,7 +74,7 @@ class Workload:
 
 
 BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
-WITH_SECTIONS = ("fsdp", "copy_engine")
+WITH_SECTIONS = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
 """The workloads whose `section` module says all that is told of them."""
 
 

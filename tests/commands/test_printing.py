@@ -9,26 +9,27 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.commands.trace_rows import FIELDS, PART_FIELDS, RANK_FIELDS
 from overlap_sweep.compare import history, trace_rows
 from overlap_sweep.compare import rows as comparison_rows
+from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
-from overlap_sweep.workloads.kernel import frame as kernel_frame
-from overlap_sweep.workloads.layer import frame as layer_frame
+from overlap_sweep.workloads.kernel import section as kernels
+from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import answers, frame
-from overlap_sweep.workloads.tp_training import frame as tp_training_frame
 from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.answer import analyse_tp_training
-from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
+from overlap_sweep.workloads.tp_training.step_communication import CommunicationReading, StepCommunication
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
 from tests.made_sweeps import WINS, write_tuned_sweep
 from tests.make_point import implementation, kernel_config, make_point, stack_config, variant
@@ -37,7 +38,19 @@ from tests.report.conftest import Made
 DEFAULT, NONE = (f"traces/h200x4_llama3_70b_layer_{name}.json.gz" for name in ("te_default", "none"))
 pytestmark = pytest.mark.usefixtures("no_page")
 CPU = "traces/cpu_gloo_tp2_rank0.json.gz"
-NAMES = ("operators", "tuned", "kernels", "training", "copies", "stacks", "compared", "ranks", "traces", "store")
+NAMES = (
+    "operators",
+    "tuned",
+    "layers",
+    "kernels",
+    "training",
+    "copies",
+    "stacks",
+    "compared",
+    "ranks",
+    "traces",
+    "store",
+)
 
 
 def of_medians(fields: Sequence[str]) -> list[str]:
@@ -48,17 +61,18 @@ def of_medians(fields: Sequence[str]) -> list[str]:
 
 TABLES: dict[str, Sequence[str]] = {
     "report operators": list(answers.COLUMNS),
-    "report kernels": list(kernel_frame.ANSWER_COLUMNS),
+    "report layers": list(layers.TABLE.types),
+    "report kernels": list(kernels.ANSWERS.types),
     "report training": list(training.BEST.types),
-    "report stacks": list(tp_training_frame.ANSWER_COLUMNS),
+    "report stacks": list(tp_training.GRIDS.types),
     "report copies": list(copies.TABLE.types),
     "query operators": list(frame.COLUMNS),
     "query operators tp_size==16": list(frame.COLUMNS),
-    "query tuned --layers": list(layer_frame.COLUMNS),
-    "query kernels": list(kernel_frame.COLUMNS),
+    "query tuned --layers": list(layers.TABLE.types),
+    "query kernels": list(kernels.TABLE.types),
     "query training": list(training.TABLE.types),
     "query copies": list(copies.TABLE.types),
-    "query stacks": list(tp_training_frame.COLUMNS),
+    "query stacks": list(tp_training.TABLE.types),
     f"trace {DEFAULT} {CPU}": FIELDS,
     f"trace {DEFAULT} --median": of_medians(FIELDS),
     f"trace {DEFAULT} --median --by kernel --phase all --top 3": of_medians(PART_FIELDS),
@@ -131,8 +145,8 @@ def test_help_names_every_column(command: str) -> None:
 FILE = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report operators": ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"),
-    "report rare_proof": ("0.905 [0.903, 0.907]", "0.6% slower", FILE, "best of each slot, taken"),
-    "report long_layer": ("60.000", "20.000", "1.234", "0.900 [0.898, 0.902]", "launch-bound"),
+    "report rare_proof": ("0.903 to 0.907", "0.6% slower", FILE, "best of each slot, taken"),
+    "report long_layer": ("60.000", "20.000", "1.234", "0.898 to 0.902", "launch-bound"),
     "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "20% above the bound"),
     "report two_kernels": ("torch ring", "1.33x", "150.0"),
     "report training": ("gradient_accumulation=2", "best", "2.100", "88%", "-4.2%"),
@@ -260,9 +274,10 @@ def test_a_terminal_of_140_columns_shows_every_column_of_stacks(tmp_path: Path) 
     longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
     directory = make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
     seen, stream = {directory: StepCommunication(100_000.0, 50_000.0)}, io.StringIO()
-    analyses = analyse_tp_training(read_points(tmp_path).points, seen)
-    tp_training.print_analyses(analyses, Console(file=stream, width=140, highlight=False, markup=False))
+    with patch.object(tp_training, "read_communication", lambda _: CommunicationReading(seen)):
+        (section,) = sections_of_points(read_points(tmp_path).points)
+    print_section(section, Console(file=stream, width=140, highlight=False, markup=False))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 140
     headers = next(line for line in lines if line.startswith("TP"))
-    assert all(header in headers for header in tp_training.PRINTED if header != "note")
+    assert all(column.header in headers for column in tp_training.COMPARED.shown[:-1] if not column.page_only)

@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,12 +125,12 @@ def _note(faults: Path, line: dict[str, Any]) -> None:
 
 
 def _spoil_workload(module: ModuleType, faults: Path) -> None:
-    run = module.run
+    run = module.WORKLOAD.run
 
     def spoilt(point: dict[str, Any], directory: Path, ranks: Any) -> Any:
         return run_as_planned(point, directory, ranks.rank, lambda: run(point, directory, ranks))
 
-    module.run = spoilt
+    module.WORKLOAD = replace(module.WORKLOAD, run=spoilt)
 
 
 def _shorten_limits(module: ModuleType, faults: Path) -> None:

@@ -21,12 +21,11 @@ from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
 from overlap_sweep.workloads.fsdp.section import TABLE as TRAINING
-from overlap_sweep.workloads.kernel import frame as kernel_frame
-from overlap_sweep.workloads.layer import frame as layer_frame
+from overlap_sweep.workloads.kernel.section import TABLE as KERNELS
+from overlap_sweep.workloads.layer.section import TABLE as LAYERS
 from overlap_sweep.workloads.operator import frame
 from overlap_sweep.workloads.operator.frame import table_rows
-from overlap_sweep.workloads.tp_training.frame import COLUMNS as STACK_COLUMNS
-from overlap_sweep.workloads.tp_training.frame import tp_training_rows
+from overlap_sweep.workloads.tp_training.section import TABLE as STACKS
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
     MEASURED,
@@ -178,11 +177,11 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
 
 TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
     "operator": (lambda reading: table_rows(reading, read_traces(reading.points)), frame.COLUMNS),
-    "layer": (lambda reading: layer_frame.layer_rows(reading.points, [], reading.root), layer_frame.COLUMNS),
-    "kernel": (lambda reading: kernel_frame.kernel_rows(reading.points, [], reading.root), kernel_frame.COLUMNS),
+    "layer": (lambda reading: sections_of_points(reading.points)[0].records, LAYERS.types),
+    "kernel": (lambda reading: sections_of_points(reading.points)[0].records, KERNELS.types),
     "fsdp": (lambda reading: sections_of_points(reading.points)[0].records, TRAINING.types),
     "copy_engine": (lambda reading: sections_of_points(reading.points)[0].records, COPIES.types),
-    "tp_training": (lambda reading: tp_training_rows(reading.points, [], reading.root), STACK_COLUMNS),
+    "tp_training": (lambda reading: sections_of_points(reading.points)[0].records, STACKS.types),
 }
 """By workload the rows of its table, and the table's columns and their types."""
 

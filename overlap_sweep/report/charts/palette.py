@@ -5,6 +5,7 @@ Those of data are Okabe and Ito's, which the colour-blind can tell apart, moved 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 COLOURS = {
@@ -32,6 +33,7 @@ COLOURS = {
 """By name, on a light and on a dark page."""
 
 SERIES = tuple(name for name in COLOURS if name.startswith("series"))
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -41,6 +43,21 @@ def colour(name: str) -> str:
     if name not in COLOURS:
         raise KeyError(name)
     return f"var(--{name})"
+
+
+def looks_of(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+    """Returns colour and shape by name. `wanted`: each name's number among all that the page shows, so that it looks
+    the same in every chart, unless two of one chart would look the same: then the later one takes the next colour that
+    is free there, or a shape that its colour has not yet."""
+    taken: dict[str, tuple[str, str]] = {}
+    for name in sorted(names, key=lambda name: wanted[name]):
+        at = wanted[name]
+        looks = [(SERIES[(at + i) % len(SERIES)], SHAPES[(at + i) % len(SHAPES)]) for i in range(len(SERIES))]
+        looks += [(series, shape) for series in SERIES for shape in SHAPES]
+        colours = {series for series, _ in taken.values()}
+        free = [look for look in looks if look not in taken.values()]
+        taken[name] = next((look for look in free if look[0] not in colours), (free or looks)[0])
+    return taken
 
 
 def in_light(text: str) -> str:

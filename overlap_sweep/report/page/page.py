@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.overlap.kernel_shape import CUSTOM
 from overlap_sweep.report.charts.figures import Figure, column, figure, png, script_safe
 from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
 from overlap_sweep.report.page import libraries
 from overlap_sweep.report.page.environment import machines
-from overlap_sweep.report.page.points_table import layers_table, points_table
-from overlap_sweep.report.page.tables import PageTable, page_table
+from overlap_sweep.report.page.points_table import points_table
+from overlap_sweep.report.page.tables import PageTable, page_table, summary_table
 from overlap_sweep.report.page.tables import points_table as points_table_of
 from overlap_sweep.report.section import Answer as Told
 from overlap_sweep.report.section import Exhibit, Section
 from overlap_sweep.results.provenance import launch_commands, measured_when
 from overlap_sweep.search.text import told_searches
-from overlap_sweep.workloads.kernel import section as kernels
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis, answers_in_words
-from overlap_sweep.workloads.kernel.page_tables import compared_table, kernels_table
-from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.case_figures import (
     CaseFigures,
     case_figures,
-    kernel_figure,
-    loose_layer_figures,
-    stacks_figures,
 )
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
 from overlap_sweep.workloads.operator.page_answers import Answer, answers, scaling_sentence
-from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
-from overlap_sweep.workloads.tp_training.page_tables import stack_points_table, stacks_table
-from overlap_sweep.workloads.tp_training.sentences import in_words
 
 FILE_NAME = "report.html"
 PLOTS = "plots"
-MOST_KERNEL_CHARTS = 12
-"""As many as a page is scrolled through for; a chart takes half a second to draw."""
-MOST_KERNEL_ROWS = 3000
-"""Of the table of all points; some 0.7 kB each."""
+MOST_ROWS = 3000
+"""Of a section's table of all points; some 0.7 kB each."""
+MOST_LINKS = 12
+"""To the answers of a section, at the top of the page."""
 
 
 @dataclass(frozen=True)
@@ -62,46 +51,6 @@ class CaseSection:
 
 
 @dataclass(frozen=True)
-class LayerSection:
-    title: str
-    verdict: str
-    cautions: list[str]
-    chart: Figure
-    timeline: Figure | None
-
-
-@dataclass(frozen=True)
-class KernelSection:
-    number: int
-    """From 1 on, in the page's addresses."""
-    title: str
-    brief: str
-    answer_cells: list[dict[str, str]]
-    """One for each m, in the table that stands before all kernels."""
-    verdict: str
-    """Empty at a single m, where the answer says it."""
-    answers: list[str]
-    """One for each m."""
-    cautions: list[str]
-    chart: Figure | None
-    """None beyond MOST_KERNEL_CHARTS."""
-    single: bool
-    """Whether it has one m: then the chart shows every implementation, and needs the page's whole width."""
-    table: PageTable
-
-
-@dataclass(frozen=True)
-class StacksSection:
-    number: int
-    title: str
-    answers: list[str]
-    cautions: list[str]
-    chart: Figure
-    losses: Figure
-    table: PageTable
-
-
-@dataclass(frozen=True)
 class ShownExhibit:
     """A chart or a table beside the one of what was compared, as the page has it."""
 
@@ -110,6 +59,7 @@ class ShownExhibit:
     drawn: str
     notes: Sequence[str]
     chart: Figure | None
+    small: bool
     table: PageTable | None
 
 
@@ -128,8 +78,10 @@ class ShownSection:
     """A section as the page has it."""
 
     section: Section
+    summary: PageTable | None
     answers: list[ShownAnswer]
-    points: PageTable
+    points: PageTable | None
+    """None where there are too many."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +89,6 @@ class Sections:
     """All of the page's, but those that every page has."""
 
     cases: list[CaseSection]
-    loose: list[LayerSection]
-    kernels: list[KernelSection]
-    stacks: list[StacksSection]
     others: list[ShownSection]
 
 
@@ -149,9 +98,6 @@ def page_files(
     """Paths below the report's directory; `beside` are the names of the other files there."""
     sections = Sections(
         cases=[_case(case, analysis, i) for i, case in enumerate(analysis.operators.cases)],
-        loose=[_layer(i, analysis) for i in range(len(analysis.operators.not_tuned(analysis.layers)))],
-        kernels=[_kernel(kernel, i, analysis) for i, kernel in enumerate(analysis.kernels, start=1)],
-        stacks=[_stacks(of_case, i) for i, of_case in enumerate(analysis.tp_training, start=1)],
         others=[_shown(section) for section in analysis.sections],
     )
     yield FILE_NAME, _page(analysis, sections, command, beside).encode()
@@ -170,11 +116,6 @@ def _plot_files(sections: Sections) -> Iterator[tuple[str, bytes]]:
 
 def _single_charts(sections: Sections) -> Iterator[Figure]:
     """Those with a file of their own."""
-    yield from (layer.chart for layer in sections.loose)
-    yield from (kernel.chart for kernel in sections.kernels if kernel.chart)
-    for of_stacks in sections.stacks:
-        yield of_stacks.chart
-        yield of_stacks.losses
     answers = (answer for shown in sections.others for answer in shown.answers)
     yield from (exhibit.chart for answer in answers for exhibit in answer.exhibits if exhibit.chart)
 
@@ -194,61 +135,36 @@ def _case(case: CaseAnalysis, analysis: Analysis, number: int) -> CaseSection:
     )
 
 
-def _layer(number: int, analysis: Analysis) -> LayerSection:
-    layer = analysis.operators.not_tuned(analysis.layers)[number]
-    chart, timeline = loose_layer_figures(layer, f"layer_{number + 1}")
-    return LayerSection(layers.title(layer.point), layers.verdict(layer), layers.cautions(layer), chart, timeline)
-
-
-def _kernel(kernel: KernelAnalysis, number: int, analysis: Analysis) -> KernelSection:
-    case, single = kernel.case, len(kernel.shapes) == 1
-    name = f"kernel_{number}_{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}"
-    return KernelSection(
-        number=number,
-        title=kernels.title(kernel),
-        brief=case.brief,
-        answer_cells=[kernels.answer_cells(kernel, shape, analysis.kernels) for shape in kernel.shapes],
-        verdict="" if single else answers_in_words(kernel),
-        answers=[kernels.answer(shape) for shape in kernel.shapes],
-        cautions=kernels.cautions(kernel),
-        chart=kernel_figure(kernel, name) if number <= MOST_KERNEL_CHARTS else None,
-        single=single,
-        table=compared_table(kernel),
-    )
-
-
-def _stacks(of_case: TpTrainingAnalysis, number: int) -> StacksSection:
-    chart, losses = stacks_figures(of_case, f"tp_training_{number}")
-    return StacksSection(
-        number=number,
-        title=tp_training.title(of_case),
-        answers=in_words(of_case),
-        cautions=tp_training.cautions(of_case),
-        chart=chart,
-        losses=losses,
-        table=stacks_table(of_case),
-    )
-
-
 def _shown(section: Section) -> ShownSection:
-    """Charts are numbered throughout the section, since each is a file, too."""
-    numbers = itertools.count(1)
+    addresses = [f"{section.name}-{number}" for number in range(1, len(section.answers) + 1)]
+    with_charts = len(addresses) if section.most_charts is None else section.most_charts
+    answers = []
+    for number, (address, answer) in enumerate(zip(addresses, section.answers, strict=True), start=1):
+        # A chart is a file, too, and called after its answer.
+        name = f"{section.name}_{number}"
+        exhibits = [*(answer.charts if number <= with_charts else []), *answer.more]
+        shown = [_exhibit(one, f"{name}_{one.name}" if one.name else name) for one in exhibits]
+        drawn = [exhibit for exhibit in shown if exhibit.chart or exhibit.table]
+        answers.append(ShownAnswer(address, answer, drawn, page_table(answer.compared)))
+    return ShownSection(
+        section=section,
+        summary=summary_table(section.summary, addresses) if section.summary else None,
+        answers=answers,
+        points=points_table_of(section.points) if len(section.points.rows) <= MOST_ROWS else None,
+    )
 
-    def exhibit(one: Exhibit) -> ShownExhibit:
-        chart = figure(f"{section.name}_{next(numbers)}", one.chart()) if one.chart else None
-        table = page_table(one.listing) if one.listing else None
-        return ShownExhibit(one.heading, one.explained, one.drawn, one.notes, chart, table)
 
-    answers = [
-        ShownAnswer(
-            address=f"{section.name}-{number}",
-            answer=answer,
-            exhibits=[exhibit(one) for one in (*answer.charts, *answer.more)],
-            table=page_table(answer.compared),
-        )
-        for number, answer in enumerate(section.answers, start=1)
-    ]
-    return ShownSection(section, answers, points_table_of(section.points))
+def _exhibit(one: Exhibit, name: str) -> ShownExhibit:
+    form = one.chart() if one.chart else None
+    return ShownExhibit(
+        heading=one.heading,
+        explained=one.explained,
+        drawn=one.drawn,
+        notes=one.notes,
+        chart=figure(name, form) if form else None,
+        small=one.small,
+        table=page_table(one.listing) if one.listing else None,
+    )
 
 
 def _plots(figures: CaseFigures) -> Iterator[tuple[str, bytes]]:
@@ -286,19 +202,11 @@ def _page(
         title=f"Communication overlap of {', '.join(_subjects(analysis))}",
         measured=measured_when(points),
         cases=sections.cases,
-        loose=sections.loose,
-        kernels=sections.kernels,
         knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
-        stacks=sections.stacks,
-        stacks_legend=tp_training.LEGEND,
         others=sections.others,
-        most_charts=MOST_KERNEL_CHARTS,
+        most_links=MOST_LINKS,
         counts={name: count for name, count in analysis.counts().items() if count},
         points=points_table(analysis),
-        layers=layers_table(analysis),
-        kernel_points=kernels_table(analysis) if len(analysis.kernel_rows) <= MOST_KERNEL_ROWS else None,
-        kernel_rows=len(analysis.kernel_rows),
-        stack_points=stack_points_table(analysis),
         machines=machines(points),
         commands=[*launch_commands(points), command],
         tuners=_tuners(analysis),
@@ -315,19 +223,9 @@ def _page(
 
 
 def _subjects(analysis: Analysis) -> list[str]:
-    """What was measured: models, or where sizes were given the kernels, or copies."""
-    named = (
-        point.case.model
-        for point in analysis.reading.points
-        if not point.is_copy and (not point.is_kernel or point.config["operator"])
-    )
-    models = list(dict.fromkeys(named))
-    kernels_alone = list(dict.fromkeys(kernel.case.kernel for kernel in analysis.kernels)) if not models else []
-    return [
-        *models,
-        *kernels_alone,
-        *(["GEMMs and copies"] if any(point.is_copy for point in analysis.reading.points) else []),
-    ]
+    """Returns what was measured: models, and what sections say of the rest."""
+    models = (point.case.model for point in analysis.reading.points if point.case.model != CUSTOM)
+    return list(dict.fromkeys([*models, *(subject for section in analysis.sections for subject in section.subjects)]))
 
 
 def _tuners(analysis: Analysis) -> list[str]:

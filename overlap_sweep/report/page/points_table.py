@@ -8,14 +8,12 @@ from typing import Any
 from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.overlap import space
 from overlap_sweep.report.frame import Row
-from overlap_sweep.report.numbers import as_ms, as_percent, as_us
-from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, first_line, number
+from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.page.tables import BEYOND, Cell, PageTable, number
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Case, Point
-from overlap_sweep.workloads.layer.compare import without_folders
 from overlap_sweep.workloads.operator.charts import short_name
 from overlap_sweep.workloads.operator.failures import frozen, of_pass
-from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.result import PassTimes
 
 TOLD_FIRST = ("time us", "no overlap us", "speedup", "hidden", "overlap ratio")
@@ -38,38 +36,6 @@ def points_table(analysis: Analysis) -> PageTable:
             rows.append([*head, *cells, Cell(directory if directory != "." else point.name)])
     return PageTable(
         [*(["case"] if several else []), *columns], rows, frozenset({"TP", *TOLD_FIRST, *TOLD_LAST}), HIGH_FIRST
-    )
-
-
-def layers_table(analysis: Analysis) -> PageTable:
-    """Of whole layers, one row for each variant."""
-    times = ("whole ms", "forward ms", "backward ms")
-    columns = ["TP", "layer", "variant", "status", *times, "ratio", "interval", "hidden", "note", "point"]
-    rows = []
-    for row in analysis.layer_rows:
-        interval = f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}" if row["ratio_low"] is not None else ""
-        rows.append(
-            [
-                Cell(str(row["tp_size"]), row["tp_size"], "number"),
-                Cell(str(row["kind"])),
-                Cell(named(without_folders(row["variant"] or ""), row["backend"]), kind="setting"),
-                _layer_status(row),
-                *(number(row[name], as_ms) for name in ("all_us", "fwd_us", "bwd_us")),
-                number(row["ratio"], lambda value: f"{value:.3f}"),
-                Cell(interval),
-                number(row["hidden_fraction"], as_percent, -BEYOND),
-                Cell(first_line(row["error"]), kind="reason"),
-                Cell(row["directory"]),
-            ]
-        )
-    return PageTable(columns, rows, frozenset({"TP", *times, "ratio", "hidden"}), HIGH_FIRST)
-
-
-def _layer_status(row: Row) -> Cell:
-    return (
-        Cell(f"{row['status']}, launch-bound", kind="doubtful")
-        if row["launch_bound"]
-        else Cell(row["status"], kind=row["status"])
     )
 
 

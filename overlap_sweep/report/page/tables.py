@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overlap_sweep.report.table import Column, Listing, PointRow, is_unknown
@@ -17,6 +17,8 @@ class Cell:
     """What it sorts by, where that is not its text."""
     kind: str = ""
     """`number`, or what a style sheet tells apart."""
+    link: str = ""
+    """An address of the page."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,24 @@ BEYOND = 1e300
 def page_table(listing: Listing[Any]) -> PageTable:
     """Returns the listing's rows with the columns that people see."""
     columns = listing.columns
-    rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in listing.rows]
+    rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)]
     return _table(columns, rows, listing.caption)
+
+
+def summary_table(listing: Listing[Any], addresses: Sequence[str]) -> PageTable:
+    """Returns rows that sum up answers, each with a link to its answer at one of the `addresses`."""
+    table = page_table(listing)
+    if listing.link is None:
+        return table
+    linked = [
+        [replace(first, link=addresses[listing.link(row)]), *others]
+        for row, (first, *others) in zip(_in_order(listing), table.rows, strict=True)
+    ]
+    return replace(table, rows=linked)
+
+
+def _in_order(listing: Listing[Any]) -> Sequence[Any]:
+    return sorted(listing.rows, key=listing.order) if listing.order else listing.rows
 
 
 def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
@@ -45,7 +63,7 @@ def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
     columns = [column for column in listing.columns if column.header != "note"]
     rows = [
         [*(_cell(column, row, chosen=False) for column in columns), _note(listing, row), Cell(row.directory)]
-        for row in listing.rows
+        for row in _in_order(listing)
     ]
     table = _table(columns, rows, listing.caption)
     return PageTable([*table.columns, "note", "point"], rows, table.numeric, table.high_first, table.caption)
@@ -71,8 +89,8 @@ def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
 
 
 def _note(listing: Listing[PointRow[Any]], row: PointRow[Any]) -> Cell:
-    if row.point.status != "ok":
-        return Cell(row.point.why_not_ok, kind="reason")
+    if row.status != "ok":
+        return Cell(row.why_not_ok, kind="reason")
     notes = [column.text(row) for column in listing.table.shown if column.header == "note"]
     return Cell(notes[0] if notes else "", kind="chosen" if listing.chosen(row) else "reason")
 

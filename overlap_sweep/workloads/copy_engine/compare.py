@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from overlap_sweep.compare.measured import Key, Measured
+from overlap_sweep.compare.measured import WHOLE, Key, Measured
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
 from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
-from overlap_sweep.workloads.layer.compare import WHOLE
 
 
 def measured_copies(points: Iterable[Point]) -> list[Measured]:

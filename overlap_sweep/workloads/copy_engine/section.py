@@ -132,6 +132,7 @@ def section(sources: Sources) -> Section | None:
         answers=[_answer(device, analyses) for device, analyses in by_device.items()],
         points=Listing(TABLE, rows, "Every point of GEMMs beside copies."),
         report={"copies": [_report(analysis) for analysis in analyses], "copy_points": TABLE.records(rows)},
+        subjects=["GEMMs and copies"],
         launch_bound=sum(row.launch_bound for analysis in analyses for row in analysis.rows),
     )
 
@@ -149,7 +150,7 @@ def _answer(device: str, analyses: list[CopyAnalysis]) -> Answer:
         ),
         points=[row.point for row in rows],
         legend=LEGEND,
-        charts=[Exhibit(chart=partial(copies_bars, analysis)) for analysis in analyses],
+        charts=[Exhibit(chart=partial(copies_bars, analysis), name=analysis.case.direction) for analysis in analyses],
     )
 
 

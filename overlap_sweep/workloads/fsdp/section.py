@@ -22,10 +22,10 @@ from overlap_sweep.report.table import (
     Listing,
     PointRow,
     Table,
-    column_of,
     of_measured,
+    through,
 )
-from overlap_sweep.results.conditions import gpus_in_words
+from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.workloads.fsdp.answer import (
@@ -81,7 +81,15 @@ KNOBS = (
 
 MEASURED = (
     C("step_us", lambda row: row.time_us, "Median of a whole step.", header="step ms", show=as_ms),
-    C("noise_us", lambda row: row.step.noise_us, "95 % of step_us's noise.", header="noise ms", show=as_ms, dropped=5),
+    C(
+        "noise_us",
+        lambda row: row.step.noise_us,
+        "95 % of step_us's noise.",
+        header="noise ms",
+        show=as_ms,
+        dropped=5,
+        queried=True,
+    ),
     C("q1_us", lambda row: row.timing.q1_us),
     C("q3_us", lambda row: row.timing.q3_us),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
@@ -122,17 +130,32 @@ MEASURED = (
         dropped=2,
         high_first=True,
     ),
-    C("peak_memory_gb", lambda row: row.peak_memory_gb, header="memory GB", show="{:.1f}".format, dropped=4),
+    C(
+        "peak_memory_gb",
+        lambda row: row.peak_memory_gb,
+        header="memory GB",
+        show="{:.1f}".format,
+        dropped=4,
+        queried=True,
+    ),
     C("parameters", lambda row: row.parameters, kind="count"),
     C("first_loss", lambda row: row.first_loss),
-    C("loss", lambda row: row.loss, "After the last step of the recorded run.", header="loss", show=as_loss, dropped=1),
+    C(
+        "loss",
+        lambda row: row.loss,
+        "After the last step of the recorded run.",
+        header="loss",
+        show=as_loss,
+        dropped=1,
+        queried=True,
+    ),
     C("compiled", lambda row: row.compiled, "By what the layers were compiled, or why not.", "text"),
     C("launch_bound", lambda row: row.launch_bound, "The host takes as long as the device.", "flag"),
     C(
         *("baseline_launch_bound", lambda row: row.baseline_launch_bound),
         *("The same of one of the two steps that hidden_fraction is measured against.", "flag"),
     ),
-    C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag"),
+    C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag", queried=True),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
 _OF_POINTS = ("q1_us", "q3_us", "repeats", "first_loss", "chosen")
@@ -144,13 +167,13 @@ TABLE = Table(
     (
         *(POINT, DIRECTORY, replace(MODEL, dropped=1)),
         P("ranks", lambda row: row.point.config["distributed"]["dp_size"], kind="count", header="ranks"),
-        *(DEVICE, column_of(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
+        *(DEVICE, through(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
         P(
             *("setting", lambda row: _setting(row.point), "Every knob that is not at its default.", "text"),
             header="setting",
             style="setting",
         ),
-        *(column_of(column, lambda row: knobs_of(row.point.config)) for column in (TURNED, *KNOBS)),
+        *(through(column, lambda row: knobs_of(row.point.config)) for column in (TURNED, *KNOBS)),
         *(STATUS, ERROR),
         *map(of_measured, MEASURED),
     ),
@@ -160,7 +183,7 @@ COMPARED = Table(
     (
         C("setting", lambda row: row.setting, kind="text", header="setting", style="setting"),
         C("precision", lambda row: row.precision, kind="text"),
-        *(replace(column_of(column, lambda row: row.knobs), header="") for column in (STRATEGY, TURNED, *KNOBS)),
+        *(replace(through(column, lambda row: row.knobs), header="") for column in (STRATEGY, TURNED, *KNOBS)),
         *TOGETHER,
     ),
 )
@@ -170,12 +193,12 @@ BEST = Table(
         A("model", lambda analysis: analysis.case.model, kind="text"),
         A("ranks", lambda analysis: analysis.case.ranks, kind="count"),
         A("device", lambda analysis: analysis.case.device, kind="text"),
-        column_of(STRATEGY, lambda analysis: analysis.best.knobs),
+        through(STRATEGY, lambda analysis: analysis.best.knobs),
         A("precision", lambda analysis: analysis.best.precision, kind="text"),
         A("setting", lambda analysis: analysis.best.setting, kind="text"),
         A("overrides", lambda analysis: analysis.overrides, "What to type for it.", "text"),
-        *(column_of(column, lambda analysis: analysis.best.knobs) for column in (TURNED, *KNOBS)),
-        *(column_of(column, lambda analysis: analysis.best) for column in TOGETHER),
+        *(through(column, lambda analysis: analysis.best.knobs) for column in (TURNED, *KNOBS)),
+        *(through(column, lambda analysis: analysis.best) for column in TOGETHER),
         A("reference", lambda analysis: analysis.reference.setting, "The simplest setting.", "text"),
         A("gain", lambda analysis: analysis.gain, "Samples per second over the reference's, minus 1."),
         A("proven", lambda analysis: analysis.settled, "A search measured it again after it had chosen it.", "flag"),
@@ -276,7 +299,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         legend=f"{LEGEND} {analysis.how_timed}",
         charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
         more=[effects] if effects.listing or effects.notes else [],
-        details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
+        details=[measured_on(analysis.points), *conditions_in_words(gpu_conditions(analysis.points))],
     )
 
 
@@ -314,6 +337,7 @@ def _effects(analysis: TrainingAnalysis) -> Exhibit:
         return Exhibit(notes=notes)
     return Exhibit(
         chart=partial(knob_bars, analysis),
+        name="knobs",
         listing=Listing(
             *(EFFECTS, effects.contributions, "Every change of one knob."),
             chosen=lambda one: one.taken and one.beside_best is not None,

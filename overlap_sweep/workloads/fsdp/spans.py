@@ -1,8 +1,8 @@
-"""What ran when, on which stream: marks on the device that are read when the device has passed them.
+"""What ran when, on which stream, by marks that are read when the device has passed them.
 
-On a GPU a mark is an event on the stream that is current; on a CPU it is the host's clock. Nothing waits for a mark
-until `resolve`. An idle stream passes the mark before a collective some tenths of a millisecond before the host has
-launched it, so a span also knows about when the host launched it, and an `Anchor` what the device's clock said then.
+Nothing waits for a mark until `resolve`. An idle stream passes the mark before a collective some tenths of a
+millisecond before the host has launched it, so a span also knows about when the host launched it, and an `Anchor` what
+the device's clock said then.
 """
 
 from __future__ import annotations

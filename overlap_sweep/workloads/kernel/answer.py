@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
+from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.points import LONGEST_NAME, Point
+from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
@@ -34,15 +33,6 @@ class KernelCase(NamedTuple):
     device: str
 
     @property
-    def name(self) -> str:
-        """Fit for a file."""
-        name = f"{self.kernel}_n{self.n}_k{self.k}_tp{self.tp_size}_{self.precision}_{self.device}"
-        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-        if len(plain) <= LONGEST_NAME:
-            return plain
-        return f"{plain[: LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-    @property
     def brief(self) -> str:
         """Without the device."""
         return f"{self.kernel} n={self.n} k={self.k} TP={self.tp_size} {self.precision}"
@@ -53,24 +43,17 @@ class KernelCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ImplementationRow:
-    """One implementation, or a baseline, at one m; comparable with the others there."""
+    """One implementation, or a baseline, at one m: of a point, or of all points there, comparable with the others."""
 
     backend: str | None
     """None of a baseline, which the points of all backends measured."""
     name: str
+    shape: KernelShape
+    precision: str
     estimate: Estimate
-    """Relative to the `sequential` that was measured beside it."""
-    tflops: float
-    """Of one GPU, by its own part of the GEMM. NaN of `comm_only`."""
-    link_gb_per_s: float
-    """What a GPU receives over the whole time: of `comm_only` the link's own rate, of the others what they sustain. NaN
-    of `gemm_only`."""
-    hidden_fraction: float
-    speedup: float
-    """Over `sequential`."""
-    over_bound: float
-    """Time over the bound, minus 1. Like the two before NaN of `gemm_only` and `comm_only`, which are no ways to
-    compute the kernel."""
+    """Relative to the `sequential` that was measured beside it; its noise is NaN in a single point."""
+    baselines_us: Mapping[str, float]
+    """The times that it is compared with."""
     relative_error: float | None
     independent: bool
     launch_bound: bool
@@ -78,10 +61,52 @@ class ImplementationRow:
     """Whether some point measured it when neither it nor the `sequential` beside it was launch-bound."""
     setting: Mapping[str, Any]
     points: tuple[str, ...]
+    quartiles_us: tuple[float, float] | None = None
+    """Of a single point."""
+    chosen: bool = False
+    """Whether it is the answer for its shape."""
+    note: str = ""
+    """What tells it from those that are simply slower."""
 
     @property
     def time_us(self) -> float:
         return self.estimate.time_us
+
+    @property
+    def bound_us(self) -> float:
+        """The longer of the GEMM and the communication: no overlap of these two takes less."""
+        return max(self.baselines_us[GEMM_ONLY], self.baselines_us[COMM_ONLY])
+
+    @property
+    def tflops(self) -> float:
+        """Of one GPU, by its own part of the GEMM. NaN of `comm_only`."""
+        return math.nan if self._is(COMM_ONLY) else self.shape.flops / self.time_us / 1e6
+
+    @property
+    def link_gb_per_s(self) -> float:
+        """What a GPU receives over the whole time: of `comm_only` the link's own rate, of the others what they sustain.
+        NaN of `gemm_only`."""
+        return math.nan if self._is(GEMM_ONLY) else self.shape.link_bytes(self.precision) / self.time_us / 1e3
+
+    @property
+    def hidden_fraction(self) -> float:
+        """NaN, like the two that follow, of `gemm_only` and `comm_only`, which are no ways to compute the kernel."""
+        if self._is(GEMM_ONLY, COMM_ONLY):
+            return math.nan
+        return hidden_fraction(self.time_us, self.baselines_us[SEQUENTIAL], self.baselines_us[GEMM_ONLY])
+
+    @property
+    def speedup(self) -> float:
+        """Over `sequential`."""
+        return math.nan if self._is(GEMM_ONLY, COMM_ONLY) else self.baselines_us[SEQUENTIAL] / self.time_us
+
+    @property
+    def over_bound(self) -> float:
+        """Time over the bound, minus 1."""
+        return math.nan if self._is(GEMM_ONLY, COMM_ONLY) else self.time_us / self.bound_us - 1
+
+    def _is(self, *baselines: str) -> bool:
+        return self.backend is None and self.name in baselines
 
     @property
     def label(self) -> str:
@@ -98,14 +123,12 @@ class ImplementationRow:
 class ShapeAnalysis:
     """One m of a case: all implementations that were measured, and which to use."""
 
-    shape: KernelShape
-    precision: str
+    case: KernelCase
+    m: int
     points: list[Point]
     baselines: dict[str, ImplementationRow]
     implementations: list[ImplementationRow]
     """From simple to complex."""
-    chosen: ImplementationRow | None
-    """None where `sequential` was launch-bound: then nothing can be said."""
     reason: str
     left_out: dict[str, str]
     """By label, why it was not timed."""
@@ -113,8 +136,9 @@ class ShapeAnalysis:
     """The labels of those left out that computed wrong numbers."""
 
     @property
-    def m(self) -> int:
-        return self.shape.m
+    def chosen(self) -> ImplementationRow | None:
+        """None where `sequential` was launch-bound: then nothing can be said."""
+        return next((row for row in self.rows if row.chosen), None)
 
     @property
     def rows(self) -> list[ImplementationRow]:
@@ -127,8 +151,8 @@ class ShapeAnalysis:
 
     @property
     def binding(self) -> ImplementationRow:
-        """The longer of the GEMM and the communication: no overlap of these two takes less."""
-        return max(self.baselines[GEMM_ONLY], self.baselines[COMM_ONLY], key=lambda row: row.time_us)
+        """The longer of the GEMM and the communication."""
+        return _binding(self.baselines)
 
     @property
     def bound_us(self) -> float:
@@ -138,6 +162,24 @@ class ShapeAnalysis:
     def contenders(self) -> list[ImplementationRow]:
         """What can be used instead of `sequential`, from simple to complex."""
         return _contenders(self.implementations, self.wrong)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether that is the answer."""
+        return self.chosen is not None and self.chosen.name != SEQUENTIAL
+
+    @property
+    def answer(self) -> str:
+        """A sentence, with what it comes from."""
+        chosen = self.chosen
+        if chosen is None:
+            return f"m={self.m}: no answer, {self.reason}"
+        if chosen.name == SEQUENTIAL:
+            return f"m={self.m}: {DONT_OVERLAP}, {as_us(chosen.time_us)} us; {self.reason}"
+        return (
+            f"m={self.m}: {chosen.label}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x {SEQUENTIAL}, "
+            f"hidden {as_percent(chosen.hidden_fraction)}, {as_over(chosen.over_bound)} the bound; {self.reason}"
+        )
 
 
 @dataclass(frozen=True)
@@ -154,15 +196,13 @@ class KernelAnalysis:
 
     @property
     def subjects(self) -> list[str]:
-        """`llama3_70b fc1`: the operators whose sizes these are; none where sizes were given."""
-        named = ((point.config["model"]["name"], point.config.get("operator")) for point in self.points)
-        return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
+        return subjects(self.points)
 
-    @property
-    def launch_bound_points(self) -> int:
-        """How many points have times that say nothing about the device."""
-        measured = (point.measured_as(KernelTimes).implementations.values() for point in self.points)
-        return sum(any(one.launch_bound for one in of_point) for of_point in measured)
+
+def subjects(points: Iterable[Point]) -> list[str]:
+    """Returns the operators whose sizes the points have, `llama3_70b fc1`; none where sizes were given."""
+    named = ((point.config["model"]["name"], point.config.get("operator")) for point in points)
+    return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
 
 class _Beside(NamedTuple):
@@ -185,7 +225,7 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
         if point.is_kernel and point.status == "ok":
             cases[kernel_case(point)][point.config["m"]].append(point)
     return [
-        KernelAnalysis(case, [_analyse_shape(of_shape) for _, of_shape in sorted(cases[case].items())])
+        KernelAnalysis(case, [_analyse_shape(case, m, of_shape) for m, of_shape in sorted(cases[case].items())])
         for case in sorted(cases)
     ]
 
@@ -202,40 +242,32 @@ def answers_in_words(analysis: KernelAnalysis) -> str:
     return "m=" + "; ".join(f"{_span([shape.m for shape in same])}: {advice}" for advice, same in runs)
 
 
-def tflops(shape: KernelShape, time_us: float) -> float:
-    return shape.flops / time_us / 1e6
-
-
-def link_gb_per_s(shape: KernelShape, precision: str, time_us: float) -> float:
-    return shape.link_bytes(precision) / time_us / 1e3
+def as_over(over_bound: float) -> str:
+    """`8% above`, `3% below`."""
+    return f"{abs(over_bound):.0%} {'above' if over_bound >= 0 else 'below'}"
 
 
 def _span(ms: Sequence[int]) -> str:
     return f"{ms[0]}" if len(ms) == 1 else f"{ms[0]} to {ms[-1]}"
 
 
-def _analyse_shape(points: Sequence[Point]) -> ShapeAnalysis:
-    shape, precision = KernelShape.of(points[0].config), points[0].config["precision"]
+def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAnalysis:
     measured = _measured(points)
     anchor = pooled_none([one.times.time for one in _trusted(measured[None, SEQUENTIAL])])
     estimates = _estimates(measured, anchor, points[0].config["runtime"]["device"])
-    gemm_us = estimates[None, GEMM_ONLY].time_us
-    bound_us = max(gemm_us, estimates[None, COMM_ONLY].time_us)
+    baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
 
     def row(key: tuple[str | None, str]) -> ImplementationRow:
-        time_us, same = estimates[key].time_us, measured[key]
+        same = measured[key]
         errors = [one.times.relative_error for one in same if one.times.relative_error is not None]
         backend, name = key
-        is_part = backend is None and name != SEQUENTIAL
         return ImplementationRow(
             backend=backend,
             name=name,
+            shape=KernelShape.of(points[0].config),
+            precision=case.precision,
             estimate=estimates[key],
-            tflops=math.nan if key == (None, COMM_ONLY) else tflops(shape, time_us),
-            link_gb_per_s=math.nan if key == (None, GEMM_ONLY) else link_gb_per_s(shape, precision, time_us),
-            hidden_fraction=math.nan if is_part else hidden_fraction(time_us, anchor.time_us, gemm_us),
-            speedup=math.nan if is_part else anchor.time_us / time_us,
-            over_bound=math.nan if is_part else time_us / bound_us - 1,
+            baselines_us=baselines_us,
             relative_error=max(errors, default=None),
             independent=any(one.times.independent for one in same),
             launch_bound=all(one.times.launch_bound for one in same),
@@ -248,9 +280,32 @@ def _analyse_shape(points: Sequence[Point]) -> ShapeAnalysis:
     implementations = [row(key) for key in measured if key[0] is not None]
     left_out, wrong = _left_out(points, {one.label for one in implementations})
     chosen, reason = _choose(baselines[SEQUENTIAL], implementations, _contenders(implementations, wrong))
+    binding = _binding(baselines)
+
+    def judged(row: ImplementationRow) -> ImplementationRow:
+        said = {
+            "use this": row is chosen,
+            "the bound": row is binding,
+            "independent": row.independent,
+            "launch-bound": row.launch_bound,
+            "wrong numbers in another point": row.label in wrong,
+        }
+        return replace(row, chosen=row is chosen, note=", ".join(words for words, holds in said.items() if holds))
+
     return ShapeAnalysis(
-        shape, precision, list(points), baselines, implementations, chosen, reason, left_out, frozenset(wrong)
+        case=case,
+        m=m,
+        points=list(points),
+        baselines={name: judged(row) for name, row in baselines.items()},
+        implementations=[judged(row) for row in implementations],
+        reason=reason,
+        left_out=left_out,
+        wrong=frozenset(wrong),
     )
+
+
+def _binding(baselines: Mapping[str, ImplementationRow]) -> ImplementationRow:
+    return max(baselines[GEMM_ONLY], baselines[COMM_ONLY], key=lambda row: row.time_us)
 
 
 def _contenders(implementations: Iterable[ImplementationRow], wrong: Collection[str]) -> list[ImplementationRow]:

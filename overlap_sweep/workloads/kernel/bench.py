@@ -16,9 +16,8 @@ from overlap_sweep.backends.torch import kernels as plain
 from overlap_sweep.backends.torch.overlap import multiply_by
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks, stream
-from overlap_sweep.measure.timing import Variant, meet
+from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet
 from overlap_sweep.overlap.kernel_shape import KernelShape
-from overlap_sweep.workloads.operator.bench import L2_BYTES, MOST_INPUTS
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 """Of what is drawn, and of the output."""

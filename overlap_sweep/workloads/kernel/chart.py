@@ -23,8 +23,8 @@ from overlap_sweep.workloads.kernel.answer import (
     KernelAnalysis,
     ShapeAnalysis,
     answers_in_words,
+    as_over,
 )
-from overlap_sweep.workloads.kernel.section import as_over, note
 
 DASHED = (5, 3)
 AXIS = Axis("time / bound", format=".3~g")
@@ -145,6 +145,6 @@ def _dot_row(row: ImplementationRow, shape: ShapeAnalysis) -> DotRow:
         dots=[Dot(*_ratios(row, shape), **look)],
         cells=[_time_text(row), as_rate(row.tflops), f"{row.speedup:.2f}x"],
         bold=row is shape.chosen,
-        note=note(row, shape),
+        note=row.note,
         details=_details(row, shape),
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from overlap_sweep.compare.measured import Key, Measured
+from overlap_sweep.compare.measured import WHOLE, Key, Measured
 from overlap_sweep.overlap.kernel_shape import GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels
-from overlap_sweep.workloads.layer.compare import WHOLE
 
 
 def measured_kernels(points: Iterable[Point]) -> list[Measured]:

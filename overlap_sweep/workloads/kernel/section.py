@@ -1,236 +1,377 @@
-"""Kernels for people: which implementation to use at which m, and the table that this comes from."""
+"""Kernels for people and programs: which implementation to use at which m, and what that comes from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
-from overlap_sweep.report.console import print_lines
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, SEQUENTIAL, KernelShape
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
-from overlap_sweep.report.plain_table import PlainRow, print_table
+from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.table import (
+    BACKEND,
+    DEVICE,
+    DIRECTORY,
+    ERROR,
+    MODEL,
+    POINT,
+    PRECISION,
+    STATUS,
+    Column,
+    Listing,
+    PointRow,
+    Table,
+    asked,
+    of_measured,
+    through,
+)
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments
+from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.workloads.kernel.answer import (
-    DONT_OVERLAP,
     ImplementationRow,
     KernelAnalysis,
     ShapeAnalysis,
     analyse_kernels,
     answers_in_words,
+    name_in_tables,
+    subjects,
 )
-from overlap_sweep.workloads.kernel.warnings import warnings
+from overlap_sweep.workloads.kernel.cautions import cautions, warnings
+from overlap_sweep.workloads.kernel.chart import kernel_chart
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
-LEFT = ("implementation", "backend", "note")
-OPTIONAL = ("error", "noise us", "GB/s", "hidden")
-"""What a narrow terminal does without, the first of them first."""
+MOST_TABLES = 3
+"""More would not be read on a terminal."""
+MOST_CHARTS = 12
+"""As many as a page is scrolled through for; a chart takes half a second to draw."""
 
-
-def print_kernels(points: Iterable[Point], console: Console) -> None:
-    """Those among them that are kernels, the points of a case together: of a single case heading, answer, table and
-    warnings, of several no tables, which would not be read at once."""
-    print_analyses(analyse_kernels(points), console, most_tables=1)
-
-
-def print_analyses(analyses: Sequence[KernelAnalysis], console: Console, most_tables: int | None = None) -> None:
-    """The answers of all cases first; then each with its reasons, its table and its warnings. Where there are more than
-    `most_tables`, only what to know before believing the answers follows them."""
-    if len(analyses) > 1:
-        _print_all_answers(analyses, console)
-    if most_tables is None or len(analyses) <= most_tables:
-        for analysis in analyses:
-            print_analysis(analysis, console)
-    else:
-        print_lines(_warnings_of_all(analyses), console, indent=0)
-
-
-def print_analysis(analysis: KernelAnalysis, console: Console) -> None:
-    """The answer first."""
-    console.print(f"\n{title(analysis)}", style="bold")
-    print_lines([answers_in_words(analysis)], console)
-    print_lines([answer(shape) for shape in analysis.shapes], console, indent=4)
-    print_details(analysis, console)
-    print_lines(cautions(analysis), console, indent=0)
-
-
-def _print_all_answers(analyses: Sequence[KernelAnalysis], console: Console) -> None:
-    console.print("\nKernels: what to use", style="bold")
-    rows = [(shape, answer_cells(analysis, shape, analyses)) for analysis in analyses for shape in analysis.shapes]
-    shown = [header for header in rows[0][1] if any(cells[header] for _, cells in rows)]
-    table = [PlainRow([cells[header] for header in shown], "green" if overlaps(shape) else "") for shape, cells in rows]
-    if not print_table(
-        shown, table, ("kernel", "operator", "use"), console, optional=("operator", "time us", "vs bound")
-    ):
-        for shape, cells in rows:
-            chosen = shape.chosen
-            gains = [f"{cells['speedup']} {SEQUENTIAL}", f"{as_over(chosen.over_bound)} the bound"] if chosen else []
-            told = ", ".join([cells["use"], *gains])
-            print_lines([f"{cells['kernel']} m={cells['m']}: {told}"], console)
-
-
-def answer_cells(analysis: KernelAnalysis, shape: ShapeAnalysis, among: Sequence[KernelAnalysis]) -> dict[str, str]:
-    """One m of one of several cases, by header; an empty cell is unknown."""
-    chosen, several = shape.chosen, len({one.case.device for one in among}) > 1
-    return {
-        "kernel": str(analysis.case) if several else analysis.case.brief,
-        "operator": ", ".join(analysis.subjects),
-        "m": str(shape.m),
-        "use": chosen.advice if chosen else "no answer",
-        "time us": as_us(chosen.time_us) if chosen else "",
-        "speedup": f"{chosen.speedup:.2f}x" if chosen else "",
-        "vs bound": f"{chosen.over_bound:+.0%}" if chosen else "",
-    }
-
-
-def overlaps(shape: ShapeAnalysis) -> bool:
-    """Whether that is the answer."""
-    return shape.chosen is not None and shape.chosen.name != SEQUENTIAL
-
-
-def _warnings_of_all(analyses: Sequence[KernelAnalysis]) -> list[str]:
-    """Each once, with the cases that it is about."""
-    found: dict[str, list[str]] = {}
-    for analysis in analyses:
-        for warning in warnings(analysis):
-            found.setdefault(warning, []).append(analysis.case.brief)
-    return [f"{', '.join(briefs)}: {warning}" for warning, briefs in found.items()]
-
-
-def title(analysis: KernelAnalysis) -> str:
-    """What was measured, and on what."""
-    subjects = f" ({', '.join(analysis.subjects)})" if analysis.subjects else ""
-    return f"{analysis.case}{subjects}: {KERNELS[analysis.case.kernel]}"
-
-
-def answer(shape: ShapeAnalysis) -> str:
-    """Of one m, with what it comes from."""
-    chosen = shape.chosen
-    if chosen is None:
-        return f"m={shape.m}: no answer, {shape.reason}"
-    if chosen.name == SEQUENTIAL:
-        return f"m={shape.m}: {DONT_OVERLAP}, {as_us(chosen.time_us)} us; {shape.reason}"
-    return (
-        f"m={shape.m}: {chosen.label}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x {SEQUENTIAL}, "
-        f"hidden {as_percent(chosen.hidden_fraction)}, {as_over(chosen.over_bound)} the bound; {shape.reason}"
-    )
-
-
-def cautions(analysis: KernelAnalysis) -> list[str]:
-    """What to know before believing the answers, and what was left out: a sentence each."""
-    lines = warnings(analysis)
-    if _environments(analysis.points) > 1:
-        # Flux's wheels exist for old versions of torch only.
-        lines.append(
-            "The points were measured in different environments, each beside a sequential of its own; see "
-            "tuning_report.json for what differs."
-        )
-    return [*lines, *_left_out(analysis)]
-
-
-def _environments(points: Sequence[Point]) -> int:
-    """How many, not counting what backends set for themselves, each as it is trained with."""
-    found = []
-    for environment in environments(points):
-        variables = {**environment.get("variables", {}), "CUDA_DEVICE_MAX_CONNECTIONS": None}
-        if (alike := {**environment, "variables": variables}) not in found:
-            found.append(alike)
-    return len(found)
-
-
-def _left_out(analysis: KernelAnalysis) -> list[str]:
-    """What was not timed, but for wrong numbers: a sentence for each reason."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for shape in analysis.shapes:
-        for label, reason in shape.left_out.items():
-            if label not in shape.wrong:
-                first_line = next(iter(reason.splitlines()), "no reason given")
-                found.setdefault((label, first_line), []).append(shape.m)
-    return [
-        f"Left out: {label} at m={', '.join(map(str, ms))}: {reason.removesuffix('.')}."
-        for (label, reason), ms in found.items()
-    ]
-
-
-def note(row: ImplementationRow, shape: ShapeAnalysis) -> str:
-    """What tells a row from those that are simply slower."""
-    notes = [
-        *(["use this"] if row is shape.chosen else []),
-        *(["the bound"] if row is shape.binding else []),
-        *(["independent"] if row.independent else []),
-        *(["launch-bound"] if row.launch_bound else []),
-        *(["wrong numbers in another point"] if row.label in shape.wrong else []),
-    ]
-    return ", ".join(notes)
-
-
-def as_over(over_bound: float) -> str:
-    """`8% above`, `3% below`; of the rows without one `-`."""
-    if math.isnan(over_bound):
-        return "-"
-    return f"{abs(over_bound):.0%} {'above' if over_bound >= 0 else 'below'}"
-
-
-def print_details(analysis: KernelAnalysis, console: Console) -> None:
-    """A row for each implementation at each m, baselines first; on a terminal that is too narrow without some columns,
-    or else stacked."""
-    rows = [(shape, row, cells(row, shape)) for shape in analysis.shapes for row in shape.rows]
-    shown = [header for header in rows[0][2] if any(of_row[header] for _, _, of_row in rows)]
-    table = [
-        PlainRow(
-            [str(shape.m) if row is shape.rows[0] else "", *(of_row[header] for header in shown)],
-            "green" if row is shape.chosen else "dim" if row.backend is None else "",
-            ends_section=row is shape.rows[-1],
-        )
-        for shape, row, of_row in rows
-    ]
-    if not print_table(["m", *shown], table, LEFT, console, OPTIONAL):
-        _print_stacked(analysis.shapes, console)
-    print_lines([_legend(analysis)], console, indent=0)
-    console.print()
-
-
-def cells(row: ImplementationRow, shape: ShapeAnalysis) -> dict[str, str]:
-    """By header; an empty cell is not applicable."""
-    is_part = row.name in (GEMM_ONLY, COMM_ONLY) and row.backend is None
-    return {
-        "implementation": row.name,
-        "backend": row.backend or "",
-        "time us": as_us(row.time_us),
-        "noise us": as_us(row.estimate.noise_us),
-        "TFLOP/s": as_rate(row.tflops),
-        "GB/s": as_rate(row.link_gb_per_s),
-        "hidden": "" if is_part else as_percent(row.hidden_fraction),
-        "speedup": "" if is_part else f"{row.speedup:.2f}x",
-        "vs bound": "" if is_part else f"{row.over_bound:+.0%}",
-        "error": "" if row.relative_error is None else as_error(row.relative_error),
-        "note": note(row, shape),
-    }
+C = Column[ImplementationRow]
+OfPoint = Column[PointRow[ImplementationRow]]
+OfShape = Column[ShapeAnalysis]
 
 
 def as_error(relative_error: float) -> str:
     return f"{relative_error:.0e}" if relative_error else "0"
 
 
-def _legend(analysis: KernelAnalysis) -> str:
-    told = (
-        "Times are relative to the sequential beside them; TFLOP/s and GB/s (received) are of one rank. The bound is "
-        "the longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM)."
+def _other_knobs(setting: Mapping[str, Any]) -> str | None:
+    others = [f"{name}={value}" for name, value in setting.items() if name not in ("method", *space.KNOBS)]
+    return ", ".join(others) or None
+
+
+OF_BACKEND = C("backend", lambda row: row.backend, "Empty for a baseline.", "text", header="backend")
+IMPLEMENTATION = C("implementation", lambda row: row.name, kind="text", header="implementation", style="setting")
+SETTING: tuple[Column[Mapping[str, Any]], ...] = (
+    Column("method", lambda setting: setting.get("method"), kind="text"),
+    *(
+        Column(knob, lambda setting, knob=knob: setting.get(knob), kind="count" if knob in space.COUNTS else "flag")  # type: ignore[misc]
+        for knob in space.KNOBS
+    ),
+    Column("other_knobs", _other_knobs, "Knobs of a backend from elsewhere.", "text"),
+)
+TIME = C("time_us", lambda row: row.time_us, "Of a point its median.", header="time us", show=as_us)
+OF_ONE_POINT = (
+    C("q1_us", lambda row: row.quartiles_us and row.quartiles_us[0]),
+    C("q3_us", lambda row: row.quartiles_us and row.quartiles_us[1]),
+    C("repeats", lambda row: row.estimate.repeats, kind="count"),
+)
+NOISE = C("noise_us", lambda row: row.estimate.noise_us, "95 % of it.", header="noise us", show=as_us, dropped=2)
+COMPARED_WITH = (
+    *(C(f"{name}_us", lambda row, name=name: row.baselines_us[name]) for name in BASELINES),  # type: ignore[misc]
+    C("bound_us", lambda row: row.bound_us, "The longer of gemm_only_us and comm_only_us."),
+)
+RATES = (
+    C("tflops", lambda row: row.tflops, "Of one GPU.", header="TFLOP/s", show=as_rate, high_first=True),
+    C(
+        *("link_gb_per_s", lambda row: row.link_gb_per_s, "What one GPU receives, over the whole time."),
+        header="GB/s",
+        show=as_rate,
+        dropped=3,
+        queried=True,
+        high_first=True,
+    ),
+    C(
+        *("hidden_fraction", lambda row: row.hidden_fraction, "(sequential - time) / (sequential - gemm_only)."),
+        header="hidden",
+        show=as_percent,
+        dropped=4,
+        queried=True,
+        high_first=True,
+    ),
+    C(
+        *("speedup", lambda row: row.speedup, "Over sequential."),
+        header="speedup",
+        show="{:.2f}x".format,
+        high_first=True,
+    ),
+    C(
+        *("over_bound", lambda row: row.over_bound, "time_us over bound_us, minus 1."),
+        header="vs bound",
+        show="{:+.0%}".format,
+    ),
+)
+RELATIVE_ERROR = C(
+    *("relative_error", lambda row: row.relative_error, "Against float32."),
+    header="error",
+    show=as_error,
+    dropped=1,
+)
+FLAGS = (
+    C(
+        *("independent", lambda row: row.independent, "Its GEMM does not wait for its communication.", "flag"),
+        queried=True,
+    ),
+    C("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
+)
+CHOSEN = C("chosen", lambda row: row.chosen, "The answer for its shape, over all backends.", "flag", queried=True)
+NOTE = C("", lambda row: row.note, kind="text", header="note", style="reason")
+
+
+def _part(row: PointRow[ImplementationRow]) -> str | None:
+    return name_in_tables(row.part, row.point.config) if row.part else None
+
+
+def _setting(row: PointRow[ImplementationRow]) -> Mapping[str, Any] | None:
+    """Also of an implementation that was not timed."""
+    return row.measured.setting if row.measured else (row.point.config.get("implementations") or {}).get(row.part)
+
+
+def _relative_error(row: PointRow[ImplementationRow]) -> float | None:
+    """Also of what was left out for it."""
+    if row.measured:
+        return row.measured.relative_error
+    errors = row.point.result.relative_error if row.part and row.point.result else {}
+    return (math.inf if errors[row.part] is None else errors[row.part]) if row.part in errors else None
+
+
+TABLE: Table[PointRow[ImplementationRow]] = Table(
+    *("kernels", "one row per point and implementation, those left out too"),
+    (
+        *(POINT, DIRECTORY, replace(MODEL, header="")),
+        asked("operator", kind="text", about="Whose sizes these are; empty where sizes were given."),
+        asked("kernel", kind="text", header="kernel", differing=True),
+        asked("m", kind="count", header="m"),
+        *(asked(name, kind="count", header=name, differing=True) for name in ("n", "k")),
+        asked("tp_size", kind="count", header="TP", differing=True),
+        *(replace(PRECISION, differing=True, dropped=1), DEVICE, BACKEND),
+        OfPoint("implementation", _part, kind="text", header="implementation", style="setting"),
+        *(through(column, _setting) for column in SETTING),
+        *(replace(STATUS, about="The point's, or left_out: error says why."), ERROR),
+        *map(of_measured, (TIME, *OF_ONE_POINT, *COMPARED_WITH, *RATES)),
+        OfPoint("relative_error", _relative_error, RELATIVE_ERROR.about, header="error", show=as_error, dropped=1),
+        *map(of_measured, (*FLAGS, CHOSEN, NOTE)),
+    ),
+)
+
+COMPARED = Table(
+    *("kernels", "one row per implementation and m"),
+    (
+        C("m", lambda row: row.shape.m, kind="count", header="m"),
+        *(IMPLEMENTATION, OF_BACKEND, TIME, NOISE, *RATES, RELATIVE_ERROR, *FLAGS, NOTE),
+    ),
+)
+
+
+def _of_chosen(column: C, header: str = "") -> OfShape:
+    return through(column, lambda shape: shape.chosen, header=header)
+
+
+ANSWERS = Table(
+    *("answers", "one row per kernel and m: what to use"),
+    (
+        OfShape("kernel", lambda s: s.case.kernel, kind="text", header="kernel", words=lambda s: s.case.brief),
+        OfShape("", lambda s: ", ".join(subjects(s.points)), kind="text", header="operator", dropped=1),
+        OfShape("m", lambda s: s.m, kind="count", header="m"),
+        *(
+            OfShape(name, lambda s, name=name: getattr(s.case, name), kind="count")  # type: ignore[misc]
+            for name in ("n", "k", "tp_size")
+        ),
+        OfShape("precision", lambda s: s.case.precision, kind="text"),
+        OfShape("device", lambda s: s.case.device, kind="text", header="device", differing=True),
+        *(_of_chosen(column) for column in (OF_BACKEND, IMPLEMENTATION)),
+        OfShape("", lambda s: s.chosen.advice if s.chosen else "no answer", kind="text", header="use"),
+        *(through(column, lambda shape: shape.chosen and shape.chosen.setting) for column in SETTING),
+        replace(_of_chosen(TIME, header=TIME.header), dropped=2),
+        _of_chosen(NOISE),
+        *(through(column, lambda shape: shape.sequential) for column in COMPARED_WITH),
+        *(_of_chosen(column, column.header if column.name == "speedup" else "") for column in RATES[:-1]),
+        replace(_of_chosen(RATES[-1], RATES[-1].header), dropped=3),
+        _of_chosen(RELATIVE_ERROR),
+        OfShape("reason", lambda s: s.reason, kind="text"),
+    ),
+)
+
+LEGEND = (
+    "Times are relative to the sequential beside them; TFLOP/s and GB/s (received) are of one rank. The bound is the "
+    "longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM)."
+)
+EXPLAINED = (
+    "One GEMM with one collective, by every implementation that was measured. The bound is the longer of the GEMM "
+    "alone and the communication alone, as torch and the collective library have them: no overlap of these two takes "
+    "less. An implementation is taken only if it beats no overlap beyond the noise; of those within the noise of the "
+    "fastest, the simplest."
+)
+
+
+def section(sources: Sources) -> Section | None:
+    """Returns what to use of each kernel, an answer for each case; None where no kernel is among the points."""
+    points = sources.points("kernel")
+    if not points:
+        return None
+    analyses = analyse_kernels(points)
+    shapes = [shape for analysis in analyses for shape in analysis.shapes]
+    number_of_case = {analysis.case: number for number, analysis in enumerate(analyses)}
+    rows = list(_point_rows(points, shapes, sources.reading.root))
+    return Section(
+        name="kernels",
+        what="kernels",
+        title="Kernels",
+        explained=" ".join([EXPLAINED, *_about_charts(analyses)]),
+        answers=[_answer(analysis) for analysis in analyses],
+        points=Listing(
+            *(TABLE, rows, "Every implementation of every point of a kernel, as measured in that point."),
+            chosen=lambda row: row.measured is not None and row.measured.chosen,
+            order=_place,
+        ),
+        report={"kernels": [_report(analysis) for analysis in analyses], "kernel_points": TABLE.records(rows)},
+        decided=Listing(
+            *(ANSWERS, shapes, "Kernels: what to use; times in microseconds, speedups over the sequential."),
+            chosen=lambda shape: shape.overlaps,
+            link=lambda shape: number_of_case[shape.case],
+        ),
+        most_tables=MOST_TABLES,
+        most_charts=MOST_CHARTS,
+        launch_bound=sum(point.status == "ok" and _is_launch_bound(point) for point in points),
+        subjects=list(dict.fromkeys(analysis.case.kernel for analysis in analyses if not analysis.subjects)),
     )
-    if any(row.independent for shape in analysis.shapes for row in shape.rows):
-        told += " independent: its GEMM does not wait for its communication, so it is no way to compute this kernel."
-    return told
 
 
-def _print_stacked(shapes: Sequence[ShapeAnalysis], console: Console) -> None:
-    for shape in shapes:
-        console.print(f"\nm={shape.m}", style="bold")
-        for row in shape.rows:
-            of_row = cells(row, shape)
-            told = f" ({of_row['note']})" if of_row["note"] else ""
-            print_lines([f"{row.label}{told}: {of_row['time us']} us, noise {of_row['noise us']}"], console)
-            rates = [f"{of_row[unit]} {unit}" for unit in ("TFLOP/s", "GB/s") if of_row[unit]]
-            named = [f"{name} {of_row[name]}" for name in ("hidden", "speedup", "vs bound", "error") if of_row[name]]
-            print_lines([", ".join([*rates, *named])], console, indent=4)
-    console.print()
+def _about_charts(analyses: Iterable[KernelAnalysis]) -> Iterator[str]:
+    singles = {len(analysis.shapes) == 1 for analysis in analyses}
+    if False in singles:
+        yield "A chart over m shows of each backend the best that can be used at each m, and rings the answer."
+    if True in singles:
+        yield "A chart at one m shows every implementation: in green the answer, hollow what cannot be one."
+
+
+def _is_launch_bound(point: Point) -> bool:
+    return any(one.launch_bound for one in point.measured_as(KernelTimes).implementations.values())
+
+
+def _place(row: PointRow[ImplementationRow]) -> tuple[object, ...]:
+    """A missing point may know nothing of its sizes."""
+    config = row.point.config
+    texts = (str(config[name] or "") for name in ("kernel", "precision"))
+    return *texts, *(config[name] or 0 for name in ("n", "k", "tp_size", "m"))
+
+
+def _point_rows(
+    points: Iterable[Point], shapes: Iterable[ShapeAnalysis], root: Path
+) -> Iterator[PointRow[ImplementationRow]]:
+    """Yields one for each implementation of a point that is ok, those left out last; else one for the point."""
+    answers = {point.directory: shape.chosen for shape in shapes for point in shape.points}
+    for point in points:
+        if point.status != "ok":
+            yield PointRow(point, root, None)
+            continue
+        measured = _measured_rows(point, answers[point.directory])
+        yield from (PointRow(point, root, row, part=name) for name, row in measured.items())
+        for name, reason in point.measured_as(KernelTimes).left_out.items():
+            if name not in measured:
+                yield PointRow(point, root, None, part=name, left_out=reason)
+
+
+def _measured_rows(point: Point, answer: ImplementationRow | None) -> dict[str, ImplementationRow]:
+    """Returns what a point that is ok measured, by name, as it was measured there; `answer`: the one for its shape over
+    the points of all backends."""
+    measured = point.measured_as(KernelTimes).implementations
+    shape, precision = KernelShape.of(point.config), point.config["precision"]
+    baselines_us = {name: measured[name].time.median_us for name in BASELINES}
+
+    def row(name: str, times: ImplementationTimes) -> ImplementationRow:
+        backend, told = None if name in BASELINES else point.config["backend"], name_in_tables(name, point.config)
+        chosen = answer is not None and (answer.backend, answer.name) == (backend, told)
+        return ImplementationRow(
+            backend=backend,
+            name=told,
+            shape=shape,
+            precision=precision,
+            estimate=Estimate(times.time.median_us, math.nan, len(times.time.samples_us)),
+            baselines_us=baselines_us,
+            relative_error=times.relative_error,
+            independent=times.independent,
+            launch_bound=times.launch_bound,
+            comparable=not (times.launch_bound or measured[SEQUENTIAL].launch_bound),
+            setting=times.setting,
+            points=(point.name,),
+            quartiles_us=(times.time.q1_us, times.time.q3_us),
+            chosen=chosen,
+            note="use this" if chosen else "",
+        )
+
+    return {name: row(name, times) for name, times in measured.items()}
+
+
+def _answer(analysis: KernelAnalysis) -> Answer:
+    case, single = analysis.case, len(analysis.shapes) == 1
+    rows = [row for shape in analysis.shapes for row in shape.rows]
+    legend = LEGEND
+    if any(row.independent for row in rows):
+        legend += " independent: its GEMM does not wait for its communication, so it is no way to compute this kernel."
+    of_operators = f" ({', '.join(analysis.subjects)})" if analysis.subjects else ""
+    return Answer(
+        title=f"{case}{of_operators}: {KERNELS[case.kernel]}",
+        brief=case.brief,
+        sentences=[*([] if single else [answers_in_words(analysis)]), *(shape.answer for shape in analysis.shapes)],
+        cautions=cautions(analysis),
+        compared=Listing(
+            COMPARED,
+            rows,
+            "Every implementation at each m; times are relative to the sequential that was measured beside them. "
+            "TFLOP/s and GB/s (received) are of one rank.",
+            chosen=lambda row: row.chosen,
+            faint=lambda row: row.backend is None,
+            group=lambda row: row.shape.m,
+        ),
+        points=analysis.points,
+        legend=legend,
+        charts=[
+            Exhibit(
+                chart=partial(kernel_chart, analysis),
+                name=f"{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}",
+                small=not single,
+            )
+        ],
+        details=[measured_on(analysis.points)],
+    )
+
+
+def _report(analysis: KernelAnalysis) -> dict[str, Any]:
+    environment, *others = environments(analysis.points)
+    return {
+        **analysis.case._asdict(),
+        "subjects": analysis.subjects,
+        "measured": measured_when(analysis.points),
+        "environment": environment,
+        "other_environments": others,
+        "recommendation": f"{analysis.case.brief}: {answers_in_words(analysis)}",
+        "warnings": warnings(analysis),
+        "answers": [
+            {
+                **answer,
+                "setting": dict(shape.chosen.setting) if shape.chosen else None,
+                "implementations": [
+                    {**cells, "setting": dict(row.setting), "points": list(row.points)}
+                    for row, cells in zip(shape.rows, COMPARED.records(shape.rows), strict=True)
+                ],
+                "left_out": shape.left_out,
+            }
+            for shape, answer in zip(analysis.shapes, ANSWERS.records(analysis.shapes), strict=True)
+        ],
+    }

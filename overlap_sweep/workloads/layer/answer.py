@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from overlap_sweep.overlap.variants import FLOOR, NONE, named, without_folders
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
 from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
@@ -49,6 +51,11 @@ class VariantRow:
     """One variant; its times are medians over the rounds, in microseconds."""
 
     name: str
+    label: str
+    """What people call it."""
+    reference: str
+    """The variant that its ratio is to: `none`, or where that was not measured the first."""
+    rounds: int
     fwd_us: float
     bwd_us: float
     step_us: float | None
@@ -79,16 +86,22 @@ class LayerAnalysis:
     """One `ok` layer point, its variants in the order of measuring."""
 
     point: Point
-    reference: str
-    """The variant that ratios are to: `none`, or where that was not measured the first."""
     rows: list[VariantRow]
-    rounds: int
+
+    @property
+    def reference(self) -> str:
+        """The variant that ratios are to."""
+        return self.rows[0].reference
+
+    @property
+    def rounds(self) -> int:
+        return self.rows[0].rounds
 
     @property
     def contenders(self) -> list[VariantRow]:
         """What can be used instead of the reference, by ratio: the floor computes nothing meaningful, and a
         launch-bound variant's time says nothing about the device."""
-        rows = [row for row in self.rows if row.name not in (self.reference, "floor") and not row.launch_bound]
+        rows = [row for row in self.rows if row.name not in (self.reference, FLOOR) and not row.launch_bound]
         return sorted(rows, key=lambda row: row.ratio)
 
     @property
@@ -101,16 +114,51 @@ class LayerAnalysis:
         """Whether some variant's times say nothing about the device."""
         return any(row.launch_bound for row in self.rows)
 
+    @property
+    def verdict(self) -> str:
+        """One line: what is faster than the reference beyond the noise, and what is not."""
+        if any(row.launch_bound for row in self.rows if row.name == self.reference):
+            return f"no verdict: {self.reference} was launch-bound, its time says nothing about the device"
+        if not self.contenders:
+            return f"no verdict: there is nothing to compare {self.reference} with"
+        winner = self.winner
+        others = [f"{row.label} is {row.to_reference.in_words()}" for row in self.contenders if row is not winner]
+        if winner:
+            first = f"{winner.label} is {winner.to_reference.in_words(f' than {self.reference}')}"
+            return "; ".join([first, *others])
+        return f"nothing is faster than {self.reference}: {'; '.join(others)}"
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to know before believing the ratios."""
+        lines = []
+        if self.reference != NONE:
+            lines.append(f"none was not measured: ratios are to {self.reference}.")
+        if launch_bound := [row.label for row in self.rows if row.launch_bound]:
+            lines.append(f"Launch-bound, left out of the verdict: {', '.join(launch_bound)}.")
+        return lines
+
+
+def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
+    """Returns the measured variants of a tuner's layer under the names that reports use, and those of others under
+    their own."""
+    names = {label: name for label, name in trial.variants.items() if name in measured}
+    return names | {name: name for name in measured if name not in names.values()}
+
 
 def analyse_layer(point: Point) -> LayerAnalysis:
     """Compare the variants of an `ok` layer point."""
     variants = point.measured_as(LayerTimes).variants
-    reference = "none" if "none" in variants else next(iter(variants))
-    tried = max(len(variants.keys() - {reference, "floor"}), 1)
+    reference = NONE if NONE in variants else next(iter(variants))
+    tried = max(len(variants.keys() - {reference, FLOOR}), 1)
     pairs = [(variant, variants[reference]) for variant in variants.values()]
     compared = compare(pairs, point.config["runtime"]["device"], tried)
-    rows = [_row(name, variants, found) for name, found in zip(variants, compared, strict=True)]
-    return LayerAnalysis(point, reference, rows, rounds=len(variants[reference].times["all"].samples_us))
+    short = without_folders(variants)
+    rows = [
+        _row(name, named(short[name], point.case.backend), reference, variants, found)
+        for name, found in zip(variants, compared, strict=True)
+    ]
+    return LayerAnalysis(point, rows)
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
@@ -137,11 +185,16 @@ def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
     return Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(estimate(ratios), 1)
 
 
-def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison) -> VariantRow:
+def _row(
+    name: str, label: str, reference: str, variants: Mapping[str, VariantTimes], to_reference: Comparison
+) -> VariantRow:
     variant = variants[name]
     whole, step = variant.times["all"], variant.times.get("step")
     return VariantRow(
         name=name,
+        label=label,
+        reference=reference,
+        rounds=len(variants[reference].times["all"].samples_us),
         fwd_us=variant.times["fwd"].median_us,
         bwd_us=variant.times["bwd"].median_us,
         step_us=step.median_us if step else None,
@@ -153,7 +206,7 @@ def _row(name: str, variants: dict[str, VariantTimes], to_reference: Comparison)
     )
 
 
-def _hidden(time_us: float, variants: dict[str, VariantTimes]) -> float:
-    if "none" not in variants or "floor" not in variants:
+def _hidden(time_us: float, variants: Mapping[str, VariantTimes]) -> float:
+    if NONE not in variants or FLOOR not in variants:
         return math.nan
-    return hidden_fraction(time_us, variants["none"].times["all"].median_us, variants["floor"].times["all"].median_us)
+    return hidden_fraction(time_us, variants[NONE].times["all"].median_us, variants[FLOOR].times["all"].median_us)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from overlap_sweep.overlap.variants import FLOOR
 from overlap_sweep.report.charts.bars import Bar, Bars
+from overlap_sweep.report.charts.gantt import Gantt
 from overlap_sweep.report.charts.parts import Axis, Key
 from overlap_sweep.report.charts.rows import Column, Reference
 from overlap_sweep.report.iterations import Side, Timeline, timeline
@@ -14,16 +16,33 @@ from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow
-from overlap_sweep.workloads.operator.proof import named
-from overlap_sweep.workloads.operator.trials import FLOOR
 
 RANK = 0
 
 
+def layer_chart(layer: LayerAnalysis) -> Bars:
+    """Returns the variants of a layer that stands for itself, from fast to slow."""
+    return layer_bars(_heading(layer), layer, layer.winner.name if layer.winner else None)
+
+
+def timeline_chart(layer: LayerAnalysis) -> Gantt | None:
+    """Returns the timeline of the fastest variant above that of the reference; None where it was not traced."""
+    best = layer.winner or next(iter(layer.contenders), None)
+    if best is None:
+        return None
+    reference = (layer.reference, layer.reference)
+    shown = layer_timeline(_heading(layer), layer.point, reference, (best.label, best.name))
+    return shown.chart if shown else None
+
+
+def _heading(layer: LayerAnalysis) -> str:
+    config = layer.point.config
+    return f"{config['layer']['kind']}, TP={config['tp_size']}"
+
+
 def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
     """Returns the variants from fast to slow; `best` is the one to mark."""
-    backend = layer.point.case.backend
-    names = {name: named(short, backend) for name, short in _short([row.name for row in layer.rows]).items()}
+    names = _short([row.name for row in layer.rows])
     interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
     return Bars(
         title=title,
@@ -33,7 +52,8 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
         parts=[Key("change", "accent")],
         columns=[Column("time"), Column("change [interval]", "left")],
         bars=[
-            _bar(row, layer.reference, best, names[row.name]) for row in sorted(layer.rows, key=lambda row: row.ratio)
+            _bar(row, layer.reference, best, row.label if names[row.name] == row.name else names[row.name])
+            for row in sorted(layer.rows, key=lambda row: row.ratio)
         ],
         references=[Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
     )

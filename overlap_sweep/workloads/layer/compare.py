@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from overlap_sweep.compare.measured import Key, Measured, key_of_pass
+from overlap_sweep.compare.measured import WHOLE, Key, Measured, key_of_pass
+from overlap_sweep.overlap.variants import FLOOR, NONE, without_folders
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
+from overlap_sweep.workloads.layer.answer import labels
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
-from overlap_sweep.workloads.operator.trials import FLOOR, NONE, read_trial
-
-WHOLE = "all"
-"""The pass of a layer."""
 
 _Layer = tuple[str, dict[str, Timing]]
 """A point's name, and the times of its variants."""
@@ -25,9 +23,8 @@ _Layer = tuple[str, dict[str, Timing]]
 
 def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord]) -> list[Measured]:
     """Of a tuner's layers the variants have the names that reports use."""
-    by_directory = {point.directory: point for point in points}
-    labelled = {
-        directory / trial.point: read_trial(trial, directory, by_directory).times
+    trials = {
+        directory / trial.point: trial
         for directory, record in tuners.items()
         for trial in (*record.together, *record.proofs)
     }
@@ -36,7 +33,9 @@ def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord])
     for point in points:
         if point.is_layer and point.status == "ok":
             key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
-            variants = labelled.get(point.directory) or point.measured_as(LayerTimes).variants
+            variants, trial = point.measured_as(LayerTimes).variants, trials.get(point.directory)
+            if trial:
+                variants = {label: variants[name] for label, name in labels(trial, variants).items()}
             layers[key].append((point.name, _times(variants)))
             between[key] = Scatter(TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]])
     return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]
@@ -49,19 +48,8 @@ def _name(layer: Mapping[str, Any]) -> str:
 
 def _times(variants: Mapping[str, VariantTimes]) -> dict[str, Timing]:
     """By the name that the same variant has in another sweep. Without the launch-bound, whose times say nothing."""
-    short = {name: without_folders(name) for name in variants}
-    unique = Counter(short.values())
-    return {
-        short[name] if unique[short[name]] == 1 else name: variant.times[WHOLE]
-        for name, variant in variants.items()
-        if not variant.launch_bound
-    }
-
-
-def without_folders(variant: str) -> str:
-    """`file:best.yaml` of `file:/a/b/best.yaml`: sweeps keep their files in folders of their own."""
-    kind, _, path = variant.partition(":")
-    return f"file:{PurePath(path).name}" if kind == "file" else variant
+    short = without_folders(variants)
+    return {short[name]: variant.times[WHOLE] for name, variant in variants.items() if not variant.launch_bound}
 
 
 def _pooled(key: Key, layers: Sequence[_Layer], between: Scatter) -> list[Measured]:

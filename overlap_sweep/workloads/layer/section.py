@@ -1,38 +1,156 @@
-"""A layer point for people: its variants side by side, and which of them is fastest."""
+"""Whole layers for people and programs: the variants of each side by side, and which of them is fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from overlap_sweep.report.console import fits
 from overlap_sweep.report.numbers import as_ms, as_percent
+from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
+from overlap_sweep.report.table import (
+    BACKEND,
+    DEVICE,
+    DIRECTORY,
+    ERROR,
+    MODEL,
+    POINT,
+    PRECISION,
+    STATUS,
+    Column,
+    Listing,
+    PointRow,
+    Table,
+    asked,
+    points_table,
+)
 from overlap_sweep.results.estimate import CONFIDENCE
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Point, group_cases
+from overlap_sweep.results.provenance import measured_on, measured_when
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
-from overlap_sweep.workloads.layer.result import attention_backend
-from overlap_sweep.workloads.operator.proof import named
+from overlap_sweep.workloads.layer.chart import layer_chart, timeline_chart
+from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
+
+C = Column[VariantRow]
+OfPoint = Column[PointRow[VariantRow]]
+
+OF_POINT = (
+    *(replace(POINT, queried=True), DIRECTORY, replace(MODEL, differing=True, dropped=1), replace(BACKEND, header="")),
+    *(DEVICE, replace(PRECISION, header="")),
+    OfPoint("tokens", lambda row: row.point.case.tokens, kind="count"),
+    asked("kind", "layer", "kind", kind="text", header="layer"),
+    asked("tp_size", kind="count", header="TP"),
+    asked("num_replicas", "layer", "num_replicas", kind="count"),
+    asked("training", "layer", "training", kind="flag", about="Whether an optimizer follows."),
+    OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
+    OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
+    *(STATUS, ERROR),
+)
+TIMES = (
+    C("fwd_us", lambda row: row.fwd_us, header="fwd ms", show=as_ms),
+    C("bwd_us", lambda row: row.bwd_us, header="bwd ms", show=as_ms),
+    C("step_us", lambda row: row.step_us, "The optimizer's.", header="step ms", show=as_ms, dropped=1),
+    C("all_us", lambda row: row.all_us, header="all ms", show=as_ms),
+    C("rounds", lambda row: row.rounds, kind="count"),
+    C("reference", lambda row: row.reference, "The variant that ratio is to.", "text"),
+    C(
+        *("ratio", lambda row: row.ratio, "Of all_us to that of reference in the same round, median of the rounds."),
+        header="ratio",
+        show="{:.3f}".format,
+    ),
+    C(
+        *("", lambda row: None if row.name == row.reference else row.interval, "", "text"),
+        header="interval",
+        show=lambda interval: f"{interval.low:.3f} to {interval.high:.3f}",
+        dropped=2,
+    ),
+    C("ratio_low", lambda row: row.interval.low, "The interval's lower end.", queried=True),
+    C("ratio_high", lambda row: row.interval.high, "The interval's upper end.", queried=True),
+    C("coverage", lambda row: CONFIDENCE, "The interval's confidence."),
+    C("differs", lambda row: row.differs, "Whether the interval excludes 1.", "flag"),
+    C(
+        *("hidden_fraction", lambda row: row.hidden_fraction, "(none - all_us) / (none - floor)."),
+        header="hidden",
+        show=as_percent,
+        high_first=True,
+    ),
+    C("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
+    C("relative_error", lambda row: row.relative_error, "The largest of any tensor, against none."),
+    C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
+)
+VARIANT = C("variant", lambda row: row.name, kind="text")
+TABLE = points_table("layers", "one row per point and variant", OF_POINT, (replace(VARIANT, queried=True), *TIMES))
+LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
+COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
 
-def print_layer(point: Point, console: Console) -> None:
-    """Heading, table, verdict and warnings of an `ok` layer point."""
-    print_analysis(analyse_layer(point), console)
+def section(sources: Sources) -> Section | None:
+    """Returns how the variants of each layer compare, an answer for each but those that a tuner measured for operators,
+    which are told with them; None where no layer is among the points."""
+    points = sources.points("layer")
+    if not points:
+        return None
+    layers = {point.directory: analyse_layer(point) for point in points if point.status == "ok"}
+    elsewhere = _told_with_operators(sources)
+    root = sources.reading.root
+    return Section(
+        name="layers",
+        what="layers",
+        title="Whole layers",
+        explained="Times in milliseconds: medians of the rounds, in each of which all variants ran side by side.",
+        answers=[_answer(layer) for directory, layer in layers.items() if directory not in elsewhere],
+        points=Listing(
+            TABLE,
+            [
+                PointRow(point, root, row)
+                for point in points
+                for row in (layers[point.directory].rows if point.directory in layers else [None])
+            ],
+            "Every variant of the whole layers.",
+        ),
+        report={"layers": [_report(point, layers.get(point.directory), root) for point in points]},
+        launch_bound=sum(layer.launch_bound for layer in layers.values()),
+    )
 
 
-def print_analysis(analysis: LayerAnalysis, console: Console) -> None:
-    console.print(f"\n{title(analysis.point)}", style="bold")
-    print_table(analysis, analysis.winner, console)
-    console.print(verdict(analysis))
-    for caution in cautions(analysis):
-        console.print(caution)
+def _told_with_operators(sources: Sources) -> set[Path]:
+    """Returns the layers that a tuner measured for a case of the operators among the points."""
+    points = {point.directory: point for point in sources.reading.points}
+    tuned = {
+        directory / trial.point
+        for directory, record in sources.records.tuners.items()
+        for trial in (*record.together, *record.proofs)
+    }
+    cases = group_cases(sources.reading.points) if tuned else {}
+    return {directory for directory in tuned if directory in points and points[directory].case in cases}
 
 
-def title(point: Point) -> str:
-    """What was measured, and on what."""
+def _answer(layer: LayerAnalysis) -> Answer:
+    point = layer.point
+    assert point.result
+    return Answer(
+        title=_title(point),
+        brief=f"{point.case.model} {point.config['layer']['kind']} TP={point.config['tp_size']}",
+        sentences=[layer.verdict],
+        cautions=[*layer.cautions, *point.result.warnings],
+        compared=compared(layer, layer.winner),
+        points=[point],
+        legend=legend(layer),
+        charts=[
+            Exhibit(
+                chart=partial(layer_chart, layer),
+                explained=f"Change of the whole time against {layer.reference} in the same round; median of "
+                f"{layer.rounds} rounds, with its {CONFIDENCE:.0%} interval.",
+            ),
+            Exhibit(chart=partial(timeline_chart, layer), name="timeline", heading="Timeline"),
+        ],
+        details=[measured_on([point]), f"in {point.directory}"],
+    )
+
+
+def _title(point: Point) -> str:
     case, layer = point.case, point.config["layer"]
     attention = attention_backend(point.result)
     parts = [
@@ -47,82 +165,33 @@ def title(point: Point) -> str:
     return ", ".join(parts)
 
 
-def verdict(analysis: LayerAnalysis) -> str:
-    """One line: what is faster than the reference beyond the noise, and what is not."""
-    reference, contenders = analysis.reference, analysis.contenders
-    if any(row.launch_bound for row in analysis.rows if row.name == reference):
-        return f"no verdict: {reference} was launch-bound, its time says nothing about the device"
-    if not contenders:
-        return f"no verdict: there is nothing to compare {reference} with"
-    winner = analysis.winner
-    backend = analysis.point.case.backend
-    others = [f"{named(row.name, backend)} is {row.to_reference.in_words()}" for row in contenders if row is not winner]
-    if winner:
-        first = f"{named(winner.name, backend)} is {winner.to_reference.in_words(f' than {reference}')}"
-        return "; ".join([first, *others])
-    return f"nothing is faster than {reference}: {'; '.join(others)}"
+def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRow]:
+    """Returns the table of the variants, in the order of measuring; `best` is marked."""
+    return Listing(COMPARED, layer.rows, "Every variant, in the order of measuring.", chosen=lambda row: row is best)
 
 
-def cautions(analysis: LayerAnalysis) -> list[str]:
-    """What to know before believing the table: about it, and what the point warned of."""
-    assert analysis.point.result
-    return [*cautions_of_table(analysis), *analysis.point.result.warnings]
-
-
-def cautions_of_table(analysis: LayerAnalysis) -> list[str]:
-    """About its reference, and what was launch-bound."""
-    lines = []
-    if analysis.reference != "none":
-        lines.append(f"none was not measured: ratios are to {analysis.reference}.")
-    backend = analysis.point.case.backend
-    launch_bound = [named(row.name, backend) for row in analysis.rows if row.launch_bound]
-    if launch_bound:
-        lines.append(f"Launch-bound, left out of the verdict: {', '.join(launch_bound)}.")
-    return lines
-
-
-def print_table(analysis: LayerAnalysis, best: VariantRow | None, console: Console) -> None:
-    """A line for each variant, and what the ratios are; stacked where the terminal is too narrow."""
-    against = "vs none" if analysis.reference == "none" else "vs first"
-    rows = [_cells(row, analysis, against) for row in analysis.rows]
-    shown = [header for header in rows[0] if any(row[header] for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in shown:
-        left = header in ("variant", against, "note")
-        table.add_column(header, justify="left" if left else "right", no_wrap=True)
-    for row, cells in zip(analysis.rows, rows, strict=True):
-        style = "green" if row is best else ""
-        table.add_row(Text(cells["variant"], style), *(cells[header] for header in shown[1:]))
-    if fits(table, console):
-        console.print(table)
-    else:
-        _print_stacked(rows, console)
-    console.print(
-        f"{against}: ratio to {analysis.reference} in the same round, median of {analysis.rounds} rounds "
-        f"[{CONFIDENCE:.0%} interval]; below 1 is faster\n",
-        style="dim",
+def legend(layer: LayerAnalysis) -> str:
+    """Returns what the ratios of its table are."""
+    return (
+        f"ratio: to {layer.reference} in the same round, median of {layer.rounds} rounds, with its {CONFIDENCE:.0%} "
+        "interval; below 1 is faster"
     )
 
 
-def _cells(row: VariantRow, analysis: LayerAnalysis, against: str) -> dict[str, str]:
-    """By header; an empty cell is not applicable."""
-    interval = "" if row.name == analysis.reference else f" [{row.interval.low:.3f}, {row.interval.high:.3f}]"
+def _report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+    result, row = point.result, PointRow[VariantRow](point, root, None)
     return {
-        "variant": named(row.name, analysis.point.case.backend),
-        "fwd ms": as_ms(row.fwd_us),
-        "bwd ms": as_ms(row.bwd_us),
-        "step ms": "" if row.step_us is None else as_ms(row.step_us),
-        "all ms": as_ms(row.all_us),
-        against: f"{row.ratio:.3f}{interval}",
-        "hidden": as_percent(row.hidden_fraction),
-        "note": "launch-bound" if row.launch_bound else "",
+        **{column.name: column.value(row) for column in OF_POINT if column.name},
+        "measured": measured_when([point]),
+        "environment": result.environment if result else {},
+        "warnings": result.warnings if result else [],
+        "verdict": layer.verdict if layer else None,
+        "variants": list(_variants(layer)) if layer else [],
     }
 
 
-def _print_stacked(rows: Sequence[dict[str, str]], console: Console) -> None:
-    for cells in rows:
-        (_, name), *others = ((header, cell) for header, cell in cells.items() if cell)
-        times = [f"{header.removesuffix(' ms')} {cell} ms" for header, cell in others if header.endswith(" ms")]
-        rest = [cell if header == "note" else f"{header} {cell}" for header, cell in others if " ms" not in header]
-        console.print(f"\n{name}\n  {', '.join(times)}\n  {', '.join(rest)}")
-    console.print()
+def _variants(layer: LayerAnalysis) -> Iterator[dict[str, Any]]:
+    variants = layer.point.measured_as(LayerTimes).variants
+    for row, cells in zip(layer.rows, COMPARED.records(layer.rows), strict=True):
+        measured = variants[row.name]
+        yield {**cells, "settings": measured.settings, "switches": measured.switches}

@@ -10,10 +10,10 @@ from overlap_sweep import backends
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.variants import FILE
 from overlap_sweep.results.run_directory import settings_file
 
 NOT_OVERLAPPED = ("none", "floor")
-FILE = "file:"
 PRESETS = ("default", "bulk", "ring_exchange", "pipeline", "split", "rs_dgrad", "atomic")
 
 _OFF = {**dict.fromkeys(overlap_cfg.SWITCH_DEFAULTS, False), "tp_comm_overlap": True}

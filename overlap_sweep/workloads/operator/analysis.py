@@ -13,7 +13,6 @@ from overlap_sweep.results.conditions import gpu_conditions
 from overlap_sweep.results.points import Case, Reading, group_cases
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.traces import read_traces
-from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import choose_all
 from overlap_sweep.workloads.operator.drift import baseline_drift
@@ -55,13 +54,6 @@ class OperatorAnalysis:
     def folder(self, case: CaseAnalysis) -> str:
         """Where a case's files go, below all others: empty for the only one."""
         return case.case.name if len(self.cases) > 1 else ""
-
-    def not_tuned(self, layers: Sequence[LayerAnalysis]) -> list[LayerAnalysis]:
-        """Returns the layers that no tuner measured for one of the cases."""
-        found = [outcome for case in self.cases for outcome in (*case.outcomes.values(), *case.superseded)]
-        trials = [trial for outcome in found for trial in (outcome.trial, *(t.trial for t in outcome.together))]
-        tuned = {trial.point.directory for trial in trials if trial and trial.point}
-        return [layer for layer in layers if layer.point.directory not in tuned]
 
 
 def analyse_operators(sources: Sources) -> OperatorAnalysis:

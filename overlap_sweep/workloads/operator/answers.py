@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed
+from overlap_sweep.overlap.variants import DEFAULT, NONE
 from overlap_sweep.report.frame import Row, column_types
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
 from overlap_sweep.workloads.operator.proof import Proof
-from overlap_sweep.workloads.operator.trials import DEFAULT, NONE
 
 COLUMNS = {
     **column_types(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from overlap_sweep.overlap.variants import ASYNC_TP_BACKEND, DEFAULT, NONE
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.workloads.layer.answer import VariantRow
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, labels
-from overlap_sweep.workloads.operator.proof import ASYNC_TP_BACKEND, Outcome, advised
-from overlap_sweep.workloads.operator.trials import DEFAULT, NONE
+from overlap_sweep.workloads.operator.proof import Outcome, advised
 
 BACKEND = ASYNC_TP_BACKEND
 

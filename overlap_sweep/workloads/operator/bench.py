@@ -15,16 +15,12 @@ from torch import Tensor
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.measure.ranks import Ranks, stream
-from overlap_sweep.measure.timing import Variant, summarise, time_variants
+from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, summarise, time_variants
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.workloads.operator.result import DefaultTiming
 
-L2_BYTES = 128 * 2**20
-"""More than any GPU's L2 cache: inputs rotate through at least this much memory."""
-MOST_INPUTS = 64
-"""Of 2 MiB, which is a small model's at TP=8."""
 KEPT_BENCHES = 8
 """A sweep over the four operators and two backends or precisions finds each one's still there."""
 TP1_REPEATS = 7

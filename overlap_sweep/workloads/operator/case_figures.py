@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from overlap_sweep.overlap.variants import NONE, TUNED, named
 from overlap_sweep.report.charts.figures import Figure, figure
 from overlap_sweep.report.iterations import Timeline
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis
-from overlap_sweep.workloads.kernel.chart import kernel_chart
-from overlap_sweep.workloads.layer.answer import LayerAnalysis
 from overlap_sweep.workloads.layer.chart import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import charts
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.num_sm import num_sm_lines
-from overlap_sweep.workloads.operator.proof import Outcome, Proof, named
-from overlap_sweep.workloads.operator.trials import NONE, TUNED
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
-from overlap_sweep.workloads.tp_training.chart import loss_lines, stacks_bars
+from overlap_sweep.workloads.operator.proof import Outcome, Proof
 
 
 @dataclass(frozen=True)
@@ -78,28 +73,6 @@ def case_figures(case: CaseAnalysis, analysis: OperatorAnalysis, prefix: str) ->
         timelines=timelines,
         without_timeline=list(dict.fromkeys(f"{what} at TP={tp}" for tp, what in wanted if (tp, what) not in drawn)),
     )
-
-
-def loose_layer_figures(layer: LayerAnalysis, name: str) -> tuple[Figure, Figure | None]:
-    """Of a layer that no tuner measured: its variants, and the timeline of the fastest, if it was traced."""
-    config, best = layer.point.config, layer.winner or next(iter(layer.contenders), None)
-    heading = f"{config['layer']['kind']}, TP={config['tp_size']}"
-    bars = layer_bars(heading, layer, layer.winner.name if layer.winner else None)
-    shown = None
-    if best:
-        none = (layer.reference, layer.reference)
-        shown = layer_timeline(heading, layer.point, none, (named(best.name, layer.point.case.backend), best.name))
-    return figure(name, bars), figure(f"{name}_timeline", shown.chart) if shown else None
-
-
-def kernel_figure(kernel: KernelAnalysis, name: str) -> Figure:
-    """A picture over m, or of the only one."""
-    return figure(name, kernel_chart(kernel))
-
-
-def stacks_figures(stacks: TpTrainingAnalysis, name: str) -> tuple[Figure, Figure]:
-    """What a step's time goes to, and the losses."""
-    return figure(name, stacks_bars(stacks)), figure(f"{name}_losses", loss_lines(stacks))
 
 
 def _layers(case: CaseAnalysis, prefix: str) -> Iterator[Figure]:

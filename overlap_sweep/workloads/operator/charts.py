@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.report.charts.bars import Bar, Bars, Marker
 from overlap_sweep.report.charts.lines import Area, Line, LinePoint, Lines
 from overlap_sweep.report.charts.parts import Axis, Key
@@ -22,7 +23,6 @@ from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import frozen, of_pass
 from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.scaling import OperatorScaling
-from overlap_sweep.workloads.operator.trials import DEFAULT
 
 BEST = 1.05
 """Where the axis of hidden fractions ends. More than all cannot be hidden: it is noise of the time, or of the GEMMs

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT, named
 from overlap_sweep.report.charts.lines import Level, Line, LinePoint, Lines, looks_of
 from overlap_sweep.report.charts.parts import Axis
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
@@ -16,9 +17,7 @@ from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.charts import chosen_name, hidden_in_words
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import Frozen, frozen, of_pass
-from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
-from overlap_sweep.workloads.operator.trials import DEFAULT
 
 SUBTITLE_WIDTH = 84
 """In characters: as long as a panel is wide."""

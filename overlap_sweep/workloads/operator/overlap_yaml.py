@@ -9,13 +9,12 @@ import yaml
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import no_switches
+from overlap_sweep.overlap.variants import DEFAULT, named
 from overlap_sweep.report.numbers import as_sentence, comments
 from overlap_sweep.results.provenance import multicast
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
 from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, labels
-from overlap_sweep.workloads.operator.proof import named
-from overlap_sweep.workloads.operator.trials import DEFAULT
 
 FILE_NAME = "optimal_tp_comm_overlap_cfg.yaml"
 WHAT = "Megatron-LM's --tp-comm-overlap-cfg, Transformer Engine's ub_cfgs"

@@ -10,6 +10,7 @@ import yaml
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.variants import NONE, TUNED
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence, as_us
 from overlap_sweep.results.estimate import CONFIDENCE, hidden_fraction
 from overlap_sweep.workloads.operator import async_tp
@@ -18,7 +19,6 @@ from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, 
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, spoken
 from overlap_sweep.workloads.operator.proofs import path_of_file
 from overlap_sweep.workloads.operator.switches import Plan
-from overlap_sweep.workloads.operator.trials import NONE, TUNED
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.variants import ASYNC_TP_BACKEND, DEFAULT, FLOOR, NONE, TUNED, named
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, compare
-from overlap_sweep.workloads.operator.trials import DEFAULT, FLOOR, NO_OVERLAP, NONE, TUNED, Trial, read_trial
+from overlap_sweep.workloads.operator.trials import NO_OVERLAP, Trial, read_trial
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,6 @@ class Unproven:
 
 
 Outcome = Proof | Unproven
-
-
-ASYNC_TP_BACKEND = "symm_mem"
-"""Its default is async TP, which PyTorch itself has off until it is switched on."""
-
-
-def named(label: str, backend: str) -> str:
-    """A variant's name for people."""
-    return "async TP" if label == DEFAULT and backend == ASYNC_TP_BACKEND else label
 
 
 def spoken(label: str, backend: str) -> str:

@@ -6,8 +6,10 @@ from pathlib import PurePosixPath
 
 from rich.console import Console
 
+from overlap_sweep.overlap.variants import DEFAULT, NONE, TUNED
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_sentence, as_us
+from overlap_sweep.report.terminal import print_listing
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.operator import async_tp
@@ -16,7 +18,7 @@ from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import sum_under_us
 from overlap_sweep.workloads.operator.overlap_yaml import file_name
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together, advised, spoken
-from overlap_sweep.workloads.operator.trials import DEFAULT, NO_OVERLAP, NONE, TUNED, Trial
+from overlap_sweep.workloads.operator.trials import NO_OVERLAP, Trial
 
 
 def headline(outcome: Outcome, folder: str = "") -> str:
@@ -66,8 +68,9 @@ def print_outcomes(case: CaseAnalysis, console: Console) -> None:
         if trial and trial.layer:
             console.print(f"Proof at TP={outcome.tp_size}, {_what(trial)}:")
             best = trial.rows[outcome.recommended] if isinstance(outcome, Proof) else None
-            layers.print_table(trial.layer, best, console)
-            said = [*trial.left_out.values(), *layers.cautions_of_table(trial.layer), *trial.warnings]
+            print_listing(layers.compared(trial.layer, best), console, "layers.csv")
+            print_lines([layers.legend(trial.layer)], console, indent=0)
+            said = [*trial.left_out.values(), *trial.layer.cautions, *trial.warnings]
             print_lines([as_sentence(outcome.verdict), *said], console)
         for together in outcome.together:
             _print_together(together, console)

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import methods_allowed
+from overlap_sweep.overlap.variants import FLOOR, named
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence
 from overlap_sweep.results.provenance import measured_when
 from overlap_sweep.workloads.layer.result import attention_backend
-from overlap_sweep.workloads.layer.section import cautions_of_table
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.overlap_yaml import USERBUFFER_BACKENDS, beside_default, default_beside
-from overlap_sweep.workloads.operator.proof import Proof, named
-from overlap_sweep.workloads.operator.trials import FLOOR
+from overlap_sweep.workloads.operator.proof import Proof
 
 
 def proven_head(case: CaseAnalysis, proof: Proof) -> list[str]:
@@ -42,7 +41,7 @@ def _proof(proof: Proof) -> list[str]:
         hidden = [f"hidden {as_percent(row.hidden_fraction)}"] if label not in (layer.reference, FLOOR) else []
         bound = ["launch-bound"] if row.launch_bound else []
         lines.append(f"  {names[label]:<{width}}  {', '.join([times, *compared, *hidden, *bound])}")
-    return [*lines, *trial.left_out.values(), *cautions_of_table(layer), *trial.warnings]
+    return [*lines, *trial.left_out.values(), *layer.cautions, *trial.warnings]
 
 
 def _open_slots(proof: Proof) -> list[str]:

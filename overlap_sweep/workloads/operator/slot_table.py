@@ -11,14 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT, named
 from overlap_sweep.report.console import fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import SlotAnswer
 from overlap_sweep.workloads.operator.choice import PassChoice
-from overlap_sweep.workloads.operator.proof import named
-from overlap_sweep.workloads.operator.trials import DEFAULT
 
 
 def print_slots(answers: Sequence[SlotAnswer], backend: str, console: Console) -> None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.variants import FLOOR, NONE, TUNED, named
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
+from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, labels
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
-
-NONE, DEFAULT, TUNED, FLOOR = "none", "default", "tuned", "floor"
 
 NO_OVERLAP = OverlapConfig({}, {**SWITCH_DEFAULTS, "tp_comm_overlap": False})
 
@@ -68,8 +67,7 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
     if not point or not point.result or point.status != "ok" or not point.is_layer:
         return Trial(trial.tp_size, directory, trial.point, point, tuned=tuned)
     result, variants = point.result, point.measured_as(LayerTimes).variants
-    names = {label: name for label, name in trial.variants.items() if name in variants}
-    names |= {name: name for name in variants if name not in names.values()}
+    names = labels(trial, variants)
     said = {name: _warning_about(name, result) for name in trial.variants.values() if name not in variants}
     return Trial(
         tp_size=trial.tp_size,
@@ -93,7 +91,12 @@ def _relabelled(layer: LayerAnalysis, names: Mapping[str, str]) -> LayerAnalysis
     rows = {row.name: row for row in layer.rows}
     # The tuned configuration of a layer that should not overlap is `none` under another label.
     reference = next(label for label, name in names.items() if name == layer.reference)
-    return replace(layer, reference=reference, rows=[replace(rows[name], name=label) for label, name in names.items()])
+    backend = layer.point.case.backend
+    relabelled = (
+        replace(rows[name], name=label, label=named(label, backend), reference=reference)
+        for label, name in names.items()
+    )
+    return replace(layer, rows=list(relabelled))
 
 
 def _config(name: str, times: VariantTimes) -> OverlapConfig:

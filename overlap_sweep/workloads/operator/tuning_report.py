@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from overlap_sweep.analysis.sweep import Analysis
+from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import hidden_fraction
-from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
-from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, answers_in_words
-from overlap_sweep.workloads.kernel.frame import answer_rows, comparable_cells
-from overlap_sweep.workloads.kernel.warnings import warnings
-from overlap_sweep.workloads.layer.answer import LayerAnalysis
-from overlap_sweep.workloads.layer.frame import point_cells, variant_cells
-from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
-from overlap_sweep.workloads.layer.section import verdict
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis, SlotAnswer
 from overlap_sweep.workloads.operator.choice import PassChoice
@@ -27,11 +19,6 @@ from overlap_sweep.workloads.operator.frame import config_id
 from overlap_sweep.workloads.operator.proof import spoken
 from overlap_sweep.workloads.operator.proof_report import outcome_entries, tuner_entries
 from overlap_sweep.workloads.operator.scaling import Scaling
-from overlap_sweep.workloads.operator.trials import DEFAULT
-from overlap_sweep.workloads.tp_training import frame as tp_training_frame
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis
-from overlap_sweep.workloads.tp_training.sentences import in_words
-from overlap_sweep.workloads.tp_training.sentences import warnings as tp_training_warnings
 
 FILE_NAME = "tuning_report.json"
 SCHEMA = 1
@@ -41,13 +28,10 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
     """The report as plain data. Times are in microseconds; what is unknown or undefined is None.
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
-    their case; `tp_scaling` on top is the only case's, and None where there are several. `layers` has one entry per
-    layer point, with one in `variants` for each row of the tidy table of layers. `proof` has an entry for each case and
-    TP size that a tuner measured, and `tuner` one for each of its sweeps. `kernels` has one entry per kernel case, with
-    an answer for each m in `answers` and in them what it was chosen from; `kernel_points` are the rows of the tidy
-    table of kernels. `tp_training` has one entry per model that tensor-parallel stacks trained, with the fastest of
-    each `grids` entry and all `settings`; `tp_training_points` are the rows of its tidy table. What else was measured
-    has the keys of its section's `report`.
+    their case; `tp_scaling` on top is the only case's, and None where there are several. `proof` has an entry for each
+    case and TP size that a tuner measured, and `tuner` one for each of its sweeps. `training` has one entry per case of
+    training runs with the best setting, all `settings` and what each knob contributed in `knobs`; `training_points` are
+    the rows of their tidy table. Sections add their own keys.
     """
     cases = [_case(case) for case in analysis.operators.cases]
     return {
@@ -97,12 +81,7 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
             for drift in case.drift
         ],
         "configurations": [_row(row) for row in analysis.operators.rows],
-        "layers": _layers(analysis),
-        "kernels": [_kernel(kernel) for kernel in analysis.kernels],
-        "kernel_points": _finite(analysis.kernel_rows),
         **{name: _plain(said) for section in analysis.sections for name, said in section.report.items()},
-        "tp_training": [_tp_training(of_case) for of_case in analysis.tp_training],
-        "tp_training_points": _finite(analysis.tp_training_rows),
         "proof": outcome_entries(analysis.operators),
         "tuner": tuner_entries(analysis.operators),
     }
@@ -158,83 +137,6 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
         "launch_bound": case.launch_bound,
         "overruled": {str(tp_size): plan.overruled for tp_size, plan in case.plans.items() if plan.overruled},
         "tp_scaling": _tp_scaling(case.scaling),
-    }
-
-
-def _layers(analysis: Analysis) -> list[dict[str, Any]]:
-    analysis_of = {layer.point.directory: layer for layer in analysis.layers}
-    return [
-        _layer(point, analysis_of.get(point.directory), analysis.reading.root)
-        for point in analysis.reading.points
-        if point.is_layer
-    ]
-
-
-def _layer(point: Point, analysis: LayerAnalysis | None, root: Path) -> dict[str, Any]:
-    result = point.result
-    return {
-        **point_cells(point, root),
-        "measured": measured_when([point]),
-        "environment": result.environment if result else {},
-        "warnings": result.warnings if result else [],
-        "verdict": verdict(analysis) if analysis else None,
-        "variants": _variants(analysis, point.measured_as(LayerTimes).variants) if analysis else [],
-    }
-
-
-def _variants(analysis: LayerAnalysis, measured: Mapping[str, VariantTimes]) -> list[dict[str, Any]]:
-    return [
-        {
-            **{column: finite(value) for column, value in variant_cells(row, analysis).items()},
-            "settings": measured[row.name].settings,
-            "switches": measured[row.name].switches,
-        }
-        for row in analysis.rows
-    ]
-
-
-def _kernel(kernel: KernelAnalysis) -> dict[str, Any]:
-    environment, *others = environments(kernel.points)
-    answers = answer_rows([kernel])
-    return {
-        **kernel.case._asdict(),
-        "subjects": kernel.subjects,
-        "measured": measured_when(kernel.points),
-        "environment": environment,
-        "other_environments": others,
-        "recommendation": f"{kernel.case.brief}: {answers_in_words(kernel)}",
-        "warnings": warnings(kernel),
-        "answers": [
-            {
-                **{name: finite(value) for name, value in answer.items()},
-                "setting": dict(shape.chosen.setting) if shape.chosen else None,
-                "implementations": [_comparable(row) for row in shape.rows],
-                "left_out": shape.left_out,
-            }
-            for shape, answer in zip(kernel.shapes, answers, strict=True)
-        ],
-    }
-
-
-def _comparable(row: ImplementationRow) -> dict[str, Any]:
-    cells = {name: finite(value) for name, value in comparable_cells(row).items()}
-    return {**cells, "setting": dict(row.setting), "points": list(row.points)}
-
-
-def _tp_training(of_case: TpTrainingAnalysis) -> dict[str, Any]:
-    environment, *others = environments(of_case.points)
-    return {
-        **of_case.case._asdict(),
-        "measured": measured_when(of_case.points),
-        "environment": environment,
-        "other_environments": others,
-        "answers": in_words(of_case),
-        "warnings": tp_training_warnings(of_case),
-        "grids": _finite(tp_training_frame.answer_rows([of_case])),
-        "settings": [
-            {**cells, "points": [point.name for point in row.points]}
-            for row, cells in zip(of_case.rows, _finite(map(tp_training_frame.row_cells, of_case.rows)), strict=True)
-        ],
     }
 
 

@@ -12,10 +12,10 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import Workload
-from overlap_sweep.workloads.tp_training import megatron_refusal
 from overlap_sweep.workloads.tp_training.architectures import architecture
 from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import language_model
+from overlap_sweep.workloads.tp_training.refusals import refusal
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -96,83 +96,6 @@ def _read_overlap_cfg(path: str) -> dict[str, Any]:
     """Its content, so that the result says what was run."""
     read = overlap_cfg.read(Path(path).expanduser())
     return {"slots": read.slots, "switches": read.switches}
-
-
-def refusal(point: Mapping[str, Any]) -> str | None:
-    model, tp_size, training = point["language_model"], point["tp_size"], point["tp_training"]
-    for name, count in (
-        ("num_key_value_heads", model["num_key_value_heads"]),
-        ("num_attention_heads", model["num_attention_heads"]),
-        ("intermediate_size", model["intermediate_size"]),
-    ):
-        if count % tp_size:
-            return f"{name}={count} of {point['model']['name']} does not divide by tp_size={tp_size}; use a divisor"
-    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
-    if heads % kv_heads:
-        return (
-            f"num_attention_heads={heads} of {point['model']['name']} does not divide by "
-            f"num_key_value_heads={kv_heads}; give model.num_kv_heads a divisor"
-        )
-    if model["head_dim"] % 2:
-        return f"head_dim={model['head_dim']} is odd, and rotary embeddings turn pairs; give an even model.head_dim"
-    if training["sequence_parallel"] and training["seq_length"] % tp_size:
-        return f"tp_training.seq_length={training['seq_length']} does not divide by tp_size={tp_size}; use a multiple"
-    return _REFUSALS[point["impl"]](point)
-
-
-def _autotp_refusal(point: Mapping[str, Any]) -> str | None:
-    if find_spec("deepspeed") is None:
-        return "impl=autotp needs DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
-    if point["tp_training"]["sequence_parallel"]:
-        return "AutoTP has no sequence parallelism: leave tp_training.sequence_parallel out"
-    return _hugging_face_refusal(point)
-
-
-def _fsdp_dtensor_refusal(point: Mapping[str, Any]) -> str | None:
-    return _hugging_face_refusal(point)
-
-
-def _async_tp_refusal(point: Mapping[str, Any]) -> str | None:
-    if not point["tp_training"]["sequence_parallel"] and point["tp_size"] > 1:
-        return "asynchronous TP overlaps nothing without tp_training.sequence_parallel"
-    if point["runtime"]["device"] == "cpu":
-        return "asynchronous TP copies from GPU to GPU, and runtime.device is cpu; use impl=fsdp_dtensor"
-    if point["tp_size"] == 1:
-        return "at tp_size=1 there is nothing for asynchronous TP to overlap; use impl=fsdp_dtensor"
-    return _hugging_face_refusal(point)
-
-
-def _hugging_face_refusal(point: Mapping[str, Any]) -> str | None:
-    if point["tp_training"]["attn_impl"] != "flash_attention_2":
-        return None
-    if point["runtime"]["device"] == "cpu":
-        return "tp_training.attn_impl=flash_attention_2 needs a GPU; use sdpa"
-    if find_spec("flash_attn") is None:
-        return "tp_training.attn_impl=flash_attention_2 needs the package flash-attn; install it, or use sdpa"
-    if point["precision"] == "fp32" and not point["tp_training"]["autocast"]:
-        return "tp_training.attn_impl=flash_attention_2 computes in bfloat16 and float16 only; use sdpa"
-    return None
-
-
-def _megatron_refusal(point: Mapping[str, Any]) -> str | None:
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        return "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
-    training = point["tp_training"]
-    if training["autocast"]:
-        return "Megatron-Core computes in the type of its parameters: leave tp_training.autocast out"
-    if training["compile"]:
-        return "Megatron-Core's layers are not compiled as a whole: leave tp_training.compile out"
-    if not training["vocab_parallel"]:
-        return "Megatron-Core always cuts the vocabulary: leave tp_training.vocab_parallel out"
-    return megatron_refusal.refusal(point)
-
-
-_REFUSALS = {
-    "autotp": _autotp_refusal,
-    "fsdp_dtensor": _fsdp_dtensor_refusal,
-    "async_tp": _async_tp_refusal,
-    "megatron": _megatron_refusal,
-}
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:

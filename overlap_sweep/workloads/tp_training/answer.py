@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, Interval, estimate, gap_noise_us
-from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.measured import Timing
+from overlap_sweep.report.numbers import as_ms
+from overlap_sweep.results.estimate import Interval, gap_noise_us
+from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import SETTINGS_FILE, Result
-from overlap_sweep.workloads.tp_training.losses import Comparison, compare, tolerance_of
-from overlap_sweep.workloads.tp_training.peak_rates import peak_tflops
-from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
+from overlap_sweep.results.provenance import environments
+from overlap_sweep.workloads.tp_training.rows import Grid, TpTrainingRow, rows_of
 from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
 """Of tp_training: what a case is not told with."""
-_SETTING_WORDS: dict[str, Callable[[Any], str]] = {
-    "zero_stage": lambda stage: "" if stage == 1 else f"zero{stage}",
-    "attn_impl": lambda attention: "" if attention == "sdpa" else attention,
-    "vocab_parallel": lambda on: "" if on else "whole vocabulary",
-    "tp_comm_overlap": lambda on: "" if on else "no overlap",
-    "tp_comm_overlap_cfg": lambda path: f"tuned {_file_word(path)}".strip(),
-    "autocast": lambda on: "autocast" if on else "",
-    "activation_checkpointing": lambda on: "checkpointing" if on else "",
-}
-"""What an option that is not null adds to the name of a setting."""
-_OF_NO_SETTING = ("log_interval", "peak_tflops", "output_dir")
-"""Options that change neither what is computed nor how."""
-_SEQUENCE_PARALLEL = ("async_tp", "megatron")
-"""Implementations that are so unasked, where there is more than one tensor-parallel rank."""
+FEW_STEPS = 5
+LONG_WAIT = 0.05
+"""Of a step: what is worth a sentence."""
 
 
 class TpTrainingCase(NamedTuple):
@@ -67,128 +53,25 @@ class TpTrainingCase(NamedTuple):
         return f"{self.model}, {self.num_layers} layers, sequences of {self.seq_length}"
 
 
-class Grid(NamedTuple):
-    """How ranks are cut."""
-
-    tp_size: int
-    dp_size: int
-
-    @property
-    def ranks(self) -> int:
-        return self.tp_size * self.dp_size
-
-    def __str__(self) -> str:
-        return f"TP={self.tp_size} DP={self.dp_size}"
-
-
-class Shares(NamedTuple):
-    """Of the timed steps; they add up to 1. The slowest rank of each part counts, so where ranks differ the parts may
-    take longer than the step: then they are shares of their sum."""
-
-    forward: float
-    backward: float
-    optimizer: float
-    other: float
-
-
-@dataclass(frozen=True)
-class TpTrainingRow:
-    """One setting of one implementation on one grid of ranks, over all its points."""
-
-    grid: Grid
-    impl: str
-    setting: str
-    """The implementation, with what is not at its default."""
-    points: list[Point]
-    step: Estimate
-    q1_us: float
-    q3_us: float
-    shares: Shares
-    tokens_per_step: int
-    samples_per_step: int
-    flops_per_step: float
-    peak_tflops: float | None
-    """Of one GPU."""
-    parameters: int
-    memory_allocated_gb: float | None
-    memory_peak_gb: float | None
-    """Both the most of the timed steps."""
-    host_ahead_us: float | None
-    """The least of its points."""
-    communication: StepCommunication | None
-    """Of its first point that has traces."""
-    losses: Comparison | None
-    """None where nothing was given the same data."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.grid} {self.setting}"
-
-    @property
-    def time_us(self) -> float:
-        return self.step.time_us
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of all ranks."""
-        return self.tokens_per_step / self.time_us * 1e6
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float:
-        return self.tokens_per_s / self.grid.ranks
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples_per_step / self.time_us * 1e6
-
-    @property
-    def tflops_per_gpu(self) -> float:
-        return self.flops_per_step / self.time_us / 1e6 / self.grid.ranks
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOP utilisation, a share; None where the GPU's peak is not known."""
-        return self.tflops_per_gpu / self.peak_tflops if self.peak_tflops else None
-
-    @property
-    def steps(self) -> list[TpTrainingStep]:
-        """Of its first point, the warm-up's too."""
-        return measured(self.points[0].result).steps
-
-    @property
-    def loss(self) -> float | None:
-        return self.steps[-1].loss
-
-    @property
-    def host_limits(self) -> bool:
-        """See `host_limits`."""
-        return host_limits(self.points)
-
-    @property
-    def deviates(self) -> bool:
-        """Whether it computes something else than the others."""
-        return self.losses is not None and self.losses.deviates is not None
-
-    @property
-    def diverges(self) -> bool:
-        return self.loss is None
-
-    @property
-    def may_win(self) -> bool:
-        return not self.deviates and not self.diverges
-
-
 @dataclass(frozen=True)
 class GridAnswer:
-    """The implementations on one grid of ranks."""
+    """The implementations on one grid of ranks, at least one."""
 
-    grid: Grid
     rows: list[TpTrainingRow]
     """From fast to slow."""
 
     @property
+    def grid(self) -> Grid:
+        return self.rows[0].grid
+
+    @property
     def comparable(self) -> list[TpTrainingRow]:
         return [row for row in self.rows if row.may_win]
+
+    @property
+    def deviating(self) -> str:
+        """The settings that compute something else."""
+        return ", ".join(row.setting for row in self.rows if row.deviates)
 
     @property
     def best(self) -> TpTrainingRow | None:
@@ -211,18 +94,6 @@ class GridAnswer:
 
 
 @dataclass(frozen=True)
-class LossesAnswer:
-    """Of all that was given the same data: of one data-parallel size."""
-
-    dp_size: int
-    rows: list[TpTrainingRow]
-
-    @property
-    def deviating(self) -> list[TpTrainingRow]:
-        return [row for row in self.rows if row.deviates]
-
-
-@dataclass(frozen=True)
 class TpTrainingAnalysis:
     """One case."""
 
@@ -237,87 +108,23 @@ class TpTrainingAnalysis:
         return [point for row in self.rows for point in row.points]
 
     @property
-    def parameters(self) -> int:
-        return self.rows[0].parameters
-
-    @property
     def answers(self) -> list[GridAnswer]:
         grids = dict.fromkeys(row.grid for row in self.rows)
-        return [GridAnswer(grid, [row for row in self.rows if row.grid == grid]) for grid in grids]
+        return [GridAnswer([row for row in self.rows if row.grid == grid]) for grid in grids]
 
     @property
     def best(self) -> TpTrainingRow | None:
         """Of all, by what one GPU does; None where none computes what it should."""
         return max((row for row in self.rows if row.may_win), key=lambda row: row.tokens_per_s_per_gpu, default=None)
 
-    @property
-    def losses(self) -> list[LossesAnswer]:
-        """Where there is something to compare."""
-        sizes = sorted({row.grid.dp_size for row in self.rows if row.losses})
-        return [LossesAnswer(size, [row for row in self.rows if row.grid.dp_size == size]) for size in sizes]
 
-
-def ratio_of(slower: TpTrainingRow, faster: TpTrainingRow) -> float:
-    """Of the times of a step."""
-    return slower.time_us / faster.time_us
-
-
-def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> Interval:
-    """From the noise of both, relative to them and in quadrature. A factor to both sides: a ratio is positive, however
-    large the noise. NaN where there is a single timed step."""
-    ratio = ratio_of(slower, faster)
+def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> tuple[float, Interval]:
+    """How many times as long a step of the slower takes, and between what that lies: by the noise of both, relative to
+    them and in quadrature. A factor to both sides: a ratio is positive, however large the noise. NaN where there is a
+    single timed step."""
+    ratio = slower.time_us / faster.time_us
     factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
-    return Interval(ratio / factor, ratio * factor)
-
-
-def measured(result: Result | None) -> TpTrainingRun:
-    """Of a point that is ok."""
-    assert result
-    return result.measured_as(TpTrainingRun)
-
-
-def host_limits(points: Iterable[Point]) -> bool:
-    """Returns whether the host, or a stack that waits for the device, decides how long a step of any of them takes."""
-    return any(point.result and point.result.launch_bound for point in points)
-
-
-def step_timing(result: Result) -> Timing:
-    """Of the timed steps."""
-    times_us = [step.step_us for step in measured(result).timed_steps]
-    q1_us, q3_us = _quartiles(times_us)
-    return Timing(statistics.median(times_us), q1_us, q3_us, times_us)
-
-
-def _quartiles(times_us: Sequence[float]) -> tuple[float, float]:
-    if len(times_us) == 1:
-        return times_us[0], times_us[0]
-    q1_us, _, q3_us = statistics.quantiles(times_us, n=4, method="inclusive")
-    return q1_us, q3_us
-
-
-def grid_of(config: Mapping[str, Any]) -> Grid:
-    return Grid(config["tp_size"], config["dp_size"])
-
-
-def setting_of(config: Mapping[str, Any]) -> str:
-    """`autotp zero2`: the implementation of a resolved point, and which options are not at their defaults."""
-    impl, options = str(config["impl"]), config["tp_training"]
-    return " ".join([impl, *filter(None, _option_words(impl, options, config["tp_size"]))])
-
-
-def _option_words(impl: str, options: Mapping[str, Any], tp_size: int) -> Iterator[str]:
-    yield from (word(options[name]) for name, word in _SETTING_WORDS.items() if options.get(name) is not None)
-    in_sequence = options.get("sequence_parallel")
-    if in_sequence is not None and in_sequence != (impl in _SEQUENCE_PARALLEL and tp_size > 1):
-        yield "sequence parallel" if in_sequence else "no sequence parallel"
-    if options.get("compile") and impl != "async_tp":
-        yield "compiled"
-
-
-def _file_word(path: str) -> str:
-    """Of a tuned file what its name says beyond what all are called."""
-    stem = PurePath(path).stem.removeprefix("optimal_")
-    return stem.removeprefix(PurePath(SETTINGS_FILE).stem).strip("_")[:40]
+    return ratio, Interval(ratio / factor, ratio * factor)
 
 
 def tp_training_case(point: Point) -> TpTrainingCase:
@@ -344,116 +151,151 @@ def analyse_tp_training(
     for point in points:
         if point.is_tp_training and point.status == "ok":
             cases[tp_training_case(point)].append(point)
-    return [_analysis(case, cases[case], communication) for case in sorted(cases)]
+    return [_analysis(case, *rows_of(cases[case], communication)) for case in sorted(cases)]
 
 
 def _analysis(
-    case: TpTrainingCase, points: Sequence[Point], communication: Mapping[Path, StepCommunication]
+    case: TpTrainingCase, rows: Sequence[TpTrainingRow], of_points: Sequence[TpTrainingRow]
 ) -> TpTrainingAnalysis:
-    named = _named(points)
-    losses = _losses(named)
-    steps = (([estimate(_timed_us(point)) for point in of_one], host_limits(of_one)) for of_one in named.values())
-    between = verdict.scatters_of_steps(steps, points[0].config["runtime"]["device"])
-    rows = [_row(*key, of_one, losses, communication, between) for key, of_one in named.items()]
-    of_points = [
-        _row(*key, [point], losses, communication, between) for key, of_one in named.items() for point in of_one
-    ]
-    return TpTrainingAnalysis(case, _in_order(rows), _in_order(of_points))
+    analysis = TpTrainingAnalysis(case, _in_order(rows), [])
+    answers, best = analysis.answers, analysis.best
+    chosen = {answer.best.name for answer in answers if answer.best}
+    places: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    if best and len(answers) > 1:
+        places[best.name] = ("best of all",)
+    for answer in answers:
+        for row in answer.ties if len(answer.rows) > 1 else ():
+            places[row.name] += ("fastest" if len(answer.ties) == 1 else "tie",)
+
+    def placed(rows: Iterable[TpTrainingRow]) -> list[TpTrainingRow]:
+        return _in_order(replace(row, chosen=row.name in chosen, place=places[row.name]) for row in rows)
+
+    return TpTrainingAnalysis(case, placed(rows), placed(of_points))
 
 
 def _in_order(rows: Iterable[TpTrainingRow]) -> list[TpTrainingRow]:
     return sorted(rows, key=lambda row: (row.grid.ranks, row.grid, row.time_us))
 
 
-_Named = dict[tuple[Grid, str], list[Point]]
+def in_words(analysis: TpTrainingAnalysis) -> list[str]:
+    """Returns the answers, a sentence each: of each grid, of all, and whether losses agree."""
+    lines = [_grid_in_words(answer) for answer in analysis.answers]
+    if len(lines) > 1:
+        lines.append(_best_in_words(analysis))
+    return [*lines, *losses_in_words(analysis)]
 
 
-def _named(points: Iterable[Point]) -> _Named:
-    """By grid and setting. What a setting's words don't tell, such as connections, gets a number."""
-    alike: dict[tuple[Grid, str], dict[str, list[Point]]] = defaultdict(dict)
-    for point in points:
-        of_setting = alike[grid_of(point.config), setting_of(point.config)]
-        of_setting.setdefault(_identity(point.config), []).append(point)
-    named: _Named = {}
-    for (grid, setting), different in alike.items():
-        for number, of_one in enumerate(different.values(), start=1):
-            named[grid, f"{setting} #{number}" if number > 1 else setting] = of_one
-    return named
+def _grid_in_words(answer: GridAnswer) -> str:
+    best, others, ties = answer.best, answer.comparable[1:], answer.ties
+    if best is None:
+        why = "computes what the others do" if answer.deviating else "has a loss that is a number"
+        return f"{answer.grid}: no answer, as none {why}"
+    time = f"takes {as_ms(best.time_us)} ms a step, {best.tokens_per_s:,.0f} tokens/s"
+    left_out = f"; not compared, as it computes something else: {answer.deviating}" if answer.deviating else ""
+    if not others:
+        nothing = "" if left_out else ", nothing to compare it with"
+        return f"{answer.grid}: {best.setting} {time}{nothing}{left_out}"
+    ending = f"; not repeated{left_out}" if len(best.points) == 1 else left_out
+    if len(ties) > 1:
+        names = " and ".join([", ".join(row.setting for row in ties[:-1]), ties[-1].setting])
+        said = f"{names} differ by less than the noise ({_over(ties[-1], best)} between them)"
+        if answer.slower:
+            said += f"; {answer.slower[0].setting} takes {_over(answer.slower[0], best)} as long"
+        return f"{answer.grid}: {said}; {best.setting} {time}{ending}"
+    said = f"{best.setting} is fastest, {_over(others[0], best)} as fast as {others[0].setting}"
+    if len(others) > 1:
+        said += f", {_over(others[-1], best)} as fast as {others[-1].setting}, the slowest"
+    return f"{answer.grid}: {said}; it {time}{ending}"
 
 
-def _identity(config: Mapping[str, Any]) -> str:
-    options = {name: value for name, value in config["tp_training"].items() if name not in _OF_NO_SETTING}
-    connections = config["runtime"].get("max_connections")
-    return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "max_connections": connections})
+def _best_in_words(analysis: TpTrainingAnalysis) -> str:
+    best = analysis.best
+    if best is None:
+        return "most tokens/s per GPU: no answer"
+    of_mfu = f", {best.mfu:.1%} of its peak" if best.mfu is not None else ""
+    return f"most tokens/s per GPU: {best.name}, {best.tokens_per_s_per_gpu:,.0f}{of_mfu}"
 
 
-def _losses(named: _Named) -> dict[Path, Comparison]:
-    """By run directory, of those that others were given the same data as. Implementations are held against each other;
-    where there is one only, its settings are."""
-    found: dict[Path, Comparison] = {}
-    for dp_size in {grid.dp_size for grid, _ in named}:
-        of_size = {key: points for key, points in named.items() if key[0].dp_size == dp_size}
-        several = len({points[0].config["impl"] for points in of_size.values()}) > 1
-        votes: dict[str, list[Point]] = defaultdict(list)
-        for (grid, setting), points in of_size.items():
-            votes[points[0].config["impl"] if several else f"{grid} {setting}"] += points
-        if len(votes) > 1:
-            steps = {name: [measured(point.result).steps for point in of_one] for name, of_one in votes.items()}
-            precision = next(iter(of_size.values()))[0].config["precision"]
-            compared = compare(steps, tolerance_of(precision))
-            found |= {votes[name][i].directory: comparison for (name, i), comparison in compared.items()}
-    return found
-
-
-def _row(
-    grid: Grid,
-    setting: str,
-    points: list[Point],
-    losses: Mapping[Path, Comparison],
-    communication: Mapping[Path, StepCommunication],
-    between: Mapping[bool, verdict.Scatter],
-) -> TpTrainingRow:
-    config, runs = points[0].config, [measured(point.result) for point in points]
-    steps = [step for run in runs for step in run.timed_steps]
-    q1_us, q3_us = _quartiles([step.step_us for step in steps])
-    compared = [losses[point.directory] for point in points if point.directory in losses]
-    gpu = points[0].result.environment.get("gpu") if points[0].result else None
-    return TpTrainingRow(
-        grid=grid,
-        impl=config["impl"],
-        setting=setting,
-        points=points,
-        step=between[host_limits(points)].added_to(estimate(*map(_timed_us, points)), len(points)),
-        q1_us=q1_us,
-        q3_us=q3_us,
-        shares=shares_of(steps),
-        tokens_per_step=runs[0].tokens_per_step,
-        samples_per_step=runs[0].samples_per_step,
-        flops_per_step=runs[0].flops_per_step,
-        peak_tflops=config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"]),
-        parameters=runs[0].parameters,
-        memory_allocated_gb=_most(step.memory_allocated_gb for step in steps),
-        memory_peak_gb=_most(step.memory_peak_gb for step in steps),
-        host_ahead_us=min((run.host_ahead_us for run in runs if run.host_ahead_us is not None), default=None),
-        communication=next((communication[p.directory] for p in points if p.directory in communication), None),
-        losses=next((one for one in compared if one.deviates), compared[0] if compared else None),
-    )
-
-
-def _timed_us(point: Point) -> list[float]:
-    return [step.step_us for step in measured(point.result).timed_steps]
-
-
-def shares_of(steps: Sequence[TpTrainingStep]) -> Shares:
-    """Of all steps together. At least one."""
-    whole_us = sum(step.step_us for step in steps)
-    parts_us = [
-        sum(of_part) for of_part in zip(*((s.forward_us, s.backward_us, s.optimizer_us) for s in steps), strict=True)
+def losses_in_words(analysis: TpTrainingAnalysis) -> list[str]:
+    """Returns whether losses agree, a sentence for each data-parallel size on which there is something to compare."""
+    sizes = sorted({row.grid.dp_size for row in analysis.rows if row.losses})
+    several = len({row.grid.dp_size for row in analysis.rows}) > 1
+    return [
+        f"DP={size}: {line}" if several else line
+        for size in sizes
+        for line in _size_in_words([row for row in analysis.rows if row.grid.dp_size == size])
     ]
-    together_us = max(whole_us, sum(parts_us))
-    forward, backward, optimizer = (part_us / together_us for part_us in parts_us)
-    return Shares(forward, backward, optimizer, max(0.0, 1.0 - forward - backward - optimizer))
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def _size_in_words(rows: Sequence[TpTrainingRow]) -> Iterator[str]:
+    """That the losses of the same data agree, or who is the first to deviate where."""
+    compared = [(row, row.losses) for row in rows if row.losses]
+    deviating = [(row, losses.deviates) for row, losses in compared if losses.deviates]
+    if not deviating:
+        differences = [losses.largest for _, losses in compared if losses.largest]
+        largest = max(differences, key=lambda one: one.relative, default=None)
+        said = ""
+        if largest:
+            at = f"largest difference {largest.relative:.1g} at step {largest.step}"
+            said = f" ({at})" if largest.relative else " (to the last digit)"
+        yield f"the losses agree{said}"
+        return
+    if len(deviating) == len(rows):
+        names, first = ", ".join(row.name for row in rows), min(found.step for _, found in deviating)
+        yield f"losses or gradients differ from step {first} on, and it cannot be told who is right: {names}"
+        return
+    for row, found in deviating:
+        if math.isinf(found.relative):
+            said = f"at step {found.step} either its {found.what} or that of the others is no number"
+        else:
+            said = f"its {found.what} deviates from step {found.step} on, there by {found.relative:.1g}"
+        yield f"{row.name} computes something else: {said}"
+
+
+def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
+    ratio, interval = ratio_interval(slower, faster)
+    between = "" if math.isnan(interval.low) else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{ratio:.2f}x{between}"
+
+
+def cautions(analysis: TpTrainingAnalysis) -> list[str]:
+    """Returns what to know before believing the answers, a sentence each."""
+    rows = analysis.rows
+    lines = []
+    if diverging := [row for row in rows if row.diverges]:
+        lines.append(f"The last loss is no number, so it cannot be the fastest: {_names(diverging, rows)}.")
+    if limited := [row for row in rows if row.launch_bound]:
+        lines.append(
+            f"Launch-bound: the GPU waits for the host there, so the time is that of the host: {_names(limited, rows)}."
+        )
+    if few := [row for row in rows if row.step.repeats < FEW_STEPS]:
+        lines.append(f"Fewer than {FEW_STEPS} timed steps, so the noise is hardly known: {_names(few, rows)}.")
+    waits = [(row, row.communication) for row in rows if row.communication]
+    if waiting := [
+        f"{row.name} ({as_ms(found.waiting_us)} ms)"
+        for row, found in waits
+        if found.waiting_us > max(found.total_us, LONG_WAIT * row.time_us)
+    ]:
+        lines.append(
+            "In the profiled steps one rank waits for another, longer than it takes to communicate; comm and exposed "
+            f"are without that: {', '.join(waiting)}."
+        )
+    told: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for warning in dict.fromkeys(w for point in row.points if point.result for w in point.result.warnings):
+            told[warning].append(row.name)
+    lines += (f"{', '.join(names)}: {warning}" for warning, names in told.items())
+    if len({_environment(environment) for environment in environments(analysis.points)}) > 1:
+        lines.append("The points were measured in different environments; see tuning_report.json.")
+    return lines
+
+
+def _names(rows: Sequence[TpTrainingRow], of: Sequence[TpTrainingRow]) -> str:
+    return "all settings" if 1 < len(rows) == len(of) else ", ".join(row.name for row in rows)
+
+
+def _environment(environment: dict[str, Any]) -> str:
+    """Its identity without what belongs to an implementation: how many connections it needs."""
+    identity = environment_identity(environment)
+    identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    return key_of(identity)

@@ -21,8 +21,7 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import fsdp_dtensor
 from overlap_sweep.workloads.tp_training.fsdp_dtensor import FsdpDtensor
-from overlap_sweep.workloads.tp_training.groups import Groups
-from overlap_sweep.workloads.tp_training.implementation import Facts
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
 
 GATHERED, SCATTERED = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
 LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "reduce_scatters_left"}

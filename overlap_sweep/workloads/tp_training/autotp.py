@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +23,7 @@ from torch import Tensor, nn
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training.architectures import architecture
-from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture
-from overlap_sweep.workloads.tp_training.groups import Groups
+from overlap_sweep.workloads.tp_training.architectures import Architecture, architecture
 from overlap_sweep.workloads.tp_training.hugging_face import (
     build_on_meta,
     decoder_layers,
@@ -32,9 +31,9 @@ from overlap_sweep.workloads.tp_training.hugging_face import (
     share_vocabulary,
     tie_weights,
 )
-from overlap_sweep.workloads.tp_training.implementation import Facts
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights
-from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
+from overlap_sweep.workloads.tp_training.inputs import initial_weights
+from overlap_sweep.workloads.tp_training.vocab_parallel import summed, vocab_parallel_cross_entropy
 
 if TYPE_CHECKING:
     from overlap_sweep.workloads.tp_training.implementation import Implementation
@@ -86,7 +85,10 @@ class _AutoTp:
         self._cut = _mark_cut_parameters(model, parts, self._training["vocab_parallel"])
         _draw_weights(point, ranks, groups, engine, self._cut)
         if groups.tp_size > 1:
-            _sum_gradients(_head_norms(model, parts), groups.tp)
+            # Each rank has them whole but uses them for its own heads, and AutoTP leaves each its own gradient.
+            for _, layer in _layers(model, parts):
+                for name in parts.head_norms:
+                    layer.get_parameter(f"{name}.weight").register_hook(partial(summed, group=groups.tp))
         if self._training["activation_checkpointing"]:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self._training["compile"]:
@@ -299,22 +301,6 @@ def _mark_cut_parameters(model: nn.Module, parts: Architecture, vocab_parallel: 
 def _layers(model: nn.Module, parts: Architecture) -> Iterator[tuple[str, nn.Module]]:
     for index, layer in enumerate(decoder_layers(model, parts)):
         yield f"{parts.layers}.{index}", layer
-
-
-def _head_norms(model: nn.Module, parts: Architecture) -> list[nn.Parameter]:
-    return [layer.get_parameter(f"{name}.weight") for _, layer in _layers(model, parts) for name in parts.head_norms]
-
-
-def _sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Of parameters that each rank has whole but uses for its own heads: AutoTP leaves each its own gradient."""
-
-    def summed(gradient: Tensor) -> Tensor:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    for parameter in parameters:
-        parameter.register_hook(summed)
 
 
 def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine: Any, cut: Mapping[str, int]) -> None:

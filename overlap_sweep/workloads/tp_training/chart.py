@@ -11,10 +11,9 @@ from overlap_sweep.report.charts.palette import SERIES
 from overlap_sweep.report.charts.parts import Axis, Key
 from overlap_sweep.report.charts.rows import Column
 from overlap_sweep.report.numbers import as_ms
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, losses_in_words
 from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
-from overlap_sweep.workloads.tp_training.section import cells, note
-from overlap_sweep.workloads.tp_training.sentences import losses_in_words
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
@@ -42,31 +41,32 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> Bars:
         axis=Axis(f"ms a step{more}"),
         parts=PARTS,
         columns=[Column("step ms"), Column("tokens/s/GPU"), *([Column("MFU")] if knows_mfu else [])],
-        bars=[_bar(row, analysis, knows_mfu) for row in rows],
+        bars=[_bar(row, knows_mfu) for row in rows],
     )
 
 
-def _bar(row: TpTrainingRow, analysis: TpTrainingAnalysis, knows_mfu: bool) -> Bar:
-    told = cells(row, analysis)
+def _bar(row: TpTrainingRow, knows_mfu: bool) -> Bar:
     # A single step has no noise that is known.
     noise_us = row.step.noise_us if row.step.repeats > 1 else 0.0
-    communication = f"{told['comm ms']} ms, {told['exposed ms']} exposed" if row.communication else "no trace"
+    found = row.communication
+    communication = f"{as_ms(found.total_us)} ms, {as_ms(found.exposed_us)} exposed" if found else "no trace"
+    mfu = [] if not knows_mfu else [""] if row.mfu is None else [f"{row.mfu:.1%}"]
     return Bar(
         name=row.name,
         ends=[end * row.time_us / 1e3 for end in accumulate(row.shares)],
         low=max(0.0, row.time_us - noise_us) / 1e3,
         high=(row.time_us + noise_us) / 1e3,
-        cells=[told["step ms"], told["tokens/s/GPU"], *([told["MFU"]] if knows_mfu else [])],
-        bold=any(row is answer.best for answer in analysis.answers),
+        cells=[as_ms(row.time_us), f"{row.tokens_per_s_per_gpu:,.0f}", *mfu],
+        bold=row.chosen,
         details={
             "setting": row.name,
-            "step": f"{told['step ms']} ms, noise {as_ms(noise_us)}",
-            **{"forward": told["fwd"], "backward": told["bwd"], "optimizer": told["opt"], "other": told["other"]},
-            "tokens/s": told["tokens/s"],
-            "TFLOP/s/GPU": told["TFLOP/s"],
+            "step": f"{as_ms(row.time_us)} ms, noise {as_ms(noise_us)}",
+            **{name: f"{share:.0%}" for name, share in row.shares._asdict().items()},
+            "tokens/s": f"{row.tokens_per_s:,.0f}",
+            "TFLOP/s/GPU": f"{row.tflops_per_gpu:,.3g}",
             "communication": communication,
-            "peak GB": told["peak GB"] or "-",
-            "note": note(row, analysis) or "-",
+            "peak GB": "-" if row.memory_peak_gb is None else f"{row.memory_peak_gb:.1f}",
+            "note": row.note or "-",
         },
     )
 
@@ -77,7 +77,7 @@ def loss_lines(analysis: TpTrainingAnalysis) -> Lines:
     rows = (rows + [row for row in analysis.rows if not row.deviates])[:MOST_CURVES]
     rows = [row for row in analysis.rows if any(row is one for one in rows)]
     left_out = f"; {len(rows)} of {len(analysis.rows)} are drawn" if len(rows) < len(analysis.rows) else ""
-    said = [line for answer in analysis.losses for line in losses_in_words(answer, analysis)]
+    said = losses_in_words(analysis)
     return Lines(
         title=f"Losses, {analysis.case.brief}",
         subtitle=f"{'; '.join(said) or 'mean over all tokens'}{left_out}",
@@ -89,7 +89,7 @@ def loss_lines(analysis: TpTrainingAnalysis) -> Lines:
 
 
 def _points(row: TpTrainingRow) -> list[LinePoint]:
-    steps = [(step.step, step.loss) for step in row.steps if step.loss is not None]
+    steps = [(step.step, step.loss) for step in row.run.steps if step.loss is not None]
     every = -(-len(steps) // MOST_POINTS)
     return [
         LinePoint(number, loss, details={"setting": row.name, "at": f"step {number}", "loss": f"{loss:.6g}"})

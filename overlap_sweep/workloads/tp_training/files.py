@@ -1,35 +1,25 @@
 """results_{impl}_tp{n}_dp{m}.json: one run with its configuration, its timed steps and their summary.
 
-The names of fields are those of the benchmark scripts that people know; what they lack comes after them.
+The names of fields are those of the benchmark scripts that people know; what they lack comes after them. Times are in
+seconds or milliseconds as the names say, memory in 10^9 bytes; null is unknown, of losses and norms no number. Rates
+are of all ranks, unless they are called per GPU.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from overlap_sweep.report.numbers import finite
-from overlap_sweep.results.run_directory import Result, write_atomically
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow, measured
 from overlap_sweep.workloads.tp_training.result import TpTrainingStep
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 
 def results_file(row: TpTrainingRow) -> str:
     """Its name."""
     return f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json"
-
-
-def write_results(analyses: Iterable[TpTrainingAnalysis]) -> list[Path]:
-    """One of each point, into its run directory."""
-    return [
-        write_atomically(row.points[0].directory / results_file(row), results_json(row))
-        for analysis in analyses
-        for row in analysis.of_points
-    ]
 
 
 def results_json(row: TpTrainingRow) -> bytes:
@@ -38,15 +28,11 @@ def results_json(row: TpTrainingRow) -> bytes:
 
 
 def results(row: TpTrainingRow) -> dict[str, Any]:
-    """The file's content. Times are in seconds or milliseconds as the names say, memory in 10^9 bytes; null is unknown,
-    of losses and norms no number. Rates are of all ranks, unless they are called per GPU."""
-    (point,) = row.points
-    assert point.result
-    steps = measured(point.result).timed_steps
+    """The file's content."""
     return {
         "config": _config(row),
-        "steps": [_step(step, row) for step in steps],
-        "summary": _summary(row, steps, point.result),
+        "steps": [_step(step, row) for step in row.run.timed_steps],
+        "summary": _summary(row),
     }
 
 
@@ -56,9 +42,7 @@ def _config(row: TpTrainingRow) -> dict[str, Any]:
     own = {name: value for name, value in options.items() if name not in ("vocab_parallel", "seed")}
     return {
         "model_name": config["model"]["name"],
-        "impl": config["impl"],
-        "tp_size": config["tp_size"],
-        "dp_size": config["dp_size"],
+        **{name: config[name] for name in ("impl", "tp_size", "dp_size")},
         "num_layers": config["language_model"]["num_hidden_layers"],
         "use_vocab_parallel": options["vocab_parallel"],
         "output_dir": str(point.directory),
@@ -79,26 +63,28 @@ def _step(step: TpTrainingStep, row: TpTrainingRow) -> dict[str, Any]:
         "forward_time_s": step.forward_us / 1e6,
         "backward_time_s": step.backward_us / 1e6,
         "optimizer_time_s": step.optimizer_us / 1e6,
-        "tokens_per_sec": row.tokens_per_step / step.step_us * 1e6,
-        "samples_per_sec": row.samples_per_step / step.step_us * 1e6,
+        "tokens_per_sec": row.run.tokens_per_step / step.step_us * 1e6,
+        "samples_per_sec": row.run.samples_per_step / step.step_us * 1e6,
         "memory_allocated_gb": step.memory_allocated_gb,
         "memory_peak_gb": step.memory_peak_gb,
         "grad_norm": step.grad_norm,
     }
 
 
-def _summary(row: TpTrainingRow, steps: Sequence[TpTrainingStep], result: Result) -> dict[str, Any]:
+def _summary(row: TpTrainingRow) -> dict[str, Any]:
+    run, compared, result = row.run, row.losses, row.points[0].result
+    assert result
+    steps = run.timed_steps
     times_ms = [step.step_us / 1e3 for step in steps]
     losses = [step.loss for step in steps if step.loss is not None]
     norms = [step.grad_norm for step in steps if step.grad_norm is not None]
-    per_s = [1e6 / step.step_us for step in steps]
-    compared = row.losses
+    mean_per_s = statistics.fmean(1e6 / step.step_us for step in steps)
     return {
         "num_steps": len(steps),
         "avg_step_time_ms": statistics.fmean(times_ms),
         "std_step_time_ms": statistics.stdev(times_ms) if len(times_ms) > 1 else 0.0,
-        "avg_tokens_per_sec": row.tokens_per_step * statistics.fmean(per_s),
-        "avg_samples_per_sec": row.samples_per_step * statistics.fmean(per_s),
+        "avg_tokens_per_sec": run.tokens_per_step * mean_per_s,
+        "avg_samples_per_sec": run.samples_per_step * mean_per_s,
         "avg_loss": statistics.fmean(losses) if losses else None,
         "final_loss": steps[-1].loss,
         "peak_memory_gb": row.memory_peak_gb,
@@ -113,16 +99,16 @@ def _summary(row: TpTrainingRow, steps: Sequence[TpTrainingStep], result: Result
         "communication": _communication(row),
         "avg_grad_norm": statistics.fmean(norms) if norms else None,
         "final_grad_norm": steps[-1].grad_norm,
-        "parameters": row.parameters,
-        "flops_per_step": row.flops_per_step,
+        "parameters": run.parameters,
+        "flops_per_step": run.flops_per_step,
         "host_ahead_ms": None if row.host_ahead_us is None else row.host_ahead_us / 1e3,
-        "host_bound": row.host_limits,
+        "host_bound": row.launch_bound,
         "losses_agree": None if compared is None else compared.deviates is None,
         "largest_loss_difference": finite(compared.largest.relative) if compared and compared.largest else None,
         "deviates": compared.deviates._asdict() | {"relative": finite(compared.deviates.relative)}
         if compared and compared.deviates
         else None,
-        "details": measured(result).details,
+        "details": run.details,
         "warnings": result.warnings,
     }
 

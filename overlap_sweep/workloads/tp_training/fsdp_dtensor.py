@@ -33,11 +33,9 @@ from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.architectures import architecture
-from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture
-from overlap_sweep.workloads.tp_training.groups import Groups
-from overlap_sweep.workloads.tp_training.implementation import Facts
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.architectures import Architecture, architecture
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
+from overlap_sweep.workloads.tp_training.inputs import initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 
 SEQUENCE = 1
@@ -88,8 +86,8 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
             _replicate(layer.get_submodule(name), groups, of_norm)
         for name in of.head_norms:
             _replicate(layer.get_submodule(name), groups, Partial())
-    _replicate(of.part(model, of.final_norm), groups, of_norm)
-    embedding, output = of.part(model, of.embedding), of.part(model, of.output)
+    _replicate(model.get_submodule(of.final_norm), groups, of_norm)
+    embedding, output = model.get_submodule(of.embedding), model.get_submodule(of.output)
     whole_input = PrepareModuleInput(
         input_layouts=(stream,), desired_input_layouts=(Replicate(),), use_local_output=True
     )

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture
-from overlap_sweep.workloads.tp_training.initial_weights import padded_vocab_size
+from overlap_sweep.workloads.tp_training.architectures import Architecture
+from overlap_sweep.workloads.tp_training.inputs import padded_vocab_size
 from overlap_sweep.workloads.tp_training.vocab_parallel import VocabParallelEmbedding, VocabParallelLinear
 
 _CAUSAL = "causal_"
@@ -77,7 +77,7 @@ def _visible(query: Tensor, window: int) -> Tensor:
 
 def restore_buffers(model: nn.Module, architecture: Architecture, device: torch.device) -> None:
     """The frequencies of the rotary embedding, which no weight is drawn for: a model from `meta` has lost them."""
-    rotary = architecture.part(model, architecture.rotary)
+    rotary = model.get_submodule(architecture.rotary)
     whole_again = type(rotary)(config=model.config).to(device)
     parent, _, name = architecture.rotary.rpartition(".")
     setattr(model.get_submodule(parent), name, whole_again)
@@ -105,8 +105,8 @@ def tie_weights(model: nn.Module, architecture: Architecture) -> None:
     """One parameter for embedding and output projection, if the model's config says so. Plain tensors lose that by
     `to_empty`, DTensors keep it."""
     if _config(model).tie_word_embeddings:
-        embedding = architecture.part(model, architecture.embedding)
-        architecture.part(model, architecture.output).register_parameter("weight", next(embedding.parameters()))
+        embedding = model.get_submodule(architecture.embedding)
+        model.get_submodule(architecture.output).register_parameter("weight", next(embedding.parameters()))
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -120,6 +120,6 @@ def _config(model: nn.Module) -> Any:
 
 
 def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.Module]:
-    layers = architecture.part(model, architecture.layers)
+    layers = model.get_submodule(architecture.layers)
     assert isinstance(layers, nn.ModuleList)
     return list(layers)

@@ -1,4 +1,5 @@
-"""What a tensor-parallel stack is to the benchmark: three calls that a training step is made of.
+"""What a tensor-parallel stack is to the benchmark, three calls that a training step is made of; and who is
+tensor-parallel with whom: ranks [dp, tp], neighbours in a tensor-parallel group.
 
 Each is a module of this package with `build(point, ranks, groups) -> Implementation`, called on every rank. It returns
 the model in training, with the weights of `initial_weights`. Refused from it skips the point with that reason.
@@ -7,10 +8,15 @@ the model in training, with the weights of `initial_weights`. Refused from it sk
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from overlap_sweep.measure.ranks import Ranks
 
 MODULES = {
     "autotp": "overlap_sweep.workloads.tp_training.autotp",
@@ -18,6 +24,40 @@ MODULES = {
     "async_tp": "overlap_sweep.workloads.tp_training.async_tp",
     "megatron": "overlap_sweep.workloads.tp_training.megatron",
 }
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Of this rank. The tensor-parallel ranks compute the same tokens, the data-parallel ones have the same weights."""
+
+    mesh: DeviceMesh
+    """Dimensions `dp` and `tp`."""
+    tp: dist.ProcessGroup
+    dp: dist.ProcessGroup
+
+    @property
+    def tp_size(self) -> int:
+        return dist.get_world_size(self.tp)
+
+    @property
+    def tp_rank(self) -> int:
+        return dist.get_rank(self.tp)
+
+    @property
+    def dp_size(self) -> int:
+        return dist.get_world_size(self.dp)
+
+    @property
+    def dp_rank(self) -> int:
+        return dist.get_rank(self.dp)
+
+
+@cache
+def groups_of(ranks: Ranks, tp_size: int, dp_size: int) -> Groups:
+    """Made once for all points of a process: groups stay. Collective."""
+    assert tp_size * dp_size == ranks.world_size
+    mesh = init_device_mesh(ranks.device.type, (dp_size, tp_size), mesh_dim_names=("dp", "tp"))
+    return Groups(mesh, mesh.get_group("tp"), mesh.get_group("dp"))
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from overlap_sweep.workloads.tp_training.result import TpTrainingStep
+
+K = TypeVar("K")
 
 
 class Tolerance(NamedTuple):
@@ -40,21 +42,18 @@ class Comparison(NamedTuple):
     """The first that is beyond the tolerance; None where it computes the same."""
 
 
-Votes = Mapping[str, Sequence[Sequence[TpTrainingStep]]]
-"""By who computed, the steps of each of their runs; warm-up steps among them."""
-
-
-def compare(votes: Votes, tolerance: Tolerance) -> dict[tuple[str, int], Comparison]:
-    """By who computed and the number of the run among theirs. Each is held against the median of all, so that one that
-    is wrong among three or more tells itself; of two each is held against the other. At least two."""
+def compare(votes: Mapping[str, Mapping[K, Sequence[TpTrainingStep]]], tolerance: Tolerance) -> dict[K, Comparison]:
+    """By run. `votes`: by who computed, the steps of each of their runs, warm-up steps among them. Each is held against
+    the median of all, so that one that is wrong among three or more tells itself; of two each is held against the
+    other. At least two."""
     assert len(votes) > 1
-    steps = [[{step.step: step for step in run} for run in runs] for runs in votes.values()]
-    numbers = sorted(set.intersection(*(set(run) for runs in steps for run in runs)))
-    found: dict[tuple[str, int], Comparison] = {}
-    for i, (name, runs) in enumerate(zip(votes, steps, strict=True)):
-        against = steps if len(steps) > 2 else [other for k, other in enumerate(steps) if k != i]
-        for j, run in enumerate(runs):
-            found[name, j] = _compare(run, against, numbers, tolerance)
+    steps = [{run: {step.step: step for step in of_run} for run, of_run in runs.items()} for runs in votes.values()]
+    numbers = sorted(set.intersection(*(set(of_run) for runs in steps for of_run in runs.values())))
+    found: dict[K, Comparison] = {}
+    for runs in steps:
+        others = steps if len(steps) > 2 else [other for other in steps if other is not runs]
+        against = [list(other.values()) for other in others]
+        found |= {run: _compare(of_run, against, numbers, tolerance) for run, of_run in runs.items()}
     return found
 
 

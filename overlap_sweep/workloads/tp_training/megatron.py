@@ -21,14 +21,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training.architectures import architecture
-from overlap_sweep.workloads.tp_training.groups import Groups
-from overlap_sweep.workloads.tp_training.implementation import Facts
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights
-from overlap_sweep.workloads.tp_training.megatron_model import build_model, transformer_config
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
+from overlap_sweep.workloads.tp_training.megatron_model import MegatronWeights, build_model, transformer_config
 from overlap_sweep.workloads.tp_training.megatron_on_cpu import cpu_for_cuda
-from overlap_sweep.workloads.tp_training.megatron_refusal import overlaps
-from overlap_sweep.workloads.tp_training.megatron_weights import MegatronWeights
+from overlap_sweep.workloads.tp_training.refusals import overlaps
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 
@@ -125,14 +121,7 @@ def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Megatron:
             config_overrides={},
             use_gloo_process_groups=False,
         )
-        weights = MegatronWeights(
-            initial_weights(point, ranks),
-            architecture(point["language_model"]["model_type"]),
-            point["language_model"],
-            groups.tp_rank,
-            groups.tp_size,
-        )
-        _load(weights, model, optimizer, fused_norms=ranks.device.type == "cuda")
+        _load(MegatronWeights(point, ranks, groups.tp_rank), model, optimizer, fused_norms=ranks.device.type == "cuda")
         return Megatron(point, config, replicated, optimizer, stack.pop_all())
 
 

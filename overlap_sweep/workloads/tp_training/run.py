@@ -15,14 +15,11 @@ from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import summarise
 from overlap_sweep.workloads.tp_training import implementation
-from overlap_sweep.workloads.tp_training.batches import TokenBatches
-from overlap_sweep.workloads.tp_training.groups import groups_of
-from overlap_sweep.workloads.tp_training.implementation import Facts
-from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
-from overlap_sweep.workloads.tp_training.memory import LESS_MEMORY, least_bytes
-from overlap_sweep.workloads.tp_training.recording import Recording
+from overlap_sweep.workloads.tp_training.implementation import Facts, groups_of
+from overlap_sweep.workloads.tp_training.inputs import TokenBatches
+from overlap_sweep.workloads.tp_training.language_model import LESS_MEMORY, flops_per_token, least_bytes, parameters
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
-from overlap_sweep.workloads.tp_training.steps import TrainingSteps
+from overlap_sweep.workloads.tp_training.steps import Recording, TrainingSteps
 
 HOST_LEADS = 0.05
 """Share of a step by which the host must be ahead at the end of the backward, or it may be what takes the time. Before

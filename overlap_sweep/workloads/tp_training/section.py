@@ -1,31 +1,220 @@
-"""Tensor-parallel stacks for people: which is fastest on which ranks, and the table that this comes from."""
+"""Tensor-parallel stacks for people and programs: which is fastest on which ranks, and what that comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from rich.console import Console
-
-from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms, as_percent
-from overlap_sweep.report.plain_table import PlainRow, print_table
-from overlap_sweep.results.identity import environment_identity, key_of
-from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingRow, analyse_tp_training
-from overlap_sweep.workloads.tp_training.files import write_results
-from overlap_sweep.workloads.tp_training.sentences import in_words, warnings
+from overlap_sweep.report.section import Answer, Exhibit, RunFile, Section, Sources
+from overlap_sweep.report.table import (
+    DEVICE,
+    DIRECTORY,
+    ERROR,
+    MODEL,
+    POINT,
+    STATUS,
+    Column,
+    Kind,
+    Listing,
+    PointRow,
+    Table,
+    asked,
+    points_table,
+    through,
+)
+from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
+from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.workloads.tp_training.answer import (
+    GridAnswer,
+    TpTrainingAnalysis,
+    analyse_tp_training,
+    cautions,
+    in_words,
+    ratio_interval,
+)
+from overlap_sweep.workloads.tp_training.chart import loss_lines, stacks_bars
+from overlap_sweep.workloads.tp_training.files import results_file, results_json
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
 from overlap_sweep.workloads.tp_training.step_communication import read_communication
 
-LEFT = ("setting", "note")
-PRINTED = (
-    *("TP", "DP", "setting", "step ms", "fwd", "bwd", "opt", "tokens/s/GPU", "MFU", "peak GB"),
-    *("comm ms", "hidden", "exposed ms", "loss", "note"),
+C = Column[TpTrainingRow]
+P = Column[PointRow[TpTrainingRow]]
+
+
+class GridRow(NamedTuple):
+    """The answer on one grid of ranks, of the case that it belongs to."""
+
+    analysis: TpTrainingAnalysis
+    answer: GridAnswer
+
+
+A = Column[GridRow]
+
+
+def _own(name: str, about: str = "", **more: Any) -> C:
+    """A column named as the row's attribute."""
+    return C(name, attrgetter(name), about, **more)
+
+
+def _share(part: str, about: str = "", **more: Any) -> C:
+    """The share of the step that a part of it takes, in percent."""
+    return C(f"{part}_pct", lambda row: 100 * getattr(row.shares, part), about, show="{:.0f}%".format, **more)
+
+
+def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
+    """Of the communication in a step, where there are traces."""
+    return C(name, lambda row: getattr(row.communication, what) if row.communication else None, about, **more)
+
+
+def _asked(name: str, kind: Kind = "count", **more: Any) -> P:
+    return asked(name, "tp_training", name, kind=kind, **more)
+
+
+def _of_case(name: str, kind: Kind = "count") -> A:
+    return A(name, attrgetter(f"analysis.case.{name}"), kind=kind)
+
+
+def _slower(name: str, value: Callable[[TpTrainingRow, TpTrainingRow], Any], which: int, about: str = "") -> A:
+    """Of the first or last that is slower than the best, and of the best."""
+
+    def found(row: GridRow) -> Any:
+        slower, best = row.answer.slower, row.answer.best
+        return value(slower[which], best) if slower and best else None
+
+    return A(name, found, about)
+
+
+SIZES = ("seq_length", "batch_size", "gradient_accumulation_steps")
+GRID = (
+    C("tp_size", attrgetter("grid.tp_size"), kind="count", header="TP"),
+    C("dp_size", attrgetter("grid.dp_size"), kind="count", header="DP"),
 )
-"""The rest is in the page and in tp_training.csv."""
-OPTIONAL = ("loss", "comm ms", "peak GB", "opt", "hidden", "exposed ms", "fwd", "bwd", "MFU")
-"""What a narrow terminal does without, the first of them first."""
+RANKS = C("ranks", attrgetter("grid.ranks"), kind="count")
+IMPL = _own("impl", kind="text")
+SETTING = _own("setting", kind="text", header="setting", style="setting")
+ASKED = (
+    P("num_layers", lambda row: (row.point.config.get("language_model") or {}).get("num_hidden_layers"), kind="count"),
+    DEVICE,
+    _asked("dtype", "text", header="dtype"),
+    *map(_asked, SIZES),
+    asked("impl", kind="text"),
+    P(
+        "setting",
+        lambda row: setting_of(row.point.config),
+        "The implementation with every option that is not at its default.",
+        "text",
+        header="setting",
+        style="setting",
+    ),
+    asked("tp_size", kind="count", header="TP"),
+    asked("dp_size", kind="count", header="DP"),
+    P("ranks", lambda row: row.point.config["tp_size"] * row.point.config["dp_size"], kind="count"),
+)
+RATE: Mapping[str, Any] = {"show": "{:,.0f}".format, "high_first": True}
+SMALL_RATE: Mapping[str, Any] = {"show": "{:,.3g}".format, "high_first": True, "page_only": True}
+MEASURED = (
+    C("step_us", attrgetter("time_us"), "Median of the steps after the warm-up.", header="step ms", show=as_ms),
+    C("noise_us", attrgetter("step.noise_us"), header="noise ms", show=as_ms, page_only=True, queried=True),
+    _own("q1_us"),
+    _own("q3_us"),
+    C("repeats", attrgetter("step.repeats"), "Timed steps.", "count"),
+    _share("forward", "This and the next three add up to 100.", header="fwd", dropped=7),
+    _share("backward", header="bwd", dropped=8),
+    _share("optimizer", header="opt", dropped=4),
+    _share("other", header="other", page_only=True),
+    _own("tokens_per_s", "Of all ranks.", header="tokens/s", page_only=True, **RATE),
+    _own("tokens_per_s_per_gpu", header="tokens/s/GPU", **RATE),
+    _own("samples_per_s", header="samples/s", **SMALL_RATE),
+    _own("tflops_per_gpu", header="TFLOP/s/GPU", **SMALL_RATE),
+    C(
+        "mfu_pct",
+        lambda row: None if row.mfu is None else 100 * row.mfu,
+        "Model FLOP utilisation; empty where the GPU's peak is not known.",
+        header="MFU",
+        show="{:.1f}%".format,
+        dropped=9,
+        high_first=True,
+    ),
+    _own("memory_allocated_gb", header="alloc GB", show="{:.1f}".format, page_only=True),
+    _own("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
+    _own("host_ahead_us", "How far the host was ahead at the end of the backward."),
+    _communication(
+        *("comm_us", "total_us", "In a step, from the traces, of the rank that waits least in it."),
+        header="comm ms",
+        show=as_ms,
+        dropped=2,
+    ),
+    _communication("hidden_comm_us", "hidden_us"),
+    _communication("exposed_comm_us", "exposed_us", header="exposed ms", show=as_ms, dropped=6),
+    _communication(
+        "hidden_comm_fraction", "hidden_fraction", header="hidden", show=as_percent, dropped=5, high_first=True
+    ),
+    _communication("comm_wait_us", "waiting_us", "How much longer it takes on another rank, which waits for this one."),
+    _own(
+        *("loss", "Of the last step; empty where it is no number."),
+        header="loss",
+        words=lambda row: "-" if row.loss is None else as_loss(row.loss),
+        dropped=1,
+    ),
+    C(
+        "losses_agree",
+        lambda row: None if row.losses is None else not row.deviates,
+        "With the implementations that were given the same data; empty where there are none.",
+        "flag",
+        queried=True,
+    ),
+    C(
+        "loss_difference",
+        lambda row: row.losses.largest.relative if row.losses and row.losses.largest else None,
+        "The largest, relative.",
+    ),
+    *(
+        C(name, attrgetter(f"run.{name}"), kind="count")
+        for name in ("parameters", "tokens_per_step", "samples_per_step")
+    ),
+    _own("launch_bound", "The host decides how long a step takes.", kind="flag"),
+)
+CHOSEN = _own("chosen", "The fastest on its ranks.", kind="flag", queried=True)
+NOTE = C("", attrgetter("note"), kind="text", header="note", style="reason")
+
+TABLE = points_table(
+    *("tp_training", "one row per point", (POINT, DIRECTORY, MODEL, *ASKED, STATUS, ERROR)),
+    (*MEASURED, CHOSEN, NOTE),
+)
+COMPARED = Table("tp_training", "one row per setting", (*GRID, SETTING, *MEASURED, NOTE))
+SETTINGS = Table("tp_training", "one row per setting", (IMPL, SETTING, *GRID, RANKS, *MEASURED))
+GRIDS = Table(
+    "tp_training",
+    "one row per model, device, sizes and grid of ranks: the fastest implementation",
+    (
+        *(_of_case("model", "text"), _of_case("num_layers"), _of_case("device", "text"), _of_case("dtype", "text")),
+        *map(_of_case, SIZES),
+        *(through(column, lambda row: row.answer.rows[0]) for column in (*GRID, RANKS)),
+        *(through(column, lambda row: row.answer.best) for column in (IMPL, SETTING, *MEASURED)),
+        A(
+            "tied",
+            lambda row: ", ".join(one.setting for one in row.answer.ties[1:]) or None,
+            "What cannot be told from it.",
+            "text",
+        ),
+        replace(_slower("next", lambda slower, _: slower.setting, 0, "The fastest of the others."), kind="text"),
+        _slower("over_next", lambda *rows: ratio_interval(*rows)[0], 0, "How many times as long that takes."),
+        _slower("over_next_low", lambda *rows: ratio_interval(*rows)[1].low, 0),
+        _slower("over_next_high", lambda *rows: ratio_interval(*rows)[1].high, 0),
+        _slower("over_slowest", lambda *rows: ratio_interval(*rows)[0], -1),
+        A("deviating", lambda row: row.answer.deviating or None, "What computes something else.", "text"),
+        A(
+            "best_of_all",
+            lambda row: row.answer.best is row.analysis.best if row.answer.best else None,
+            "Whether it has the most tokens/s per GPU of all grids.",
+            "flag",
+        ),
+    ),
+)
 
 LEGEND = (
     "step: median of the steps after the warm-up, of the slowest rank. fwd, bwd, opt: their shares of it. MFU: model "
@@ -35,107 +224,73 @@ LEGEND = (
 )
 
 
-def write_and_print(points: Iterable[Point], console: Console) -> list[str]:
-    """Those among them that tensor-parallel stacks ran: the results file of each into its run directory, then what they
-    say. Returns a sentence for each trace that could not be read, or not all of it was."""
-    of_stacks = [point for point in points if point.is_tp_training and point.status == "ok"]
-    communication = read_communication(of_stacks)
-    analyses = analyse_tp_training(of_stacks, communication.of_point)
-    write_results(analyses)
-    print_analyses(analyses, console)
-    return [*communication.problems, *communication.warnings]
+def section(sources: Sources) -> Section | None:
+    """Returns an answer for each model and its sizes; None where no stack is among the points."""
+    points = sources.points("tp_training")
+    if not points:
+        return None
+    communication = read_communication(point for point in points if point.status == "ok")
+    analyses = analyse_tp_training(points, communication.of_point)
+    measured = {row.points[0].directory: row for analysis in analyses for row in analysis.of_points}
+    rows = [PointRow(point, sources.reading.root, measured.get(point.directory)) for point in points]
+    return Section(
+        name="tp_training",
+        what="tensor-parallel stacks",
+        title="Tensor-parallel training",
+        explained=f"{LEGEND} All implementations begin with the same weights and read the same data: whose losses "
+        "deviate computes something else, and is never the fastest.",
+        answers=[_answer(analysis) for analysis in analyses],
+        points=Listing(
+            *(TABLE, rows, "Every point of the tensor-parallel stacks, as measured in that point."),
+            chosen=lambda row: bool(row.measured and row.measured.chosen),
+        ),
+        report={
+            "tp_training": [_report(analysis) for analysis in analyses],
+            "tp_training_points": TABLE.records(rows),
+        },
+        decided=Listing(GRIDS, [GridRow(analysis, answer) for analysis in analyses for answer in analysis.answers]),
+        files=[
+            RunFile(row.points[0], results_file(row), "results_*.json", partial(results_json, row))
+            for analysis in analyses
+            for row in analysis.of_points
+        ],
+        launch_bound=sum(row.launch_bound for row in measured.values()),
+        problems=communication.problems,
+        warnings=communication.warnings,
+    )
 
 
-def print_analyses(analyses: Sequence[TpTrainingAnalysis], console: Console) -> None:
-    """The answers of each case first, then its table, and what to know before believing it."""
-    for analysis in analyses:
-        console.print(f"\n{title(analysis)}", style="bold")
-        print_lines(in_words(analysis), console)
-        _print_rows(analysis, console)
-        print_lines([LEGEND, *cautions(analysis)], console, indent=0)
+def _answer(analysis: TpTrainingAnalysis) -> Answer:
+    return Answer(
+        title=f"Tensor-parallel training of {analysis.case}, {as_count(analysis.rows[0].run.parameters)} parameters",
+        sentences=in_words(analysis),
+        cautions=cautions(analysis),
+        compared=Listing(
+            *(COMPARED, analysis.rows, "Every setting, by ranks and from fast to slow."),
+            chosen=lambda row: row.chosen,
+            group=lambda row: row.grid,
+        ),
+        points=analysis.points,
+        legend=LEGEND,
+        charts=[
+            Exhibit(chart=partial(stacks_bars, analysis)),
+            Exhibit(chart=partial(loss_lines, analysis), name="losses", heading="Losses"),
+        ],
+        details=[measured_on(analysis.points), *conditions_in_words(gpu_conditions(analysis.points))],
+    )
 
 
-def title(analysis: TpTrainingAnalysis) -> str:
-    """What was trained, and on what."""
-    return f"Tensor-parallel training of {analysis.case}, {as_count(analysis.parameters)} parameters"
-
-
-def cautions(analysis: TpTrainingAnalysis) -> list[str]:
-    """A sentence each."""
-    lines = warnings(analysis)
-    if len({_identity(environment) for environment in environments(analysis.points)}) > 1:
-        lines.append("The points were measured in different environments; see tuning_report.json.")
-    return lines
-
-
-def _identity(environment: dict[str, Any]) -> str:
-    """Without what belongs to an implementation: how many connections it needs."""
-    identity = environment_identity(environment)
-    identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    return key_of(identity)
-
-
-def note(row: TpTrainingRow, analysis: TpTrainingAnalysis) -> str:
-    """What tells a row from those that are simply slower."""
-    answer = next(answer for answer in analysis.answers if answer.grid == row.grid)
-    several = len(answer.rows) > 1
-    tied = any(row is one for one in answer.ties)
-    notes = [
-        *(["best of all"] if row is analysis.best and len(analysis.answers) > 1 else []),
-        *(["fastest" if len(answer.ties) == 1 else "tie"] if several and tied else []),
-        *(["deviates"] if row.deviates else []),
-        *(["diverges"] if row.diverges else []),
-        *(["launch-bound"] if row.host_limits else []),
-        *([f"{len(row.points)} points"] if len(row.points) > 1 else []),
-    ]
-    return ", ".join(notes)
-
-
-def cells(row: TpTrainingRow, analysis: TpTrainingAnalysis) -> dict[str, str]:
-    """By header; an empty cell is unknown."""
-    shares, communication = row.shares, row.communication
+def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
+    """One model that stacks trained, with the fastest on each of its `grids` and all `settings`."""
+    environment, *others = environments(analysis.points)
+    settings = zip(SETTINGS.records(analysis.rows), analysis.rows, strict=True)
     return {
-        "TP": str(row.grid.tp_size),
-        "DP": str(row.grid.dp_size),
-        "setting": row.setting,
-        "step ms": as_ms(row.time_us),
-        "quartiles ms": f"{as_ms(row.q1_us)} to {as_ms(row.q3_us)}",
-        **{name: f"{share:.0%}" for name, share in zip(("fwd", "bwd", "opt", "other"), shares, strict=True)},
-        "tokens/s": f"{row.tokens_per_s:,.0f}",
-        "tokens/s/GPU": f"{row.tokens_per_s_per_gpu:,.0f}",
-        "samples/s": f"{row.samples_per_s:,.3g}",
-        "TFLOP/s": f"{row.tflops_per_gpu:,.3g}",
-        "MFU": "" if row.mfu is None else f"{row.mfu:.1%}",
-        "alloc GB": _as_gb(row.memory_allocated_gb),
-        "peak GB": _as_gb(row.memory_peak_gb),
-        "comm ms": as_ms(communication.total_us) if communication else "",
-        "hidden": as_percent(communication.hidden_fraction) if communication else "",
-        "exposed ms": as_ms(communication.exposed_us) if communication else "",
-        "loss": "-" if row.loss is None else as_loss(row.loss),
-        "note": note(row, analysis),
+        **analysis.case._asdict(),
+        "measured": measured_when(analysis.points),
+        "environment": environment,
+        "other_environments": others,
+        "answers": in_words(analysis),
+        "warnings": cautions(analysis),
+        "grids": GRIDS.records(GridRow(analysis, answer) for answer in analysis.answers),
+        "settings": [{**cells, "points": [point.name for point in row.points]} for cells, row in settings],
     }
-
-
-def _as_gb(gigabytes: float | None) -> str:
-    return "" if gigabytes is None else f"{gigabytes:.1f}"
-
-
-def _print_rows(analysis: TpTrainingAnalysis, console: Console) -> None:
-    rows = [(row, cells(row, analysis)) for row in analysis.rows]
-    headers = [header for header in PRINTED if any(of_row[header] for _, of_row in rows)]
-    fastest = [answer.best for answer in analysis.answers if answer.best]
-    last = [answer.rows[-1] for answer in analysis.answers[:-1]]
-    table = [
-        PlainRow(
-            [of_row[header] for header in headers],
-            "green" if any(row is one for one in fastest) else "",
-            ends_section=any(row is one for one in last),
-        )
-        for row, of_row in rows
-    ]
-    if not print_table(headers, table, LEFT, console, OPTIONAL):
-        for row, of_row in rows:
-            told = f" ({of_row['note']})" if of_row["note"] else ""
-            print_lines([f"{row.name}{told}: {of_row['step ms']} ms"], console)
-            parts = f"forward {of_row['fwd']}, backward {of_row['bwd']}, optimizer {of_row['opt']}"
-            print_lines([f"{parts}, {of_row['tokens/s/GPU']} tokens/s/GPU"], console, indent=4)

@@ -6,6 +6,7 @@ and whose logits count as minus infinity. As in Megatron-LM (arXiv:1909.08053, s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from torch.nn import functional
 class VocabParallelEmbedding(nn.Module):
     """Rows that a rank does not have are zero there; the sum over the ranks is the embedding."""
 
-    def __init__(self, rows: int, hidden: int, group: dist.ProcessGroup, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, rows: int, hidden: int, group: dist.ProcessGroup) -> None:
         """`rows`: of this rank."""
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, hidden, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(rows, hidden))
         self._group = group
         self._first = rows * dist.get_rank(group)
 
@@ -35,14 +36,24 @@ class VocabParallelEmbedding(nn.Module):
 class VocabParallelLinear(nn.Module):
     """The output projection: the same input on all ranks, to the logits of this rank's rows."""
 
-    def __init__(self, hidden: int, rows: int, group: dist.ProcessGroup, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, hidden: int, rows: int, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, hidden, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(rows, hidden))
         self._group = group
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., rows]."""
-        return functional.linear(_SumOfGradients.apply(hidden, self._group), self.weight)
+        own = hidden.view_as(hidden)
+        # Its other uses have gradients of their own.
+        own.register_hook(partial(summed, group=self._group))
+        return functional.linear(own, self.weight)
+
+
+def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the group: of a gradient, where all ranks have a tensor and each uses it for something else."""
+    total = x.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def vocab_parallel_cross_entropy(
@@ -62,28 +73,11 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = x.contiguous().clone()
-        dist.all_reduce(total, group=group)
-        return total
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
-
-
-class _SumOfGradients(torch.autograd.Function):
-    """The identity, for an input that all ranks have and each uses for something else."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
 
 
 class _CrossEntropy(torch.autograd.Function):

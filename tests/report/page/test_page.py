@@ -18,13 +18,15 @@ from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, i
 from overlap_sweep.report.charts.parts import spread
 from overlap_sweep.report.charts.rows import wrapped
 from overlap_sweep.report.iterations import MOST_SPANS, at_once_us, lanes
+from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.trace.spans import Span
 from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
-from overlap_sweep.workloads.kernel.chart import kernel_lines
+from overlap_sweep.workloads.kernel.answer import analyse_kernels
+from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines
 from overlap_sweep.workloads.layer.chart import layer_timeline
-from overlap_sweep.workloads.operator.case_figures import kernel_figure
+from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.chart import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
 from tests.analyze import analyze
@@ -33,7 +35,7 @@ from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
 from tests.made_sweeps import rounds, write_every_workload, write_sweep
 from tests.make_point import baselines, falling, implementation, kernel_config, make_point, resolved, stack_config
 from tests.report.conftest import Made
-from tests.report.page.reports import Parsed, analysis_of, files_of, page_of
+from tests.report.page.reports import Parsed, files_of, page_of
 from tests.results.reading import layer_point, training_of
 
 
@@ -56,7 +58,9 @@ def test_needs_nothing_from_anywhere(page: Parsed) -> None:
 def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    assert {"kernels", "training", "copies", "stacks", "points-table", "kernels-table", "training-table"} <= set(ids)
+    assert {"kernels", "training", "copies", "tp_training", "points-table", "kernels-table", "training-table"} <= set(
+        ids
+    )
     assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} - set(ids) == set()
     labels = {attributes["id"]: attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"}
     assert len(labels) > 15
@@ -91,9 +95,13 @@ def test_colours_are_those_of_the_palette() -> None:
 # Parts of charts, and what is left out of those with too much in them.
 
 
+def stacks_of(directory: Path) -> TpTrainingAnalysis:
+    (analysis,) = analyse_tp_training(read_points(directory).points, {})
+    return analysis
+
+
 def curves_of(directory: Path) -> Lines:
-    (analysis,) = analysis_of(directory).tp_training
-    return loss_lines(analysis)
+    return loss_lines(stacks_of(directory))
 
 
 def test_no_two_lines_of_a_panel_look_the_same() -> None:
@@ -116,7 +124,7 @@ def test_labels_are_spread_by_the_gap_and_stay_near() -> None:
 
 
 def test_charts_have_titles_only_where_they_stand_alone(made: Made) -> None:
-    chart = kernel_figure(analysis_of(made("kernels")).kernels[0], "kernel_1")
+    chart = figure("kernel_1", kernel_chart(analyse_kernels(read_points(made("kernels")).points)[0]))
     assert ("title" in chart.spec, "title" in chart.untitled.spec) == (True, False)
 
 
@@ -126,7 +134,7 @@ def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: P
         comm_us = 120.0 if i <= 25 else 80.0
         measured = {"a": implementation(150.0 + 6 * (i % 2)), "b": implementation(156.0 - 6 * (i % 2))}
         make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
-    chart = kernel_lines(analysis_of(tmp_path).kernels[0])
+    chart = kernel_lines(analyse_kernels(read_points(tmp_path).points)[0])
     assert [(note.x, note.text) for note in chart.notes] == [(64, "comm."), (64 * 26, "GEMM")]
     # The bound is the longer of the two.
     assert next(line.points[0].y for line in chart.lines if line.name == "torch") == pytest.approx(150.0 / 120.0)
@@ -139,16 +147,17 @@ def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: P
 def test_a_page_has_charts_of_some_kernels_and_answers_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(4):
         make_point("kernel", tmp_path, kernel_config(n=4096 * (i + 1)), implementations={"ring": implementation(150.0)})
-    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_CHARTS", 3)
+    monkeypatch.setattr("overlap_sweep.workloads.kernel.section.MOST_CHARTS", 3)
     files = files_of(tmp_path)
     page = files["report.html"].decode()
-    assert page.count('<figure class="chart') == sum(name.startswith("plots/kernel_") for name in files) == 3
-    assert page.count('id="kernel-table-') == 4
+    assert page.count('<figure class="chart') == sum(name.startswith("plots/kernels_") for name in files) == 3
+    assert len(re.findall('id="kernels-[0-9]-table"', page)) == 4
+    assert "Charts are drawn of the first 3" in page
 
 
 def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'id="kernels-table"' in page_of(made("kernels"))
-    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_KERNEL_ROWS", 10)
+    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_ROWS", 10)
     page = page_of(made("kernels"))
     assert 'id="kernels-table"' not in page
     assert "21 rows here: see kernels.csv" in page
@@ -183,7 +192,7 @@ def test_of_many_settings_the_fastest_and_the_simplest_are_drawn(tmp_path: Path)
 def test_of_many_stacks_the_first_are_drawn(tmp_path: Path) -> None:
     for dp_size in range(1, MOST_STACKS + 3):
         make_point("tp_training", tmp_path, stack_config("megatron", 1, dp_size))
-    chart = stacks_bars(analysis_of(tmp_path).tp_training[0])
+    chart = stacks_bars(stacks_of(tmp_path))
     assert len(chart.bars) == MOST_STACKS
     assert f"first {MOST_STACKS} of {MOST_STACKS + 2}" in chart.axis.title
     assert len(curves_of(tmp_path).lines) == MOST_CURVES
@@ -282,7 +291,7 @@ def test_pngs_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image
     make_point("layer", tmp_path / "sweep" / "layer", variants={"none": rounds(1.0), "default": rounds(0.97)})
     pngs = {name: png for name, png in files_of(tmp_path / "sweep").items() if name != "report.html"}
     one_by_tp_size = {f"plots/{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)}
-    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layer_1.png"}
+    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layers_1.png"}
     for content in pngs.values():
         width, height = dimensions(content)
         assert (width >= 500, height >= 120, len(content) > 5000) == (True, True, True)

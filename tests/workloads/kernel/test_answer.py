@@ -110,7 +110,7 @@ def test_what_is_another_kernel_is_another_case(tmp_path: Path) -> None:
     # The same sizes, whoever has them.
     measure(tmp_path, {"ring": 150.0}, backend="symm_mem", operator=None)
     analyses = analyse_kernels(read_points(tmp_path).points)
-    assert len(analyses) == len({analysis.case.name for analysis in analyses}) == 7
+    assert len(analyses) == len({analysis.case for analysis in analyses}) == 7
     assert sum(len(analysis.points) for analysis in analyses) == 8
 
 

@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import autotp, implementation
-from overlap_sweep.workloads.tp_training.architectures import architecture, known
-from overlap_sweep.workloads.tp_training.batches import TokenBatches
-from overlap_sweep.workloads.tp_training.groups import groups_of
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights
+from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, architecture
+from overlap_sweep.workloads.tp_training.implementation import groups_of
+from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights
 from overlap_sweep.workloads.tp_training.steps import TrainingSteps
 from tests.backends import symm_mem_on_cpu
 from tests.processes import run_ranks
@@ -193,7 +192,7 @@ def _options(stack: str, mesh: str, variant: str) -> dict[str, tuple[str, ...]]:
     if RANKS[mesh] == 4:
         return {"accumulated": OPTIONS["accumulated"]}
     first = mesh == "tp2" and variant == next(iter(VARIANTS[stack]))
-    built = [name for name in known() if first and (stack != "megatron" or architecture(name).megatron)]
+    built = [name for name in sorted(ARCHITECTURES) if first and (stack != "megatron" or architecture(name).megatron)]
     of_architecture = {name: (f"model.architecture={name}", CLIPPED) for name in built}
     left_out = {"whole vocabulary"} if stack == "megatron" else set()
     return {name: given for name, given in OPTIONS.items() if name not in left_out} | of_architecture

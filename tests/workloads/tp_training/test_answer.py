@@ -11,16 +11,15 @@ import pytest
 
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.tp_training.answer import (
-    Shares,
     TpTrainingAnalysis,
     analyse_tp_training,
-    setting_of,
-    shares_of,
+    cautions,
+    losses_in_words,
 )
-from overlap_sweep.workloads.tp_training.frame import answer_rows
 from overlap_sweep.workloads.tp_training.losses import tolerance_of
 from overlap_sweep.workloads.tp_training.result import TpTrainingStep
-from overlap_sweep.workloads.tp_training.sentences import warnings
+from overlap_sweep.workloads.tp_training.rows import Shares, setting_of, shares_of
+from overlap_sweep.workloads.tp_training.section import GRIDS, GridRow
 from overlap_sweep.workloads.tp_training.step_communication import StepCommunication, communication_of
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import trace_row
@@ -80,8 +79,9 @@ def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None
     make_point("tp_training", tmp_path / "other", stack_config("autotp", 2, 1))
     make_point("tp_training", tmp_path / "other", stack_config("autotp", 1, 2), losses=falling(times=2.0))
     other = analysis_of(tmp_path / "other")
-    assert ([row.losses for row in other.rows], other.losses) == ([None, None], [])
-    assert {row["losses_agree"] for row in answer_rows([other])} == {None}
+    assert ([row.losses for row in other.rows], losses_in_words(other)) == ([None, None], [])
+    answers = GRIDS.records([GridRow(other, answer) for answer in other.answers])
+    assert {row["losses_agree"] for row in answers} == {None}
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 2, 1))
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 4, 1), losses=falling(times=1.1))
     assert all(row.deviates for row in analysis_of(tmp_path / "same").rows)
@@ -144,7 +144,7 @@ def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
         directory = make_point("tp_training", tmp_path, stack_config(impl))
         seen[directory] = StepCommunication(total_us, 100.0, waiting_us)
     (analysis,) = analyses_of(tmp_path, seen)
-    (said,) = warnings(analysis)
+    (said,) = cautions(analysis)
     assert said.endswith(": TP=2 DP=1 autotp (0.600 ms).")
 
 

@@ -15,8 +15,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training.architectures import architecture
-from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
-from overlap_sweep.workloads.tp_training.memory import least_bytes
+from overlap_sweep.workloads.tp_training.language_model import flops_per_token, least_bytes, parameters
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import composed, tp_point
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
-from overlap_sweep.workloads.tp_training import architectures, megatron_refusal
-from overlap_sweep.workloads.tp_training.architectures import architecture, known
+from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, Architecture
+from overlap_sweep.workloads.tp_training.refusals import megatron_core_refusal
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
 from tests.workloads.tp_training.stacks import Trained, differences, train_points
 
 pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="needs Megatron-Core")
 
-SAME = [name for name in known() if architecture(name).megatron]
+SAME = [name for name, known in sorted(ARCHITECTURES.items()) if known.megatron]
 PLAIN: dict[str, Any] = {
     **{"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2},
     **{"vocab_size": 333, "rms_norm_eps": 1e-3, "initializer_range": 0.05},
@@ -52,7 +52,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 @pytest.fixture(scope="module")
 def trained(points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
-    assert [megatron_refusal.refusal(point) for point in points.values()] == [None] * len(points)
+    assert [megatron_core_refusal(point) for point in points.values()] == [None] * len(points)
     (found,) = run_ranks(1, train_points, points, keep="megatron")
     return found
 
@@ -83,14 +83,10 @@ def test_every_field_of_its_config_is_known(model_type: str) -> None:
     assert fields <= KNOWN_FIELDS
 
 
-def test_another_architecture_is_refused_by_megatron_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "granite.py").write_text(
-        "from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture\n"
-        "ARCHITECTURE = Architecture('granite', more={'embedding_multiplier': 3.0})\n"
-    )
-    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+def test_another_architecture_is_refused_by_megatron_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "granite", Architecture(more={"embedding_multiplier": 3.0}))
     granite = tp_point("impl=megatron", "model.architecture=granite")
-    assert megatron_refusal.refusal(granite) == (
+    assert megatron_core_refusal(granite) == (
         "impl=megatron is not known to compute what Hugging Face's granite does, as it is for llama, mistral, qwen2, "
         "qwen3; use impl=fsdp_dtensor or autotp"
     )

@@ -13,10 +13,9 @@ from torch import Tensor
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
-from overlap_sweep.workloads.tp_training import architectures, hugging_face, implementation, megatron_refusal
-from overlap_sweep.workloads.tp_training.architectures import architecture, known
-from overlap_sweep.workloads.tp_training.batches import TokenBatches
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training import hugging_face, implementation, refusals
+from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, Architecture, architecture
+from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
@@ -40,7 +39,7 @@ def from_meta(point: dict[str, Any]) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("name", "attention"), [*((name, "sdpa") for name in known()), ("qwen3", "eager")])
+@pytest.mark.parametrize(("name", "attention"), [*((name, "sdpa") for name in ARCHITECTURES), ("qwen3", "eager")])
 def test_from_meta_it_is_the_model_that_hugging_face_makes_in_parts_that_can_be_cut(name: str, attention: str) -> None:
     tied = f"model.tie_word_embeddings={str(attention == 'eager').lower()}"
     point = tp_point(f"model.architecture={name}", f"tp_training.attn_impl={attention}", tied)
@@ -98,13 +97,9 @@ def test_weights_are_those_of_a_language_model_and_all_ranks_draw_the_same_of_ea
     assert not torch.equal(weight, drawn(QUERY, 512, 512, tp_training=other_seed))
 
 
-def test_the_padding_is_zero_and_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_padding_is_zero_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an architecture calls its vocabulary."""
-    (tmp_path / "renamed.py").write_text(
-        "from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture\n"
-        "ARCHITECTURE = Architecture('renamed', embedding='model.wte', output='head')\n"
-    )
-    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    monkeypatch.setitem(ARCHITECTURES, "renamed", Architecture(embedding="model.wte", output="head"))
     model = {**tp_point()["language_model"], "model_type": "renamed"}
     for name in ("model.wte.weight", "head.weight"):
         whole, padded, more = (drawn(name, rows, 8, language_model=model) for rows in (1019, 1024, 1056))
@@ -198,7 +193,7 @@ def test_megatron_refuses_what_it_would_compute_differently(
     architecture: str, fields: dict[str, Any], reason: str
 ) -> None:
     point = tp_point("impl=megatron", f"model.architecture={architecture}")
-    found = megatron_refusal.refusal({**point, "language_model": {**point["language_model"], **fields}}) or ""
+    found = refusals.megatron_core_refusal({**point, "language_model": {**point["language_model"], **fields}}) or ""
     assert reason in found
     assert bool(found) == bool(reason)
 
@@ -212,11 +207,11 @@ def on_gpu(slots: dict[str, Any] | None = None, switches: dict[str, bool] | None
     point |= {"runtime": {**point["runtime"], "device": "cuda"}, "precision": "bf16", **changes}
     if slots is not None:
         point["overlap_cfg"] = {"slots": slots, "switches": {**SWITCH_DEFAULTS, **(switches or {})}}
-    return megatron_refusal.refusal(point) or ""
+    return refusals.megatron_core_refusal(point) or ""
 
 
 def test_megatron_refuses_overlap_that_userbuffers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(megatron_refusal, "missing", lambda: None)
+    monkeypatch.setattr(refusals, "missing", lambda: None)
     alone = {**tp_point("impl=megatron")["tp_training"], "sequence_parallel": False}
     assert on_gpu() == on_gpu({"fc2_fprop": SETTING}) == ""
     assert "set up for bfloat16" in on_gpu(precision="fp16")

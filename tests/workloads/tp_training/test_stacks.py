@@ -8,16 +8,17 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training import architectures, autotp, implementation
-from overlap_sweep.workloads.tp_training.batches import TokenBatches
-from overlap_sweep.workloads.tp_training.groups import groups_of
-from overlap_sweep.workloads.tp_training.initial_weights import initial_weights
+from overlap_sweep.workloads.tp_training import autotp, implementation
+from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, Architecture
+from overlap_sweep.workloads.tp_training.implementation import groups_of
+from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import (
@@ -89,27 +90,22 @@ def test_megatron_says_what_was_run() -> None:
     assert (alone["overlap_grad_reduce"], replicated["overlap_grad_reduce"]) == (False, True)
 
 
-def _train_with_architectures(ranks: Ranks, directory: Path, points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
-    """Where `directory` has more of them."""
-    architectures.__path__.append(str(directory))
-    try:
+GRANITE = Architecture(more={"embedding_multiplier": 3.0, "logits_scaling": 0.5})
+
+
+def _train_with_granite(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
+    with patch.dict(ARCHITECTURES, granite=GRANITE):
         return train_points(ranks, points)
-    finally:
-        architectures.__path__.pop()
 
 
 @pytest.mark.parametrize("stack", ["autotp", "fsdp_dtensor"])
-def test_a_new_architecture_is_a_new_file_and_a_config_is_trained_with_all_that_it_says(
+def test_a_new_architecture_is_a_new_line_and_a_config_is_trained_with_all_that_it_says(
     stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "granite.py").write_text(
-        "from overlap_sweep.workloads.tp_training.architectures.architecture import Architecture\n"
-        "ARCHITECTURE = Architecture('granite', more={'embedding_multiplier': 3.0, 'logits_scaling': 0.5})\n"
-    )
-    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    monkeypatch.setitem(ARCHITECTURES, "granite", GRANITE)
     granite, llama = (tp_point(f"impl={stack}", f"model.architecture={name}") for name in ("granite", "llama"))
     config = config_point(tmp_path, f"impl={stack}", "tp_training.learning_rate=0.01")
-    found = run_ranks(2, _train_with_architectures, tmp_path, {"granite": granite, "config": config}, keep=stack)
+    found = run_ranks(2, _train_with_granite, {"granite": granite, "config": config}, keep=stack)
     of_granite, of_config = ([of_rank[name] for of_rank in found] for name in ("granite", "config"))
     assert granite["language_model"]["embedding_multiplier"] == 3.0
     assert max(differences(of_granite, granite)) < 1e-4

@@ -6,17 +6,31 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, SEQUENTIAL
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import environments
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, ShapeAnalysis
 
 
 def warnings(analysis: KernelAnalysis) -> list[str]:
-    """A sentence each, none where all is well."""
+    """Returns why not to believe an answer: a sentence each, none where all is well."""
     return [
         *_beyond_bound(analysis),
         *_launch_bound(analysis),
         *_wrong_numbers(analysis),
         *dict.fromkeys(warning for point in analysis.points if point.result for warning in point.result.warnings),
     ]
+
+
+def cautions(analysis: KernelAnalysis) -> list[str]:
+    """Returns what to know before believing the answers, and what was left out: a sentence each."""
+    lines = warnings(analysis)
+    if _environments(analysis.points) > 1:
+        # Flux's wheels exist for old versions of torch only.
+        lines.append(
+            "The points were measured in different environments, each beside a sequential of its own; see "
+            "tuning_report.json for what differs."
+        )
+    return [*lines, *_left_out(analysis)]
 
 
 def _beyond_bound(analysis: KernelAnalysis) -> Iterator[str]:
@@ -78,3 +92,27 @@ def _wrong_numbers(analysis: KernelAnalysis) -> Iterator[str]:
         why = first.left_out[label].removeprefix("wrong numbers: ")
         where = f"m={first.m} ({why}){also}"
         yield f"{label} computed wrong numbers at {where}: don't trust it at any m before you know why."
+
+
+def _environments(points: Sequence[Point]) -> int:
+    """How many, not counting what backends set for themselves, each as it is trained with."""
+    found = []
+    for environment in environments(points):
+        variables = {**environment.get("variables", {}), "CUDA_DEVICE_MAX_CONNECTIONS": None}
+        if (alike := {**environment, "variables": variables}) not in found:
+            found.append(alike)
+    return len(found)
+
+
+def _left_out(analysis: KernelAnalysis) -> list[str]:
+    """What was not timed, but for wrong numbers: a sentence for each reason."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for shape in analysis.shapes:
+        for label, reason in shape.left_out.items():
+            if label not in shape.wrong:
+                first_line = next(iter(reason.splitlines()), "no reason given")
+                found.setdefault((label, first_line), []).append(shape.m)
+    return [
+        f"Left out: {label} at m={', '.join(map(str, ms))}: {reason.removesuffix('.')}."
+        for (label, reason), ms in found.items()
+    ]

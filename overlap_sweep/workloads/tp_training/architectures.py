@@ -1,10 +1,16 @@
-"""What must be known of a Hugging Face architecture to build it and to cut it over tensor-parallel ranks."""
+"""The model architectures that can be trained: what must be known of each to build it and to cut it over the ranks.
+Adding one is adding its line to ARCHITECTURES.
+
+No torch: the launcher reads them, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,8 +20,6 @@ if TYPE_CHECKING:
 class Architecture:
     """The defaults are Llama's, which most decoders follow. Names of modules are relative to a decoder layer."""
 
-    model_type: str
-    """Hugging Face's; decides config class and model class."""
     column_parallel: tuple[str, ...] = (
         "self_attn.q_proj",
         "self_attn.k_proj",
@@ -52,6 +56,25 @@ class Architecture:
         model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attn_impl)
         return model.float()
 
-    def part(self, model: nn.Module, name: str) -> nn.Module:
-        """Such as `part(model, architecture.embedding)`."""
-        return model.get_submodule(name)
+
+ARCHITECTURES = {
+    # Llama 1 to 3.
+    "llama": Architecture(megatron=True),
+    # With or without its sliding window.
+    "mistral": Architecture(megatron=True, more={"sliding_window": None}),
+    # Also 2.5: Llama with biases in its attention.
+    "qwen2": Architecture(qkv_bias=True, megatron=True),
+    # Queries and keys are normalised within each head.
+    "qwen3": Architecture(head_norms=("self_attn.q_norm", "self_attn.k_norm"), megatron=True),
+}
+"""By Hugging Face's model_type, which decides config class and model class."""
+
+
+def architecture(model_type: str) -> Architecture:
+    """UserError for one that there is not."""
+    if model_type not in ARCHITECTURES:
+        raise UserError(
+            f"model.architecture={model_type} cannot be trained; choose one of {', '.join(sorted(ARCHITECTURES))}, or "
+            "add it (docs/tp_training.md)."
+        )
+    return ARCHITECTURES[model_type]
