@@ -121,11 +121,9 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none of kernels, training runs, tensor-parallel stacks or copies, the first that
+    """Of operators, or where there are none of kernels, tensor-parallel stacks, training runs or copies, the first that
     there are."""
-    from overlap_sweep.report.files import (
-        TABLE_FILE,
-    )
+    from overlap_sweep.report.files import TABLE_FILE
     from overlap_sweep.report.frame import to_frame
     from overlap_sweep.workloads.operator import answers
 

@@ -39,6 +39,41 @@ STREAM_PRIORITY = {"normal": 0, "high": -1}
 """torch's: less is sooner. A high-priority kernel's blocks take the SMs that become free before others'."""
 
 
+class Mark:
+    """A moment on the current stream, or on a CPU now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        self.host_ns = time.perf_counter_ns()
+
+    def after_ns(self, origin: Mark) -> int:
+        """Time since the origin; the device must have passed both."""
+        if self._event is None or origin._event is None:
+            return self.host_ns - origin.host_ns
+        return round(origin._event.elapsed_time(self._event) * 1e6)
+
+    def wait(self) -> None:
+        """On the host."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Anchor(Mark):
+    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
+    microseconds a second."""
+
+    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
+        """A moment of the host's clock, on the device's since the origin."""
+        return self.after_ns(origin) + host_ns - self.host_ns
+
+    def lead_ns(self, mark: Mark) -> int:
+        """How much later the device passed a later mark than the host made it."""
+        return mark.after_ns(self) - (mark.host_ns - self.host_ns)
+
+
 @dataclass(frozen=True)
 class Variant:
     """Passes that follow each other. `forward` and `backward` take the turn's number, to rotate their inputs by."""
@@ -284,39 +319,3 @@ def _results(variant: Variant, repeat: int) -> dict[str, Tensor]:
     assert variant.backward
     output = variant.forward(repeat)
     return {"output": output.detach(), **variant.backward(repeat, output)}
-
-
-class Mark:
-    """A moment on the current stream, or on a CPU now: read when the device has passed it, for training steps, whose
-    host must not wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
-        self.host_ns = time.perf_counter_ns()
-
-    def after_ns(self, origin: Mark) -> int:
-        """Time since the origin; the device must have passed both."""
-        if self._event is None or origin._event is None:
-            return self.host_ns - origin.host_ns
-        return round(origin._event.elapsed_time(self._event) * 1e6)
-
-    def wait(self) -> None:
-        """On the host."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
-class Anchor(Mark):
-    """A mark that an idle device passes when the host makes it: it ties the two clocks together. They drift apart by
-    microseconds a second."""
-
-    def host_after_ns(self, host_ns: int, origin: Mark) -> int:
-        """A moment of the host's clock, on the device's since the origin."""
-        return self.after_ns(origin) + host_ns - self.host_ns
-
-    def lead_ns(self, mark: Mark) -> int:
-        """How much later the device passed a later mark than the host made it."""
-        return mark.after_ns(self) - (mark.host_ns - self.host_ns)

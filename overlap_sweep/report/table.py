@@ -268,4 +268,4 @@ def points_table(
     name: str, rows: str, of_point: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
 ) -> Table[PointRow[R]]:
     """The table of all points of a workload: what is known of each, then what was measured."""
-    return Table(name, rows, (*of_point, *(through(column, lambda row: row.measured) for column in measured)))
+    return Table(name, rows, (*of_point, *map(of_measured, measured)))

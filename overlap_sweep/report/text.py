@@ -17,7 +17,7 @@ from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.section import Section
 from overlap_sweep.report.terminal import print_section
-from overlap_sweep.results.conditions import conditions_in_words
+from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands, measured_on
@@ -210,8 +210,7 @@ def _print_details(case: CaseAnalysis, analysis: Analysis, console: Console) -> 
     print_lines(
         [entry["recommendation"] for entry in recommendations(case, analysis.config.overlap_threshold)], console
     )
-    print_lines([measured_on(case.points)], console)
-    print_lines(conditions_in_words(case.conditions), console)
+    print_lines([measured_on(case.points), *gpus_in_words(case.points)], console)
     if case.drift:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("TP", "baseline of", "measured", "median us", "lowest", "highest", "later half"):

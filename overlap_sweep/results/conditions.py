@@ -54,8 +54,9 @@ def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
     )
 
 
-def conditions_in_words(conditions: GpuConditions | None) -> list[str]:
-    """Returns a line on temperatures and clocks; none where nothing was recorded."""
+def gpus_in_words(points: Iterable[Point]) -> list[str]:
+    """Returns a sentence on how warm and fast the GPUs were; none where that was not recorded."""
+    conditions = gpu_conditions(points)
     if not conditions:
         return []
     (coolest, hottest), (slowest, fastest) = conditions.temperature_c, conditions.sm_clock_mhz

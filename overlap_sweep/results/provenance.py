@@ -47,6 +47,11 @@ def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
     return [environment for environment, _ in sorted(found, key=lambda pair: -pair[1])]
 
 
+def measured_on(points: Sequence[Point]) -> str:
+    """Returns when and on what the points were measured."""
+    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
+
+
 def describe_machine(environment: dict[str, Any]) -> str:
     """Host, device, and the versions that matter, in one line."""
     gpu, count = environment.get("gpu"), environment.get("gpu_count")
@@ -76,11 +81,6 @@ def measured_when(points: Sequence[Point]) -> str:
         return "at an unrecorded time"
     first, last = (f"{time[:10]} {time[11:16]}" for time in (started[0], started[-1]))
     return f"{first} to {last} UTC" if first != last else f"{first} UTC"
-
-
-def measured_on(points: Sequence[Point]) -> str:
-    """Returns when the points were measured, and on what machine."""
-    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
 
 
 def launch_commands(points: Sequence[Point]) -> list[str]:

@@ -25,7 +25,7 @@ from overlap_sweep.report.table import (
     of_measured,
     through,
 )
-from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
+from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.workloads.fsdp.answer import (
@@ -299,7 +299,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         legend=f"{LEGEND} {analysis.how_timed}",
         charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
         more=[effects] if effects.listing or effects.notes else [],
-        details=[measured_on(analysis.points), *conditions_in_words(gpu_conditions(analysis.points))],
+        details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
     )
 
 

@@ -29,9 +29,8 @@ def tuning_report(analysis: Analysis) -> dict[str, Any]:
 
     `configurations` are the rows of the tidy table, with `overlap_method` for `method`. Entries of the lists name
     their case; `tp_scaling` on top is the only case's, and None where there are several. `proof` has an entry for each
-    case and TP size that a tuner measured, and `tuner` one for each of its sweeps. `training` has one entry per case of
-    training runs with the best setting, all `settings` and what each knob contributed in `knobs`; `training_points` are
-    the rows of their tidy table. Sections add their own keys.
+    case and TP size that a tuner measured, and `tuner` one for each of its sweeps. What else was measured has the keys
+    of its section's `report`.
     """
     cases = [_case(case) for case in analysis.operators.cases]
     return {

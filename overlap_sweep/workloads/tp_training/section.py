@@ -26,7 +26,7 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.results.conditions import conditions_in_words, gpu_conditions
+from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.workloads.tp_training.answer import (
     GridAnswer,
@@ -276,7 +276,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
             Exhibit(chart=partial(stacks_bars, analysis)),
             Exhibit(chart=partial(loss_lines, analysis), name="losses", heading="Losses"),
         ],
-        details=[measured_on(analysis.points), *conditions_in_words(gpu_conditions(analysis.points))],
+        details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
     )
 
 
