@@ -81,7 +81,15 @@ KNOBS = (
 
 MEASURED = (
     C("step_us", lambda row: row.time_us, "Median of a whole step.", header="step ms", show=as_ms),
-    C("noise_us", lambda row: row.step.noise_us, "95 % of step_us's noise.", header="noise ms", show=as_ms, dropped=5),
+    C(
+        "noise_us",
+        lambda row: row.step.noise_us,
+        "95 % of step_us's noise.",
+        header="noise ms",
+        show=as_ms,
+        dropped=5,
+        queried=True,
+    ),
     C("q1_us", lambda row: row.timing.q1_us),
     C("q3_us", lambda row: row.timing.q3_us),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
@@ -122,17 +130,32 @@ MEASURED = (
         dropped=2,
         high_first=True,
     ),
-    C("peak_memory_gb", lambda row: row.peak_memory_gb, header="memory GB", show="{:.1f}".format, dropped=4),
+    C(
+        "peak_memory_gb",
+        lambda row: row.peak_memory_gb,
+        header="memory GB",
+        show="{:.1f}".format,
+        dropped=4,
+        queried=True,
+    ),
     C("parameters", lambda row: row.parameters, kind="count"),
     C("first_loss", lambda row: row.first_loss),
-    C("loss", lambda row: row.loss, "After the last step of the recorded run.", header="loss", show=as_loss, dropped=1),
+    C(
+        "loss",
+        lambda row: row.loss,
+        "After the last step of the recorded run.",
+        header="loss",
+        show=as_loss,
+        dropped=1,
+        queried=True,
+    ),
     C("compiled", lambda row: row.compiled, "By what the layers were compiled, or why not.", "text"),
     C("launch_bound", lambda row: row.launch_bound, "The host takes as long as the device.", "flag"),
     C(
         *("baseline_launch_bound", lambda row: row.baseline_launch_bound),
         *("The same of one of the two steps that hidden_fraction is measured against.", "flag"),
     ),
-    C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag"),
+    C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag", queried=True),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
 _OF_POINTS = ("q1_us", "q3_us", "repeats", "first_loss", "chosen")
