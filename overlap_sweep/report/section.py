@@ -101,8 +101,8 @@ class Section:
     report: dict[str, Any]
     """What tuning_report.json says, by its keys."""
     decided: Listing[Any] | None = None
-    """The answers as rows, for `--format` and `--fail-if`; None: the points. Where there are several answers, its
-    columns for people stand before all of them."""
+    """The answers as rows, for `--format` and `--fail-if`; None: the points. Those with a caption
+    are shown before the answers, where there are several."""
     files: list[RunFile] = field(default_factory=list)
     """Beside the tables and charts."""
     most_tables: int | None = None

@@ -205,7 +205,7 @@ def subjects(points: Iterable[Point]) -> list[str]:
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
 
-class _Beside(NamedTuple):
+class Beside(NamedTuple):
     """One measurement of an implementation."""
 
     point: str
@@ -251,6 +251,32 @@ def _span(ms: Sequence[int]) -> str:
     return f"{ms[0]}" if len(ms) == 1 else f"{ms[0]} to {ms[-1]}"
 
 
+def implementation_row(
+    backend: str | None,
+    name: str,
+    point: Point,
+    same: Sequence[Beside],
+    estimate: Estimate,
+    baselines_us: Mapping[str, float],
+) -> ImplementationRow:
+    """Returns what all measurements of one implementation say; `point` is one of theirs."""
+    errors = [one.times.relative_error for one in same if one.times.relative_error is not None]
+    return ImplementationRow(
+        backend=backend,
+        name=name,
+        shape=KernelShape.of(point.config),
+        precision=point.config["precision"],
+        estimate=estimate,
+        baselines_us=baselines_us,
+        relative_error=max(errors, default=None),
+        independent=any(one.times.independent for one in same),
+        launch_bound=all(one.times.launch_bound for one in same),
+        comparable=any(one.clean for one in same),
+        setting=same[0].times.setting,
+        points=tuple(one.point for one in same),
+    )
+
+
 def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAnalysis:
     measured = _measured(points)
     anchor = pooled_none([one.times.time for one in _trusted(measured[None, SEQUENTIAL])])
@@ -258,23 +284,7 @@ def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAn
     baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
 
     def row(key: tuple[str | None, str]) -> ImplementationRow:
-        same = measured[key]
-        errors = [one.times.relative_error for one in same if one.times.relative_error is not None]
-        backend, name = key
-        return ImplementationRow(
-            backend=backend,
-            name=name,
-            shape=KernelShape.of(points[0].config),
-            precision=case.precision,
-            estimate=estimates[key],
-            baselines_us=baselines_us,
-            relative_error=max(errors, default=None),
-            independent=any(one.times.independent for one in same),
-            launch_bound=all(one.times.launch_bound for one in same),
-            comparable=any(one.clean for one in same),
-            setting=same[0].times.setting,
-            points=tuple(one.point for one in same),
-        )
+        return implementation_row(*key, points[0], measured[key], estimates[key], baselines_us)
 
     baselines = {name: row((None, name)) for name in BASELINES}
     implementations = [row(key) for key in measured if key[0] is not None]
@@ -313,14 +323,14 @@ def _contenders(implementations: Iterable[ImplementationRow], wrong: Collection[
     return [row for row in implementations if row.comparable and not row.independent and row.label not in wrong]
 
 
-def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[_Beside]]:
+def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[Beside]]:
     """By backend and name, simplest first; the repetitions of one backend's points together."""
-    found: dict[tuple[str | None, str], list[_Beside]] = defaultdict(list)
+    found: dict[tuple[str | None, str], list[Beside]] = defaultdict(list)
     for point in sorted(points, key=_simplicity):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
-            found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
+            found[key].append(Beside(point.name, times, implementations[SEQUENTIAL]))
     return found
 
 
@@ -336,13 +346,13 @@ def _simplicity(point: Point) -> tuple[int, str]:
     return SIMPLEST_FIRST.index(backend) if backend in SIMPLEST_FIRST else len(SIMPLEST_FIRST), backend
 
 
-def _trusted(same: Sequence[_Beside]) -> Sequence[_Beside]:
+def _trusted(same: Sequence[Beside]) -> Sequence[Beside]:
     """Without those that say nothing about the device, if there are others."""
     return [one for one in same if one.clean] or same
 
 
 def _estimates(
-    measured: Mapping[tuple[str | None, str], Sequence[_Beside]], anchor: Estimate, device_kind: str
+    measured: Mapping[tuple[str | None, str], Sequence[Beside]], anchor: Estimate, device_kind: str
 ) -> dict[tuple[str | None, str], Estimate]:
     pairs: dict[tuple[str | None, str], list[tuple[Timing, Timing]]] = {
         key: [(one.times.time, one.sequential.time) for one in _trusted(same)]

@@ -41,8 +41,8 @@ def kernel_lines(analysis: KernelAnalysis) -> Lines:
     for shape in analysis.shapes:
         for name, row in _best(shape).items():
             ratio, low, high = _ratios(row, shape)
-            ringed, details = row is shape.chosen, _details(row, shape)
-            points.setdefault(name, []).append(LinePoint(shape.m, ratio, low, high, ringed=ringed, details=details))
+            point = LinePoint(shape.m, ratio, low, high, ringed=row.chosen, details=_details(row, shape))
+            points.setdefault(name, []).append(point)
     # Each backend has its own colour in all charts.
     backends = sorted(points.keys() - {SEQUENTIAL})
     known = [*SIMPLEST_FIRST, *(name for name in backends if name not in SIMPLEST_FIRST)]
@@ -137,14 +137,14 @@ def _bindings(shapes: Sequence[ShapeAnalysis]) -> list[Note]:
 def _dot_row(row: ImplementationRow, shape: ShapeAnalysis) -> DotRow:
     usable = row.name == SEQUENTIAL or row in shape.contenders
     look: dict[str, Any] = {
-        "colour": "good" if row is shape.chosen else "muted" if row.name == SEQUENTIAL or not usable else "accent",
+        "colour": "good" if row.chosen else "muted" if row.name == SEQUENTIAL or not usable else "accent",
         "shape": "dot" if usable else "ring",
     }
     return DotRow(
         name=row.label,
         dots=[Dot(*_ratios(row, shape), **look)],
         cells=[_time_text(row), as_rate(row.tflops), f"{row.speedup:.2f}x"],
-        bold=row is shape.chosen,
+        bold=row.chosen,
         note=row.note,
         details=_details(row, shape),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, SEQUENTIAL
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -34,11 +34,13 @@ from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.workloads.kernel.answer import (
+    Beside,
     ImplementationRow,
     KernelAnalysis,
     ShapeAnalysis,
     analyse_kernels,
     answers_in_words,
+    implementation_row,
     name_in_tables,
     subjects,
 )
@@ -159,7 +161,7 @@ TABLE: Table[PointRow[ImplementationRow]] = Table(
         asked("m", kind="count", header="m"),
         *(asked(name, kind="count", header=name, differing=True) for name in ("n", "k")),
         asked("tp_size", kind="count", header="TP", differing=True),
-        *(replace(PRECISION, differing=True, dropped=1), DEVICE, BACKEND),
+        *(replace(PRECISION, differing=True, dropped=1), DEVICE, replace(BACKEND, queried=True)),
         OfPoint("implementation", _part, kind="text", header="implementation", style="setting"),
         *(through(column, _setting) for column in SETTING),
         *(replace(STATUS, about="The point's, or left_out: error says why."), ERROR),
@@ -291,25 +293,15 @@ def _measured_rows(point: Point, answer: ImplementationRow | None) -> dict[str, 
     """Returns what a point that is ok measured, by name, as it was measured there; `answer`: the one for its shape over
     the points of all backends."""
     measured = point.measured_as(KernelTimes).implementations
-    shape, precision = KernelShape.of(point.config), point.config["precision"]
     baselines_us = {name: measured[name].time.median_us for name in BASELINES}
 
     def row(name: str, times: ImplementationTimes) -> ImplementationRow:
         backend, told = None if name in BASELINES else point.config["backend"], name_in_tables(name, point.config)
+        alone = [Beside(point.name, times, measured[SEQUENTIAL])]
+        time = Estimate(times.time.median_us, math.nan, len(times.time.samples_us))
         chosen = answer is not None and (answer.backend, answer.name) == (backend, told)
-        return ImplementationRow(
-            backend=backend,
-            name=told,
-            shape=shape,
-            precision=precision,
-            estimate=Estimate(times.time.median_us, math.nan, len(times.time.samples_us)),
-            baselines_us=baselines_us,
-            relative_error=times.relative_error,
-            independent=times.independent,
-            launch_bound=times.launch_bound,
-            comparable=not (times.launch_bound or measured[SEQUENTIAL].launch_bound),
-            setting=times.setting,
-            points=(point.name,),
+        return replace(
+            implementation_row(backend, told, point, alone, time, baselines_us),
             quartiles_us=(times.time.q1_us, times.time.q3_us),
             chosen=chosen,
             note="use this" if chosen else "",

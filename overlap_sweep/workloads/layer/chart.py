@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from overlap_sweep.overlap.variants import FLOOR
 from overlap_sweep.report.charts.bars import Bar, Bars
@@ -20,29 +19,8 @@ from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow
 RANK = 0
 
 
-def layer_chart(layer: LayerAnalysis) -> Bars:
-    """Returns the variants of a layer that stands for itself, from fast to slow."""
-    return layer_bars(_heading(layer), layer, layer.winner.name if layer.winner else None)
-
-
-def timeline_chart(layer: LayerAnalysis) -> Gantt | None:
-    """Returns the timeline of the fastest variant above that of the reference; None where it was not traced."""
-    best = layer.winner or next(iter(layer.contenders), None)
-    if best is None:
-        return None
-    reference = (layer.reference, layer.reference)
-    shown = layer_timeline(_heading(layer), layer.point, reference, (best.label, best.name))
-    return shown.chart if shown else None
-
-
-def _heading(layer: LayerAnalysis) -> str:
-    config = layer.point.config
-    return f"{config['layer']['kind']}, TP={config['tp_size']}"
-
-
 def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
     """Returns the variants from fast to slow; `best` is the one to mark."""
-    names = _short([row.name for row in layer.rows])
     interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
     return Bars(
         title=title,
@@ -51,28 +29,19 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
         axis=Axis(format="+.1~%"),
         parts=[Key("change", "accent")],
         columns=[Column("time"), Column("change [interval]", "left")],
-        bars=[
-            _bar(row, layer.reference, best, row.label if names[row.name] == row.name else names[row.name])
-            for row in sorted(layer.rows, key=lambda row: row.ratio)
-        ],
+        bars=[_bar(row, best) for row in sorted(layer.rows, key=lambda row: row.ratio)],
         references=[Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
     )
 
 
-def _short(names: Sequence[str]) -> dict[str, str]:
-    """Files without their folders, unless they would be called the same."""
-    files = {name: PurePosixPath(name.removeprefix("file:")).name for name in names if name.startswith("file:")}
-    return {name: files[name] if list(files.values()).count(files.get(name, "")) == 1 else name for name in names}
-
-
-def _bar(row: VariantRow, reference: str, best: str | None, name: str) -> Bar:
+def _bar(row: VariantRow, best: str | None) -> Bar:
     change, low, high = (ratio - 1 for ratio in (row.ratio, row.interval.low, row.interval.high))
     is_floor, is_best = row.name == FLOOR, row.name == best
     notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
     time_text = f"{as_ms(row.all_us)} ms"
     change_text = f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
-    change_text = "reference" if row.name == reference else change_text
-    shown = f"{name} ({', '.join(notes)})" if notes else name
+    change_text = "reference" if row.name == row.reference else change_text
+    shown = f"{row.label} ({', '.join(notes)})" if notes else row.label
     return Bar(
         name=shown,
         ends=[change],
@@ -85,10 +54,24 @@ def _bar(row: VariantRow, reference: str, best: str | None, name: str) -> Bar:
             "variant": shown,
             "time": time_text,
             "of it": f"forward {as_ms(row.fwd_us)} ms, backward {as_ms(row.bwd_us)} ms",
-            f"against {reference}": change_text,
+            f"against {row.reference}": change_text,
             "hidden": as_percent(row.hidden_fraction),
         },
     )
+
+
+def fastest_timeline(layer: LayerAnalysis) -> Gantt | None:
+    """Returns the timeline of the fastest variant below that of the reference; None where it was not traced."""
+    best = layer.winner or next(iter(layer.contenders), None)
+    if best is None:
+        return None
+    shown = layer_timeline(heading(layer), layer.point, (layer.reference, layer.reference), (best.label, best.name))
+    return shown.chart if shown else None
+
+
+def heading(layer: LayerAnalysis) -> str:
+    """Returns what a chart of the layer is called."""
+    return f"{layer.point.config['layer']['kind']}, TP={layer.point.config['tp_size']}"
 
 
 def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:

@@ -30,7 +30,7 @@ from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, measured_when
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
-from overlap_sweep.workloads.layer.chart import layer_chart, timeline_chart
+from overlap_sweep.workloads.layer.chart import fastest_timeline, heading, layer_bars
 from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
 
 C = Column[VariantRow]
@@ -140,11 +140,11 @@ def _answer(layer: LayerAnalysis) -> Answer:
         legend=legend(layer),
         charts=[
             Exhibit(
-                chart=partial(layer_chart, layer),
+                chart=partial(layer_bars, heading(layer), layer, layer.winner.name if layer.winner else None),
                 explained=f"Change of the whole time against {layer.reference} in the same round; median of "
                 f"{layer.rounds} rounds, with its {CONFIDENCE:.0%} interval.",
             ),
-            Exhibit(chart=partial(timeline_chart, layer), name="timeline", heading="Timeline"),
+            Exhibit(chart=partial(fastest_timeline, layer), name="timeline", heading="Timeline"),
         ],
         details=[measured_on([point]), f"in {point.directory}"],
     )

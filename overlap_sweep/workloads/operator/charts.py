@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT
+from overlap_sweep.overlap.variants import DEFAULT, named
 from overlap_sweep.report.charts.bars import Bar, Bars, Marker
 from overlap_sweep.report.charts.lines import Area, Line, LinePoint, Lines
 from overlap_sweep.report.charts.parts import Axis, Key
@@ -21,7 +21,6 @@ from overlap_sweep.workloads.layer.chart import RANK, listed_trace
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import frozen, of_pass
-from overlap_sweep.workloads.operator.proof import named
 from overlap_sweep.workloads.operator.scaling import OperatorScaling
 
 BEST = 1.05
