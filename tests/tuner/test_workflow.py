@@ -65,7 +65,7 @@ def tuned(directory: Path, *overrides: str, answer: Answer | None = None, space:
         stand_in.sweep_of(directory, *given, *more, answer=answer or answered()) as launcher,
         pytest.MonkeyPatch.context() as patched,
     ):
-        patched.setattr(files, "page_files", lambda analysis, command, beside: [])
+        patched.setattr(files, "page_files", lambda *_, **__: [])
         tune(launcher.config, launcher.context, launcher, {}, [*given, *space, *overrides])
         return launcher
 
