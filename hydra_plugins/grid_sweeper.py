@@ -1,4 +1,4 @@
-"""`hydra/sweeper=grid`, the default: every combination of the values that were given."""
+"""`hydra/sweeper=basic`, the default: every combination of the values that were given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ class GridSweeperConf(BasicSweeperConf):
     _target_: str = "hydra_plugins.grid_sweeper.GridSweeper"
 
 
-ConfigStore.instance().store(group="hydra/sweeper", name="grid", node=GridSweeperConf)
+# Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
+ConfigStore.instance().store(group="hydra/sweeper", name="basic", node=GridSweeperConf)
 
 
 class GridSweeper(BasicSweeper):

@@ -115,3 +115,19 @@ def test_every_option_of_every_workload_is_in_help() -> None:
     assert "\noperator=fc1  (qkv, proj, fc1, fc2)\n" in text
     assert "\nfsdp.limit_all_gathers=false  (true, false)\n" in text
     assert "\nimpl=null  (autotp, fsdp_dtensor, async_tp, megatron)\n" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sweeper"),
+    [
+        ((), "grid_sweeper.GridSweeper"),
+        (("+experiment=four_operators",), "grid_sweeper.GridSweeper"),
+        (("+experiment=tp_overlap_tuner",), "tuner_sweeper.TunerSweeper"),
+        (("+experiment=fsdp_overlap",), "knob_sweeper.KnobSweeper"),
+        (("+experiment=tp_overlap_tuner", "hydra/sweeper=bisect"), "bisect_sweeper.BisectSweeper"),
+    ],
+)
+def test_an_experiment_brings_its_sweeper(sweep: Sweep, overrides: tuple[str, ...], sweeper: str) -> None:
+    loader, _ = sweep
+    config = loader.load_configuration("config", list(overrides), RunMode.MULTIRUN)
+    assert config.hydra.sweeper._target_ == f"hydra_plugins.{sweeper}"
