@@ -14,6 +14,7 @@ from overlap_sweep.backends import KERNELS_GROUP, load_kernels
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.kernel_shape import BASELINES
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.kernel.result import KernelTimes
 from tests.sweeps import ROOT, Launch
 
 SMALL = ("workload=kernel", "m=64", "n=96", "k=64", "tp_size=2", "iters=3", "runtime.device=cpu", "profile=none")
@@ -129,12 +130,14 @@ def test_what_a_package_refuses_or_computes_wrong_is_skipped_failed_or_left_out(
     shy = found["shy", "ag_gemm"]
     assert (shy.status, shy.error) == ("skipped", "pipeline_split2: not today; pipeline_split4: not today")
     wrong = found["wrong", "ag_gemm"]
-    assert (wrong.status, wrong.implementations) == ("failed", {})
+    assert (wrong.status, wrong.measured) == ("failed", None)
     assert "pipeline_split2: wrong numbers: relative error 0.0" in str(wrong.error)
     half_wrong = found["half_wrong", "ag_gemm"]
     assert half_wrong.status == "ok"
-    assert set(half_wrong.implementations) == {*BASELINES, "pipeline_split2"}
-    assert half_wrong.left_out["pipeline_split4"].startswith("wrong numbers: relative error 0.0")
+    assert set(half_wrong.measured_as(KernelTimes).implementations) == {*BASELINES, "pipeline_split2"}
+    assert (
+        half_wrong.measured_as(KernelTimes).left_out["pipeline_split4"].startswith("wrong numbers: relative error 0.0")
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
@@ -26,7 +27,8 @@ from overlap_sweep.runtime.slurm.queue import (
     write_record,
 )
 from overlap_sweep.runtime.slurm.submission import Pack
-from tests.make_point import operator_config
+from overlap_sweep.workloads.operator.result import OperatorTimes
+from tests.make_point import operator_config, pass_times
 
 FOLDER = Path("/sweep/.submitit")
 GONE = JobState("GONE")
@@ -236,7 +238,10 @@ def test_what_an_ended_job_leaves_is_handed_on(
                 earlier[one.number] = [attempt.status for attempt in tries.ended]
             if last or one.number == finished:
                 one.directory.mkdir(exist_ok=True)
-                write_result(one.directory, Result(name=one.name, point=one.point, status="ok", launch="launch"))
+                times = dict.fromkeys(space.PASSES, pass_times(100.0))
+                measured = OperatorTimes(times=times)
+                ok = Result(name=one.name, point=one.point, status="ok", measured=measured, launch="launch")
+                write_result(one.directory, ok)
             elif one.number == interrupted:
                 tries.begin()
                 tries.end("interrupted")
