@@ -47,7 +47,7 @@ def test_a_tuned_configuration_is_compared_on_a_whole_layer(tmp_path: Path) -> N
     (warning,) = result.warnings
     assert warning.startswith("default was not measured: backend=torch has no default overlap of its own")
     assert {"none", "ring_exchange", "floor"} <= {(line.split() or [""])[0] for line in done.stdout.splitlines()}
-    assert variant in done.stdout.replace("\n", "")
+    assert "file:tuned.yaml" in done.stdout
 
 
 @pytest.fixture(scope="module")
