@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,15 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
+from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.jobs import Job
+from overlap_sweep.runtime.slurm.launcher import adopt
+from overlap_sweep.runtime.slurm.queue import JobRecord
 from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack
+from overlap_sweep.workloads.operator.result import OperatorTimes
+from tests.make_point import pass_times
 from tests.points import operator_point
 from tests.sweeps import ROOT
 
@@ -101,3 +108,16 @@ def test_the_stock_launchers_name_gives_each_point_a_job_of_ours() -> None:
     )
     assert options == {**ours, "points_per_job": 1, "max_jobs": None}
     assert options["_target_"] == "hydra_plugins.slurm_launcher.SlurmLauncher"
+
+
+def test_a_point_that_ends_while_a_launcher_begins_stays_with_its_job(tmp_path: Path) -> None:
+    """One that failed there does not: it is tried anew."""
+    jobs = [replace(job(number), directory=tmp_path / f"sm{number}") for number in (1, 2, 3)]
+    for one, status in zip(jobs[:2], ("ok", "failed"), strict=True):
+        one.directory.mkdir()
+        measured = OperatorTimes(times=dict.fromkeys(space.PASSES, pass_times(100.0))) if status == "ok" else None
+        result = Result(name=one.name, point=one.point, status=status, measured=measured, launch="earlier")
+        write_result(one.directory, result)
+    record = JobRecord("7", "earlier", {one.name: one.key for one in jobs}, str(tmp_path / "7_0_log.err"))
+    (adopted,) = adopt([record], jobs).values()
+    assert [one.name for one in adopted.pack.jobs] == ["sm1", "sm3"]

@@ -73,11 +73,11 @@ def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     def submit_one(one: Pack, launch: str) -> tuple[str, Submitted]:
         return next(iter(submit_packs([one], launch).items()))
 
-    adopted = _adopted(living_jobs(sweep.directory), jobs)
+    adopted = adopt(living_jobs(sweep.directory), jobs)
     taken = {job.directory for submitted in adopted.values() for job in submitted.pack.jobs}
     new = [job for job in jobs if job.directory not in taken]
     poll_s = launcher_options(jobs[0])["poll_s"]
-    watch = Watch(sweep.directory, adopted, submit_one, outcomes, poll_s)
+    watch = Watch(sweep.directory, dict(adopted), submit_one, outcomes, poll_s)
     try:
         own = submit_packs(pack(new))
         watch.jobs |= own
@@ -93,8 +93,9 @@ def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     return watch.results
 
 
-def _adopted(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submitted]:
-    """Living jobs of earlier launches that are to measure some of these points. Those that failed there are tried anew.
+def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submitted]:
+    """Returns by id the living jobs of earlier launches that are to measure some of these points, or just have. Points
+    that failed there are tried anew.
 
     UserError when one of them measures another point in the same directory.
     """
@@ -108,10 +109,14 @@ def _adopted(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Sub
                 f"scancel {record.job_id}."
             )
         results = [(job, whole_result(job.directory)) for job in points]
-        todo = [job for job, result in results if result is None or not of_launch(result, record.launch)]
-        if todo:
-            found[record.job_id] = Submitted(Pack(pack(todo)[0].options, todo), record.launch, Path(record.log))
+        theirs = [job for job, result in results if not (result and _failed_in(result, record.launch))]
+        if theirs:
+            found[record.job_id] = Submitted(Pack(pack(theirs)[0].options, theirs), record.launch, Path(record.log))
     return found
+
+
+def _failed_in(result: Result, launch: str) -> bool:
+    return of_launch(result, launch) and result.status not in LASTING
 
 
 @dataclass
