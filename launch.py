@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import errors_in_one_line
 from overlap_sweep.runtime.outcome import outcomes
@@ -34,10 +35,10 @@ def main(config: DictConfig) -> float:
 
 
 def print_measured() -> None:
-    """What the layers, kernels, training runs, tensor-parallel stacks and copies that were measured say: little enough
-    to be read at once, unlike the points of a sweep of operators. Those that are alike are compared with each other."""
-    told = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
-    measured = [o.directory for o in outcomes.all if o.workload in told and o.status == "ok"]
+    """Prints what the points say that were measured, where that is little enough to be read at once. Those that are
+    alike are compared with each other."""
+    ok = [outcome for outcome in outcomes.all if outcome.status == "ok"]
+    measured = [outcome.directory for outcome in ok if workloads.load(outcome.workload).is_told_when_measured]
     if measured:
         from overlap_sweep.analysis.sweep import sections_of_points
         from overlap_sweep.report.console import console_for

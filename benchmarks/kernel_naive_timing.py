@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 from overlap_sweep import backends
+from overlap_sweep.backends.symm_mem import MAX_CONNECTIONS
 from overlap_sweep.backends.torch.kernels import baselines_of
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import summarise, time_variants
-from overlap_sweep.runtime.group_config import MAX_CONNECTIONS, NO_MULTICAST
+from overlap_sweep.runtime.group_config import NO_MULTICAST
 from overlap_sweep.workloads.kernel import bench as kernel_bench
 from overlap_sweep.workloads.kernel.bench import Call
 
@@ -34,7 +35,7 @@ LOCAL_GEMMS = {
 
 
 def main() -> None:
-    connections = sys.argv[1] if len(sys.argv) > 1 else str(MAX_CONNECTIONS["symm_mem"])
+    connections = sys.argv[1] if len(sys.argv) > 1 else str(MAX_CONNECTIONS)
     os.environ.update(NO_MULTICAST, CUDA_DEVICE_MAX_CONNECTIONS=connections)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)

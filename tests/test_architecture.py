@@ -58,7 +58,6 @@ NOT_YET: dict[str, set[str]] = {
     "report/page/page": {"analysis", "search", "workloads"},
     "report/page/points_table": {"analysis", "workloads"},
     "report/text": {"analysis", "search", "workloads"},
-    "results/search_answers": {"workloads"},
     "search/knob_space": {"workloads/fsdp"},
     "search/sweeper": {"analysis"},
     "tuner/workflow": {"analysis"},

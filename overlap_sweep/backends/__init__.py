@@ -27,6 +27,8 @@ A backend offers these functions. The first four are called where there is no to
 `close() -> None`
     Free what it holds, before the process group ends. Collective.
 
+It may have `MAX_CONNECTIONS`, CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with it, where that is not 1.
+
 A backend that has whole layers has them in a module of its own, which is in `LAYERS` and offers what follows. Only
 `build` and `attention` import torch. What each operator of a layer is refused for, the backend's own `refusal` says.
 
@@ -244,6 +246,11 @@ def load_kernels(name: str) -> Any:
     if lacking:
         raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md says what it needs.")
     return module
+
+
+def max_connections(name: str) -> int:
+    """Returns CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend."""
+    return getattr(import_module(BACKENDS[name]), "MAX_CONNECTIONS", 1) if name in BACKENDS else 1
 
 
 def close_all() -> None:

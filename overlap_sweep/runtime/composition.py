@@ -71,22 +71,16 @@ def _cpus_of_point(*, _root_: DictConfig) -> int:
 
 def _output_dir(*, _root_: DictConfig) -> str | None:
     """Where the user wants results instead of multirun/, by the workload's own option."""
-    return _of_runs(_root_) or _of_stacks(_root_)
-
-
-def _of_runs(config: DictConfig) -> str | None:
-    return OmegaConf.select(config, "training.output_dir")
-
-
-def _of_stacks(config: DictConfig) -> str | None:
-    return OmegaConf.select(config, "tp_training.output_dir")
+    option = workloads.of(_root_).output_option
+    return OmegaConf.select(_root_, option) if option else None
 
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
-    """Where a single point goes. Of training by stacks several go into one directory, to be compared."""
-    if together := _of_stacks(_root_):
-        return f"{together}/{name}"
-    return _of_runs(_root_) or f"multirun/{date}/{time}/{name}"
+    """Where a single point goes."""
+    given = _output_dir(_root_=_root_)
+    if given and not workloads.of(_root_).names_in_output:
+        return given
+    return f"{given or f'multirun/{date}/{time}'}/{name}"
 
 
 def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -31,17 +30,6 @@ NO_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
-
-ROCPROFV3 = "rocprofv3"
-"""The program, and the folder in the run directory that it writes to."""
-
-MAX_CONNECTIONS = {
-    **{"symm_mem": 8, "fsdp2": 8, "ddp": 8, "copy_engine": 8},
-    **{"autotp": 8, "fsdp_dtensor": 8, "async_tp": 8},
-}
-"""CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with the backend; 1 for all others. With one queue, the two
-streams of symm_mem wait for each other: a fused GEMM and reduce-scatter took 21 % longer (8192x8192x8192, two H200s).
-With eight, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer."""
 
 
 def run_elsewhere() -> None:
@@ -95,58 +83,27 @@ class GroupConfig:
     wrapper: tuple[str, ...] = ()
     """What the agent's command line begins with: a profiler that all processes of the group are run under. It has the
     point's directory in it, so that each such point has a group of its own."""
-
-    of_point: str = ""
-    """The directory of a point that leaves behind what no other should have: a group of its own."""
-
-    impl: str = ""
-    """Stacks of training patch what others run, and are compared by the memory that they take: none shares a process
-    with another."""
+    company: str = ""
 
     @classmethod
-    def of(cls, point: Mapping[str, Any], directory: Path | None = None) -> GroupConfig:
-        """Without a directory there is no wrapper, which would write there."""
-        runtime = point["runtime"]
+    def of(cls, point: Mapping[str, Any], directory: Path = Path()) -> GroupConfig:
+        runtime, workers = point["runtime"], workloads.of(point).workers(point, directory)
         names = ("device", "threads_per_rank", "multicast", "start_timeout_s", "timeout_s")
-        given = {name: runtime[name] for name in names}
-        connections = runtime.get("max_connections") or MAX_CONNECTIONS.get(point["backend"], 1)
-        environment = tuple(sorted(point.get("distributed", {}).get("env", {}).items()))
-        wrapper = _wrapper(point, directory) if directory else ()
         return cls(
+            **{name: runtime[name] for name in names},
             world_size=workloads.world_size(point),
-            max_connections=connections,
-            environment=environment,
-            wrapper=wrapper,
-            of_point=str(directory) if directory and _leaves_groups(point) else "",
-            impl=point.get("impl", ""),
-            **given,
+            max_connections=runtime.get("max_connections") or workers.max_connections,
+            environment=tuple(sorted(workers.environment.items())),
+            wrapper=workers.wrapper,
+            company=workers.company,
         )
-
-
-def _leaves_groups(point: Mapping[str, Any]) -> bool:
-    """FSDP2 makes two process groups for each unit that stays gathered within a smaller group, and keeps them."""
-    return type(point.get("fsdp", {}).get("reshard_after_forward")) is int
-
-
-def _wrapper(point: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
-    profiling = point.get("profiling", {})
-    if not profiling.get("rocprofv3"):
-        return ()
-    output = directory.resolve() / ROCPROFV3
-    return (ROCPROFV3, *shlex.split(profiling["rocprofv3_args"]), "-d", str(output), "--")
 
 
 def check_wrapper(point: Mapping[str, Any]) -> None:
     """UserError where the point is to be run under a profiler that cannot be started."""
-    try:
-        wrapper = _wrapper(point, Path())
-    except ValueError as error:
-        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
-    if wrapper and not shutil.which(wrapper[0]):
-        raise UserError(
-            "profiling.rocprofv3=true needs rocprofv3 in PATH, which comes with ROCm (/opt/rocm/bin); add it, or leave "
-            "profiling.rocprofv3 out."
-        )
+    workers = workloads.of(point).workers(point, Path())
+    if workers.wrapper and not shutil.which(workers.wrapper[0]):
+        raise UserError(workers.wrapper_missing)
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import backends, workloads
+from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
 from overlap_sweep.declared import check, unknown_key
 from overlap_sweep.errors import UserError
@@ -64,40 +64,40 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     could be started here.
     """
     point = _plain(config)
-    name = point["workload"]["name"]
-    schema = workloads.schema(name)
+    workload = workloads.of(point)
+    schema = workloads.schema(workload.name)
     if key := unknown_key(point, schema):
         raise UserError(unknown_option(key, schema))
     check(point, schema)
     if issubclass(schema, ModelConfig):
         _refuse_idle(point, schema)
     if point["backend"] != "auto":
-        (backends.load_kernels if name == "kernel" else backends.load)(point["backend"])
+        workload.backend(point["backend"])
     for option in NO_PART_OF_A_POINT:
         point.pop(option, None)
     if point["precision"] and schema.precision_option:
-        instead = f"give {schema.precision_option} to workload={name} instead"
+        instead = f"give {schema.precision_option} to workload={workload.name} instead"
         raise UserError(f"precision={point['precision']}: {instead}.")
     if issubclass(schema, ModelConfig):
         language_model = {key: point["model"].pop(key) for key in OF_LANGUAGE_MODELS}
         point["model"] = dict(_resolved_model(tuple(point["model"].items())))
         if "architecture" in schema.reads_of_model:
             point["model"] |= language_model
-    runtime, workload = point["runtime"], point["workload"]
+    runtime, asked = point["runtime"], point["workload"]
     if runtime["device"] == "auto":
         runtime["device"] = "cuda" if elsewhere() or visible_gpus() else "cpu"
     needed = workloads.gpus(point)
     if runtime["device"] == "cuda" and not elsewhere() and needed > visible_gpus():
-        asked, mend = workloads.of(point).fewer_gpus(point)
+        too_many, mend = workload.fewer_gpus(point)
         raise UserError(
-            f"{asked} needs {needed} GPUs and {visible_gpus()} are visible; use {mend}, or runtime.device=cpu."
+            f"{too_many} needs {needed} GPUs and {visible_gpus()} are visible; use {mend}, or runtime.device=cpu."
         )
     defaults = DEFAULTS[runtime["device"]]
     if not point.get("dtype"):
         point["precision"] = point["precision"] or defaults["precision"]
-    workload |= {name: value for name, value in defaults["workload"].items() if workload[name] is None}
+    asked |= {name: value for name, value in defaults["workload"].items() if asked[name] is None}
     check_multicast(runtime, os.environ)
-    completed: dict[str, Any] = workloads.load(name).complete(point)
+    completed = workload.complete(point)
     if not elsewhere():
         check_wrapper(completed)
         check_temporary_directory()

@@ -7,13 +7,14 @@ A workload is a package with an object `WORKLOAD`. Those of other distributions 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 
@@ -28,6 +29,25 @@ Config = Mapping[str, Any]
 
 def _tp_size(config: Config) -> int:
     return int(config["tp_size"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """What a point wants of its worker processes. Points that want the same can share them."""
+
+    max_connections: int = 1
+    """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    wrapper: tuple[str, ...] = ()
+    """What the command line of the processes begins with, such as a profiler."""
+    wrapper_missing: str = ""
+    """The error where the wrapper's program is not in PATH."""
+    company: str = ""
+    """What else must be equal for points to share processes."""
+
+
+def _usual_workers(config: Config, directory: Path) -> Workers:
+    return Workers(max_connections=backends.max_connections(config["backend"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +87,17 @@ class Workload:
     """Returns what asks for so many GPUs, and what would ask for fewer."""
     cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
     """Returns what decides, beside model, ranks, backend, precision, tokens and repeats, how long a point takes."""
+    workers: Callable[[Config, Path], Workers] = _usual_workers
+    """Returns what a completed point wants of its worker processes; its run directory is given for what they write.
+    UserError where they cannot be started so."""
+    backend: Callable[[str], Any] = backends.load
+    """Returns the module of the backend of that name. UserError where there is none, or it cannot run this."""
+    output_option: str | None = None
+    """The option, with dots, that names the directory of the results instead of multirun/."""
+    names_in_output: bool = False
+    """Whether a single point's results go into a folder of its own there, as those of a sweep do."""
+    is_told_when_measured: bool = True
+    """Whether launch.py prints what is said of the points: little enough to be read at once."""
 
     def module(self, name: str) -> Any:
         """Returns one of its modules, imported when it is asked for."""

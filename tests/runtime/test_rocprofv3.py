@@ -64,9 +64,12 @@ def rocprofv3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return install
 
 
-def point(arguments: str = "--kernel-trace", profiled: bool = True, **changes: Any) -> dict[str, Any]:
-    profiling = {"rocprofv3": profiled, "rocprofv3_args": arguments}
-    return operator_config(method="bulk", num_sm=4, device="cpu", profiling=profiling, **changes)
+def point(*overrides: str, arguments: str = "--kernel-trace", profiled: bool = True) -> dict[str, Any]:
+    """As it is resolved."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        resolved = resolve(compose("config", overrides=[*FSDP, *overrides]))
+    profiling = resolved["profiling"] | {"rocprofv3": profiled, "rocprofv3_args": arguments}
+    return {**resolved, "profiling": profiling}
 
 
 def test_a_profiled_points_group_runs_under_it_and_what_it_writes_at_the_end_is_kept(
@@ -95,7 +98,7 @@ def test_a_group_that_is_killed_leaves_nothing_of_it(
     rocprofv3(run)
     launch = Launch(tmp_path)
     monkeypatch.setenv("OVERLAP_SWEEP_TEST", launch.tag)
-    with WorkerGroup(GroupConfig.of(point(tp_size=1), tmp_path), tmp_path / "log") as group:
+    with WorkerGroup(GroupConfig.of(point("distributed.dp_size=1"), tmp_path), tmp_path / "log") as group:
         assert len(launch.processes()) >= 2
         group.kill()
         wait_for(lambda: not launch.processes(), 10)
@@ -111,8 +114,8 @@ def test_what_cannot_be_started_is_an_error_of_the_user_unless_the_launcher_only
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="rocprofv3_args cannot be split"):
-        check_wrapper(point("--name 'a"))
-    check_wrapper(point("--name 'a", profiled=False))
+        check_wrapper(point(arguments="--name 'a"))
+    check_wrapper(point(arguments="--name 'a", profiled=False))
     check_wrapper(operator_config())
     with initialize_config_dir(str(ROOT / "conf"), version_base=None):
         config = compose("config", overrides=[*FSDP, "profiling.rocprofv3=true"])

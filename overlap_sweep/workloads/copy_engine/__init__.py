@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
-from overlap_sweep.workloads import Workload
+from overlap_sweep.workloads import Workers, Workload
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
@@ -65,4 +65,5 @@ WORKLOAD = Workload(
     idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
     fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
     cost=lambda point: (point["copy_engine"]["gemms"], point["copy_engine"]["copies"]),
+    workers=lambda point, directory: Workers(max_connections=8),
 )

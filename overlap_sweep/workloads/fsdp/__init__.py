@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Workload
+from overlap_sweep.workloads import Workers, Workload
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
 
 if TYPE_CHECKING:
@@ -168,6 +169,30 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
     return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
 
 
+def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
+    """FSDP2 makes two process groups for each unit that stays gathered within a smaller group, and keeps them: such a
+    point leaves behind what no other should have."""
+    leaves_groups = type(point["fsdp"]["reshard_after_forward"]) is int
+    return Workers(
+        max_connections=8,
+        environment=point["distributed"]["env"],
+        wrapper=_rocprofv3(point["profiling"], directory),
+        wrapper_missing="profiling.rocprofv3=true needs rocprofv3 in PATH, which comes with ROCm (/opt/rocm/bin); add "
+        "it, or leave profiling.rocprofv3 out.",
+        company=str(directory) if leaves_groups else "",
+    )
+
+
+def _rocprofv3(profiling: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
+    if not profiling["rocprofv3"]:
+        return ()
+    try:
+        arguments = shlex.split(profiling["rocprofv3_args"])
+    except ValueError as error:
+        raise UserError(f"profiling.rocprofv3_args cannot be split ({error}); close its quotes.") from None
+    return ("rocprofv3", *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--")
+
+
 WORKLOAD = Workload(
     name="fsdp",
     package=__name__,
@@ -180,4 +205,6 @@ WORKLOAD = Workload(
     world_size=lambda point: int(point["distributed"]["dp_size"]),
     fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
     cost=_cost,
+    workers=_workers,
+    output_option="training.output_dir",
 )

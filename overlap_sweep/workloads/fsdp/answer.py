@@ -15,7 +15,6 @@ from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import KnobRecord
-from overlap_sweep.results.search_answers import answering
 from overlap_sweep.workloads.fsdp.knobs import (
     Knobs,
     brief,
@@ -29,6 +28,7 @@ from overlap_sweep.workloads.fsdp.knobs import (
     setting_in_words,
     train_alike,
 )
+from overlap_sweep.workloads.fsdp.search_answers import answering
 from overlap_sweep.workloads.fsdp.times import (
     Hidden,
     StepTimes,

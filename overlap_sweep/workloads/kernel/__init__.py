@@ -218,4 +218,5 @@ WORKLOAD = Workload(
     words=_words,
     named={"tp_size", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *space.KNOBS},
     cost=lambda point: tuple(point["implementations"]),
+    backend=backends.load_kernels,
 )

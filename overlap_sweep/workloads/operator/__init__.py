@@ -166,4 +166,5 @@ WORKLOAD = Workload(
     subject=lambda point: str(point["operator"]),
     words=_words,
     named={"tp_size", "operator", "phase", "method", "phases", *space.KNOBS},
+    is_told_when_measured=False,
 )
