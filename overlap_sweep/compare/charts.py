@@ -19,11 +19,21 @@ from overlap_sweep.compare.trace_pairs import TraceDataset
 from overlap_sweep.compare.trace_text import PHASE_NAMES
 from overlap_sweep.compare.traces import PHASES, QuantityMatch, TraceComparison
 from overlap_sweep.overlap import space
-from overlap_sweep.report.charts.dots import Dot, DotRow, Dots
-from overlap_sweep.report.charts.figures import Form, column_spec, figure
-from overlap_sweep.report.charts.lines import Level, Line, LinePoint, Lines
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.charts import (
+    Axis,
+    Column,
+    Dot,
+    DotRow,
+    Dots,
+    Form,
+    Key,
+    Level,
+    Line,
+    LinePoint,
+    Lines,
+    Reference,
+)
+from overlap_sweep.report.charts.figures import column_spec, figure
 
 NOTABLE_DRIFT = 0.02
 COLOURS = {"faster": "good", "slower": "bad", "same": "wait"}
@@ -105,7 +115,10 @@ def _ratio_dots(matches: Sequence[Match], aggregates: Sequence[Aggregate], compa
         subtitle="a dot for each matching point; number: geometric mean",
         axis=Axis(f"time of {label} over {reference}: left is faster"),
         columns=[Column("mean")],
-        rows=[DotRow(row, [*dots[row], Dot(mean, colour="ink", shape="tick")], [f"{mean:.3f}"]) for row, mean in rows],
+        rows=[
+            DotRow(name=row, dots=[*dots[row], Dot(mean, colour="ink", shape="tick")], cells=[f"{mean:.3f}"])
+            for row, mean in rows
+        ],
         references=[Reference(1.0, f"{reference} = 1")],
         legend=[
             Key("faster", "good", shape="dot"),
@@ -192,7 +205,7 @@ def _quantity_dots(quantities: Sequence[QuantityMatch], label: str, reference: s
             (name, found[phase, quantity]) for quantity, name in QUANTITIES.items() if (phase, quantity) in found
         ]
         if of_phase:
-            rows.append(DotRow(PHASE_NAMES[phase], [], bold=True))
+            rows.append(DotRow(name=PHASE_NAMES[phase], bold=True))
         rows += [_quantity_row(name, match) for name, match in of_phase if match.value or match.reference_value]
     most_ms = max(dot.at for row in rows for dot in row.dots)
     return Dots(
@@ -216,7 +229,8 @@ def _quantity_row(name: str, match: QuantityMatch) -> DotRow:
     worse = ours > theirs if match.quantity != "overlap_us" else ours < theirs
     own = "wait" if ours == theirs else "bad" if worse else "good"
     ratio = "new" if math.isnan(match.ratio) else f"{match.ratio:.2f}x"
-    return DotRow(name, [Dot(theirs, colour="ink", shape="ring"), Dot(ours, colour=own)], [ratio])
+    dots = [Dot(theirs, colour="ink", shape="ring"), Dot(ours, colour=own)]
+    return DotRow(name=name, dots=dots, cells=[ratio])
 
 
 def _iteration_lines(dataset: TraceDataset, most_us: float) -> Lines:

@@ -12,7 +12,7 @@ import msgspec
 
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.charts.gantt import Bar, Extent, Gantt, Group, Lane
+from overlap_sweep.report.charts import Extent, Gantt, GanttBar, Group, Lane
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.trace import spans
 from overlap_sweep.trace.intervals import rows_without_overlap
@@ -153,7 +153,7 @@ def _group(title: str, shown: Sequence[Span], longest: Sequence[Span]) -> Group:
         Lane(
             name,
             [
-                Bar(
+                GanttBar(
                     start := round(span.start_us - origin_us, 2),
                     end := round(span.end_us - origin_us, 2),
                     span.kind,

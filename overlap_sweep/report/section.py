@@ -14,7 +14,7 @@ from overlap_sweep.results.points import Point, Reading
 from overlap_sweep.results.records import Records
 
 if TYPE_CHECKING:
-    from overlap_sweep.report.charts.figures import Form
+    from overlap_sweep.report.charts import Form
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ def test_what_is_imported(made: Made, tmp_path: Path) -> None:
     command = [sys.executable, "-c", IMPORTS]
     process = subprocess.run(command, cwd=ROOT, input=json.dumps(commands), text=True, capture_output=True, timeout=120)
     for words, found in zip(commands, json.loads(process.stderr.splitlines()[-1]), strict=True):
-        heavy = {"trace": {"pandas"}, "compare": {"altair", "vl_convert"}}.get(words[0], set())
+        heavy = {"trace": {"pandas"}, "compare": {"vl_convert"}}.get(words[0], set())
         assert not {"torch", *heavy} & set(found), words
         assert "--help" not in words or found == [], words
 

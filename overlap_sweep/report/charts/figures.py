@@ -1,27 +1,27 @@
-"""One chart: what it shows in words, and its Vega-Lite specification, made once for the same data; and its PNG."""
+"""One chart: what it shows in words, its Vega-Lite specification, and its PNG."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.metadata import version
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from overlap_sweep.cache import cached_bytes
-from overlap_sweep.report.charts import bars, dots, gantt, lines
+from overlap_sweep.report.charts import Bars, Dots, Form, Gantt, Lines
+from overlap_sweep.report.charts.lines import describe_lines, draw_lines
 from overlap_sweep.report.charts.palette import chart_config, in_light
+from overlap_sweep.report.charts.rows import describe_gantt, describe_rows, draw_bars, draw_dots, draw_gantt
+from overlap_sweep.report.charts.vega import Json
 from overlap_sweep.report.numbers import visible
 
-Form = bars.Bars | dots.Dots | lines.Lines | gantt.Gantt
-"""All that one chart is drawn from, in the order of drawing."""
-_DRAWN_BY: dict[type, ModuleType] = {bars.Bars: bars, dots.Dots: dots, lines.Lines: lines, gantt.Gantt: gantt}
+_FORMS: dict[type, tuple[Callable[[Any], Json], Callable[[Any], str]]] = {
+    Bars: (draw_bars, describe_rows),
+    Dots: (draw_dots, describe_rows),
+    Lines: (draw_lines, describe_lines),
+    Gantt: (draw_gantt, describe_gantt),
+}
 
 SCALE = 1.5
 WIDE_PX = 1000
@@ -52,17 +52,9 @@ class Figure:
 
 
 def figure(name: str, form: Form) -> Figure:
-    """Returns the chart; not drawn again if the same was drawn before by the same code."""
-    drawn_by = _DRAWN_BY[type(form)]
-    key = b"\0".join([_code_digest(), drawn_by.__name__.encode(), msgspec.json.encode(form)])
-
-    def draw() -> bytes:
-        # Tests hold them against Vega-Lite's schema, which takes longer than all the rest.
-        spec = drawn_by.chart(form).to_dict(validate=False)
-        # The page and the PNGs bring their own.
-        return json.dumps(_without_control({k: value for k, value in spec.items() if k != "config"})).encode()
-
-    return Figure(name, drawn_by.describe(form), json.loads(cached_bytes("charts", key, draw)))
+    """Returns the chart."""
+    draw, describe = _FORMS[type(form)]
+    return Figure(name, describe(form), _without_control(draw(form)))
 
 
 def _without_control(spec: Any) -> Any:
@@ -79,15 +71,6 @@ def script_safe(text: str) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-@cache
-def _code_digest() -> bytes:
-    """Of all that decides how a chart is drawn."""
-    digest = hashlib.sha256(version("altair").encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.digest()
 
 
 def png(figures: Sequence[Figure]) -> bytes:

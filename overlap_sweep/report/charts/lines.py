@@ -1,28 +1,26 @@
-"""Lines over a quantity, with noise at their points; levels, areas and what else stands beside them."""
+"""Draws lines over a quantity, with noise at their points, and what stands beside them."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from overlap_sweep.report.charts.palette import SERIES, colour
-from overlap_sweep.report.charts.parts import (
-    Axis,
+from overlap_sweep.report.charts import Area, Event, Level, Line, LinePoint, Lines, Note
+from overlap_sweep.report.charts.palette import colour
+from overlap_sweep.report.charts.vega import (
+    OWN_COLOUR,
+    Json,
     Scaled,
+    chart,
+    constant,
     described,
     detail_fields,
-    drawn_from,
     fitted,
-    heading,
-    number_text,
-    spread,
+    layer,
+    place,
     tooltip,
 )
-
-if TYPE_CHECKING:
-    import altair as alt
 
 HEIGHT_PX = 230
 LOW_PX = 115
@@ -31,135 +29,16 @@ LABEL_GAP_PX = 14.0
 LEGEND_ROW_PX = 16
 NOTES_SHARE = 0.1
 """Of the height, left for notes below the points."""
-SUBTITLE_WIDTH = 150
-"""In characters: as long as a chart is wide that stands alone."""
 MOST_TICKS = 20
 """Places that are ticks one by one."""
 MOST_SAID = 8
 """Points of a line that the description has one by one."""
 LONG_LABEL = 8
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 
-@dataclass(frozen=True)
-class LinePoint:
-    x: float
-    y: float
-    low: float | None = None
-    """With its noise, to `high`."""
-    high: float | None = None
-    part: int = 0
-    """A line does not go from one part to another, as where steps were not recorded."""
-    ringed: bool = False
-    """What was chosen; `label` stands below it, others' above."""
-    label: str = ""
-    colour: str = ""
-    """Instead of the line's; likewise the shape."""
-    shape: str = ""
-    details: dict[str, str] = field(default_factory=dict)
-    """What the tooltip says, by title."""
+def describe_lines(lines: Lines) -> str:
+    """Returns what lines show, in words."""
 
-
-@dataclass(frozen=True)
-class Line:
-    name: str
-    points: list[LinePoint]
-    colour: str
-    shape: str = "circle"
-    """Of its points; empty where they are not marked."""
-    dash: Sequence[int] = (1, 0)
-    width_px: float = 1.8
-    connected: bool = True
-    label: str | None = None
-    """At its end; None: its name."""
-    label_y: float | None = None
-    """Where the label stands; None: where the line ends."""
-
-
-@dataclass(frozen=True)
-class Level:
-    """What does not change along the axis, or what lines are compared with."""
-
-    name: str
-    y: float
-    colour: str
-    low: float | None = None
-    high: float | None = None
-    dash: Sequence[int] = (1, 0)
-    width_px: float = 1.5
-    label: str | None = None
-    """At the right; None: its name."""
-    details: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Area:
-    """Between the `low` and the `high` of its points."""
-
-    name: str
-    points: list[LinePoint]
-    colour: str
-    opacity: float
-    label_y: float
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happened at a place of the axis: a triangle at the top."""
-
-    x: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """Words at the foot of the plot."""
-
-    x: float
-    text: str
-    details: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Lines:
-    title: str
-    subtitle: str
-    x: Axis
-    y: Axis
-    lines: list[Line]
-    """From the lowest to the topmost."""
-    levels: list[Level] = field(default_factory=list)
-    areas: list[Area] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    shaded: list[tuple[float, float]] = field(default_factory=list)
-    """From where to where on the axis the background is grey."""
-    legend: bool = False
-    """Whether names stand above the plot, as of lines that lie on each other, and not at their ends."""
-    subtitle_width: int = SUBTITLE_WIDTH
-
-    @property
-    def height_px(self) -> int:
-        """Low without a line, but with room for the labels."""
-        low_px = max(LOW_PX, round(LABEL_GAP_PX * (len(self.levels) - 1)))
-        return HEIGHT_PX if any(line.points for line in self.lines) else low_px
-
-
-def looks_of(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, tuple[str, str]]:
-    """Returns colour and shape by name: its own of what is in several charts, unless two of one chart would look the
-    same. Then the later one takes the next colour that is free there, or a shape that its colour has not yet."""
-    taken: dict[str, tuple[str, str]] = {}
-    for name in sorted(names, key=lambda name: wanted[name]):
-        at = wanted[name]
-        looks = [(SERIES[(at + i) % len(SERIES)], SHAPES[(at + i) % len(SHAPES)]) for i in range(len(SERIES))]
-        looks += [(series, shape) for series in SERIES for shape in SHAPES]
-        colours = {series for series, _ in taken.values()}
-        free = [look for look in looks if look not in taken.values()]
-        taken[name] = next((look for look in free if look[0] not in colours), (free or looks)[0])
-    return taken
-
-
-def describe(lines: Lines) -> str:
     def value(point: LinePoint) -> str:
         at = number_text(point.x, lines.x.format)
         words = point.label or ("chosen" if point.ringed else "")
@@ -175,121 +54,114 @@ def describe(lines: Lines) -> str:
     return described(f"{lines.title}, {lines.y.title} over {lines.x.title}", lines.subtitle, said)
 
 
-def chart(lines: Lines) -> alt.TopLevelMixin:
-    import altair as alt
+def number_text(value: float, form: str = "") -> str:
+    """Returns a value as it is said; `form` is its axis's."""
+    if form.endswith("%"):
+        return f"{value:{'+' if form.startswith('+') else ''}.1%}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
-    across, up = _scaled_x(lines), _scaled_y(lines)
-    count = 5 if lines.height_px == HEIGHT_PX else 3
+
+def draw_lines(lines: Lines) -> Json:
+    """Returns the chart's specification."""
+    across, up, height_px = _scaled_x(lines), _scaled_y(lines), _height_px(lines)
+    count = 5 if height_px == HEIGHT_PX else 3
     places = sorted({point.x for point in _points(lines)})
-    ticks = {"values": places} if len(places) <= MOST_TICKS else {"tickMinStep": 1}
+    ticks: Json = {"values": places} if len(places) <= MOST_TICKS else {"tickMinStep": 1}
+    axis = {"format": lines.x.format or "d", "grid": False, "labelOverlap": "greedy", "tickSize": 4, **ticks}
 
-    def x(name: str = "x") -> alt.X:
-        axis = alt.Axis(format=lines.x.format or "d", grid=False, labelOverlap="greedy", tickSize=4, **ticks)
-        return alt.X(f"{name}:Q", title=lines.x.title, scale=across.scale(), axis=axis)
+    def x(name: str = "x") -> Json:
+        return place(name, lines.x.title, across.scale(), axis)
 
-    def y(name: str = "y") -> alt.Y:
-        return alt.Y(f"{name}:Q", title=up.title, scale=up.scale(), axis=up.drawn(count, minExtent=38))
+    def y(name: str = "y") -> Json:
+        return up.place(name, count=count, minExtent=38)
 
-    whole = {"x": alt.value(0), "x2": alt.value("width")}
-    own = alt.Color("colour:N", scale=None)
-    layers: list[alt.Chart] = []
+    whole = {"x": constant(0), "x2": constant("width")}
+    layers = []
     if lines.shaded:
-        grey = drawn_from({"from": begin, "to": end} for begin, end in lines.shaded)
-        layers.append(
-            grey.mark_rect(color=colour("faint"), clip=True).encode(
-                x=x("from"), x2="to:Q", y=alt.value(0), y2=alt.value("height")
-            )
-        )
+        grey = [{"from": begin, "to": end} for begin, end in lines.shaded]
+        style: Json = {"color": colour("faint"), "clip": True}
+        layers.append(layer("rect", grey, style, x=x("from"), x2="to", y=constant(0), y2=constant("height")))
     for area in lines.areas:
-        drawn = drawn_from({"x": at.x, "low": at.low, "high": at.high, "part": at.part} for at in area.points)
-        mark = drawn.mark_area(color=colour(area.colour), opacity=area.opacity, clip=True)
-        layers.append(mark.encode(x=x(), y=y("low"), y2="high:Q", detail="part:N"))
+        between = [{"x": at.x, "low": at.low, "high": at.high, "part": at.part} for at in area.points]
+        style = {"color": colour(area.colour), "opacity": area.opacity, "clip": True}
+        layers.append(layer("area", between, style, x=x(), y=y("low"), y2="high", detail="part"))
     for level in lines.levels:
-        drawn, told = drawn_from([{**_fields(level), "low": level.low, "high": level.high}]), tooltip(level.details)
+        rows = [{**_fields(level), "low": level.low, "high": level.high}]
         if level.low is not None and level.high != level.low:
-            band = drawn.mark_rect(opacity=0.15, color=colour(level.colour))
-            layers.append(band.encode(y=y("low"), y2="high:Q", **whole))
-        rule = drawn.mark_rule(color=colour(level.colour), strokeDash=list(level.dash), strokeWidth=level.width_px)
-        layers.append(rule.encode(y=y(), tooltip=told, **whole))
-    layers += _drawn_lines(lines, x, y)
+            style = {"opacity": 0.15, "color": colour(level.colour)}
+            layers.append(layer("rect", rows, style, y=y("low"), y2="high", **whole))
+        layers.append(layer("rule", rows, _stroke(level), y=y(), tooltip=tooltip(level.details), **whole))
+    layers += _drawn_lines(lines, x, y, across)
     layers += _events(lines.events, x)
     if lines.notes:
-        noted = drawn_from({**_fields(note), "text": note.text} for note in lines.notes)
-        layers.append(
-            noted.mark_text(dy=-7, fontSize=10, color=colour("muted")).encode(
-                x=x(), y=alt.value("height"), text="text:N", tooltip=tooltip(lines.notes[0].details)
-            )
-        )
+        noted = [{**_fields(note), "text": note.text} for note in lines.notes]
+        style = {"dy": -7, "fontSize": 10, "color": colour("muted")}
+        told = tooltip(lines.notes[0].details)
+        layers.append(layer("text", noted, style, x=x(), y=constant("height"), text="text", tooltip=told))
     if lines.legend:
         layers += _legend(lines.lines)
-    elif labels := _labels(lines, across, up):
-        named = drawn_from(labels)
-        leaders = drawn_from(label for label in labels if label["x"] is not None)
+    elif labels := _labels(lines, across, up, height_px):
+        leaders = [label for label in labels if label["x"] is not None]
+        style, beside = {"strokeWidth": 0.8, "strokeDash": [1, 2]}, {"align": "left", "dx": 3}
         layers += [
-            leaders.mark_rule(strokeWidth=0.8, strokeDash=[1, 2]).encode(
-                x=x(), x2="edge:Q", y=y(), y2="label_y:Q", color=own
-            ),
-            named.mark_text(align="left", dx=3).encode(x=x("edge"), y=y("label_y"), text="text:N", color=own),
+            layer("rule", leaders, style, x=x(), x2="edge", y=y(), y2="label_y", color=OWN_COLOUR),
+            layer("text", labels, beside, x=x("edge"), y=y("label_y"), text="text", color=OWN_COLOUR),
         ]
     subtitle = textwrap.wrap(lines.subtitle, lines.subtitle_width, max_lines=2, placeholder=" ...")
-    return alt.layer(*layers).properties(width="container", height=lines.height_px, **heading(lines.title, subtitle))
+    return chart(layers, height_px, lines.title, subtitle)
 
 
-def _fields(one: LinePoint | Level | Note) -> dict[str, Any]:
+def _stroke(line: Line | Level) -> Json:
+    return {"color": colour(line.colour), "strokeDash": list(line.dash), "strokeWidth": line.width_px}
+
+
+def _fields(one: LinePoint | Level | Note) -> Json:
     """Returns where it is, and what its tooltip says."""
     names = ("x", "y") if isinstance(one, LinePoint) else ("y",) if isinstance(one, Level) else ("x",)
     return {name: getattr(one, name) for name in names} | detail_fields(one.details)
 
 
-def _drawn_lines(lines: Lines, x: Any, y: Any) -> list[alt.Chart]:
+def _drawn_lines(lines: Lines, x: Any, y: Any, across: Scaled) -> list[Json]:
     """Returns lines, noise, points, rings and labels, above each other in this order."""
-    import altair as alt
-
-    own = alt.Color("colour:N", scale=None)
     layers = []
     for line in lines.lines:
         if line.connected and line.points:
-            drawn = drawn_from({"x": point.x, "y": point.y, "part": point.part} for point in line.points)
-            mark = drawn.mark_line(
-                clip=True, color=colour(line.colour), strokeDash=list(line.dash), strokeWidth=line.width_px
-            )
-            layers.append(mark.encode(x=x(), y=y(), detail="part:N"))
-    points = [(point, line, colour(point.colour or line.colour)) for line in lines.lines for point in line.points]
-    noisy = [
-        {"x": point.x, "low": point.low, "high": point.high, "colour": shade}
-        for point, _, shade in points
-        if point.low is not None
-    ]
-    marked = [
-        {**_fields(point), "colour": shade, "shape": point.shape or line.shape}
-        for point, line, shade in points
-        if point.shape or line.shape
-    ]
-    unmarked = [_fields(point) for point, line, _ in points if point.details and not (point.shape or line.shape)]
-    ringed = [{**_fields(point), "label": point.label} for point, _, _ in points if point.ringed]
-    across = _scaled_x(lines)
-    labelled = [
-        {**_fields(point), "label": point.label, "colour": shade, "align": _align(point.label, across.share(point.x))}
-        for point, _, shade in points
-        if point.label and not point.ringed
-    ]
-    told = tooltip(points[0][0].details) if points else []
+            rows = [{"x": point.x, "y": point.y, "part": point.part} for point in line.points]
+            layers.append(layer("line", rows, {"clip": True, **_stroke(line)}, x=x(), y=y(), detail="part"))
+    noisy, marked, unmarked, ringed, labelled = [], [], [], [], []
+    for line in lines.lines:
+        for point in line.points:
+            fields, own = _fields(point), {"colour": colour(point.colour or line.colour)}
+            shape = point.shape or line.shape
+            if point.low is not None:
+                noisy.append({"x": point.x, "low": point.low, "high": point.high, **own})
+            if shape:
+                marked.append({**fields, **own, "shape": shape})
+            elif point.details:
+                unmarked.append(fields)
+            if point.ringed:
+                ringed.append({**fields, "label": point.label})
+            elif point.label:
+                align = _align(point.label, across.share(point.x))
+                labelled.append({**fields, "label": point.label, **own, "align": align})
+    told = tooltip(next((point.details for line in lines.lines for point in line.points), {}))
     if noisy:
-        layers.append(drawn_from(noisy).mark_rule(strokeWidth=1.5).encode(x=x(), y=y("low"), y2="high:Q", color=own))
+        layers.append(layer("rule", noisy, {"strokeWidth": 1.5}, x=x(), y=y("low"), y2="high", color=OWN_COLOUR))
     if marked:
-        mark = drawn_from(marked).mark_point(filled=True, size=42, opacity=1, clip=True)
-        layers.append(mark.encode(x=x(), y=y(), color=own, shape=alt.Shape("shape:N", scale=None), tooltip=told))
+        style: Json = {"filled": True, "size": 42, "opacity": 1, "clip": True}
+        shapes = {"field": "shape", "scale": None, "type": "nominal"}
+        layers.append(layer("point", marked, style, x=x(), y=y(), color=OWN_COLOUR, shape=shapes, tooltip=told))
     if unmarked:
-        mark = drawn_from(unmarked).mark_point(filled=True, size=60, opacity=0)
-        layers.append(mark.encode(x=x(), y=y(), tooltip=told))
+        layers.append(layer("point", unmarked, {"filled": True, "size": 60, "opacity": 0}, x=x(), y=y(), tooltip=told))
     if ringed:
-        ring = drawn_from(ringed).mark_point(size=190, color=colour("ink"), strokeWidth=2, opacity=1)
+        ring = {"size": 190, "color": colour("ink"), "strokeWidth": 2, "opacity": 1}
         at_the_axis = any(across.share(row["x"]) < 0.06 for row in ringed)
-        text = drawn_from(ringed).mark_text(dy=19, dx=18 if at_the_axis else 0, fontWeight=600)
-        layers += [ring.encode(x=x(), y=y(), tooltip=told), text.encode(x=x(), y=y(), text="label:N")]
+        words = {"dy": 19, "dx": 18 if at_the_axis else 0, "fontWeight": 600}
+        layers.append(layer("point", ringed, ring, x=x(), y=y(), tooltip=told))
+        layers.append(layer("text", ringed, words, x=x(), y=y(), text="label"))
     if labelled:
-        text = drawn_from(labelled).mark_text(dy=-14, fontWeight=600, align=alt.ExprRef("datum.align"))
-        layers.append(text.encode(x=x(), y=y(), text="label:N", color=own, tooltip=told))
+        style = {"dy": -14, "fontWeight": 600, "align": {"expr": "datum.align"}}
+        layers.append(layer("text", labelled, style, x=x(), y=y(), text="label", color=OWN_COLOUR, tooltip=told))
     return layers
 
 
@@ -300,61 +172,51 @@ def _align(label: str, share: float) -> str:
     return "left" if share < 0.5 else "right"
 
 
-def _events(events: Sequence[Event], x: Any) -> list[alt.Chart]:
+def _events(events: Sequence[Event], x: Any) -> list[Json]:
     """Returns a triangle at the top and a line down for each."""
-    import altair as alt
-
     if not events:
         return []
-    at_top = alt.value(9)
-    drawn = drawn_from({"x": one.x, "label": one.label} for one in events)
-    rule = drawn.mark_rule(color=colour("bad"), strokeDash=[2, 3], strokeWidth=1, opacity=0.8)
-    mark = drawn.mark_point(shape="triangle-down", size=64, filled=True, color=colour("bad"), opacity=1)
-    label = drawn.mark_text(align="left", dx=7, color=colour("bad"), fontSize=10)
+    at_top, rows = constant(9), [{"x": one.x, "label": one.label} for one in events]
+    rule = {"color": colour("bad"), "strokeDash": [2, 3], "strokeWidth": 1, "opacity": 0.8}
+    mark = {"shape": "triangle-down", "size": 64, "filled": True, "color": colour("bad"), "opacity": 1}
+    label = {"align": "left", "dx": 7, "color": colour("bad"), "fontSize": 10}
     return [
-        rule.encode(x=x(), y=at_top, y2=alt.value("height")),
-        mark.encode(x=x(), y=at_top),
-        label.encode(x=x(), y=at_top, text="label:N"),
+        layer("rule", rows, rule, x=x(), y=at_top, y2=constant("height")),
+        layer("point", rows, mark, x=x(), y=at_top),
+        layer("text", rows, label, x=x(), y=at_top, text="label"),
     ]
 
 
-def _legend(lines: Sequence[Line]) -> list[alt.Chart]:
+def _legend(lines: Sequence[Line]) -> list[Json]:
     """Returns names above the plot, one below the other, as narrow as the page may be."""
-    import altair as alt
-
     drawn = []
     for i, line in enumerate(lines):
-        at = alt.value(-LEGEND_ROW_PX * (len(lines) - i))
-        rule = drawn_from([{}]).mark_rule(
-            color=colour(line.colour), strokeWidth=line.width_px, strokeDash=list(line.dash)
-        )
-        text = drawn_from([{}]).mark_text(align="left", color=colour("muted"))
-        drawn.append(rule.encode(x=alt.value(0), x2=alt.value(26), y=at))
-        drawn.append(text.encode(x=alt.value(33), y=at, text=alt.value(line.name)))
+        y = constant(-LEGEND_ROW_PX * (len(lines) - i))
+        words = {"align": "left", "color": colour("muted")}
+        drawn.append(layer("rule", [{}], _stroke(line), x=constant(0), x2=constant(26), y=y))
+        drawn.append(layer("text", [{}], words, x=constant(33), y=y, text=constant(line.name)))
     return drawn
 
 
-def _labels(lines: Lines, across: Scaled, up: Scaled) -> list[dict[str, Any]]:
+def _labels(lines: Lines, across: Scaled, up: Scaled, height_px: int) -> list[Json]:
     """Returns names at the right edge, where nothing else is, so far apart that none lies on another."""
     ends: list[tuple[str, float, float | None, float, str]] = []
     for line in lines.lines:
         text = line.name if line.label is None else line.label
         if line.points and text:
             last = max(line.points, key=lambda point: point.x)
-            place = (None, line.label_y) if line.label_y is not None else (last.x, last.y)
-            ends.append((text, last.y, *place, line.colour))
+            at = (None, line.label_y) if line.label_y is not None else (last.x, last.y)
+            ends.append((text, last.y, *at, line.colour))
     ends += [(area.name, area.label_y, None, area.label_y, area.colour) for area in lines.areas]
     for level in lines.levels:
         ends.append((level.label or level.name, level.y, across.high, level.y, level.colour))
-    places = spread(
-        [up.share(at) * lines.height_px for _, _, _, at, _ in ends], LABEL_GAP_PX, 0.0, float(lines.height_px)
-    )
+    places = spread([up.share(at) * height_px for _, _, _, at, _ in ends], LABEL_GAP_PX, 0.0, float(height_px))
     return [
         {
             "text": text,
             "x": end_x,
             "y": end_y,
-            "label_y": up.at(place_px / lines.height_px),
+            "label_y": up.at(place_px / height_px),
             "edge": across.at(1.03),
             "colour": colour(own),
         }
@@ -362,18 +224,47 @@ def _labels(lines: Lines, across: Scaled, up: Scaled) -> list[dict[str, Any]]:
     ]
 
 
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Returns places as near to the wanted ones as can be, in their order, `gap` apart and within `low` to `high`.
+
+    Neighbours that would overlap share their displacement. Where there are too many for the room, they overflow at
+    `high`.
+    """
+
+    def reach(members: Sequence[int]) -> float:
+        return (len(members) - 1) * gap / 2
+
+    def within(centre: float, members: Sequence[int]) -> float:
+        return max(low + reach(members), min(centre, high - reach(members)))
+
+    blocks: list[tuple[float, list[int]]] = []
+    for i in sorted(range(len(wanted)), key=lambda i: wanted[i]):
+        blocks.append((within(wanted[i], [i]), [i]))
+        while len(blocks) > 1 and blocks[-1][0] - reach(blocks[-1][1]) < blocks[-2][0] + reach(blocks[-2][1]) + gap:
+            (one, before), (other, after) = blocks.pop(-2), blocks.pop()
+            members = before + after
+            blocks.append((within((one * len(before) + other * len(after)) / len(members), members), members))
+    places = [0.0] * len(wanted)
+    for centre, members in blocks:
+        for rank, i in enumerate(members):
+            places[i] = centre + (rank - (len(members) - 1) / 2) * gap
+    return places
+
+
+def _height_px(lines: Lines) -> int:
+    """Low without a line, but with room for the labels."""
+    low_px = max(LOW_PX, round(LABEL_GAP_PX * (len(lines.levels) - 1)))
+    return HEIGHT_PX if any(line.points for line in lines.lines) else low_px
+
+
 def _points(lines: Lines) -> list[LinePoint]:
     curves: list[Line | Area] = [*lines.lines, *lines.areas]
     return [point for curve in curves for point in curve.points]
 
 
-def _places(lines: Lines) -> list[float]:
-    return [point.x for point in _points(lines)] + [end for ends in lines.shaded for end in ends]
-
-
 def _scaled_x(lines: Lines) -> Scaled:
     """Returns the axis from a little before the first to a little after the last point."""
-    places = _places(lines) or [1.0]
+    places = [point.x for point in _points(lines)] + [end for ends in lines.shaded for end in ends] or [1.0]
     first, last = min(places), max(places)
     if lines.x.logarithmic:
         factor = (last / first) ** 0.04 if last > first else 1.12

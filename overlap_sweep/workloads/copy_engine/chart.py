@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_sweep.report.charts.bars import Bar, Bars, cut
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column
+from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Key, cut
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow
 

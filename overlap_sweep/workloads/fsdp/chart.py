@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_sweep.report.charts.bars import Bar, Bars, Marker, cut
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Key, Marker, Reference, cut
 from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed

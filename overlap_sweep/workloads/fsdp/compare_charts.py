@@ -13,9 +13,8 @@ import numpy as np
 
 from overlap_sweep.compare.charts import Chart, timeline_file
 from overlap_sweep.compare.tables import counted
-from overlap_sweep.report.charts.lines import Area, Event, Line, LinePoint, Lines
+from overlap_sweep.report.charts import Area, Axis, Event, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.charts.parts import Axis
 from overlap_sweep.workloads.fsdp.compare import MeasuredRun, RunMatch, TelemetryComparison, TelemetryDataset
 from overlap_sweep.workloads.fsdp.telemetry_steps import Series, series
 

@@ -12,10 +12,21 @@ from itertools import groupby
 from typing import Any
 
 from overlap_sweep.overlap.kernel_shape import GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.report.charts.dots import Dot, DotRow, Dots
-from overlap_sweep.report.charts.lines import Level, Line, LinePoint, Lines, Note, looks_of
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.charts import (
+    Axis,
+    Column,
+    Dot,
+    DotRow,
+    Dots,
+    Key,
+    Level,
+    Line,
+    LinePoint,
+    Lines,
+    Note,
+    Reference,
+)
+from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.workloads.kernel.answer import (
     SIMPLEST_FIRST,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from overlap_sweep.overlap.variants import FLOOR
-from overlap_sweep.report.charts.bars import Bar, Bars
-from overlap_sweep.report.charts.gantt import Gantt
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Gantt, Key, Reference
 from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.results.estimate import CONFIDENCE

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.variants import DEFAULT, named
-from overlap_sweep.report.charts.bars import Bar, Bars, Marker
-from overlap_sweep.report.charts.lines import Area, Line, LinePoint, Lines
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.charts import Area, Axis, Bar, Bars, Column, Key, Line, LinePoint, Lines, Marker, Reference
 from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
 from overlap_sweep.results.estimate import hidden_fraction

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.variants import DEFAULT, named
-from overlap_sweep.report.charts.lines import Level, Line, LinePoint, Lines, looks_of
-from overlap_sweep.report.charts.parts import Axis
+from overlap_sweep.report.charts import Axis, Level, Line, LinePoint, Lines
+from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point

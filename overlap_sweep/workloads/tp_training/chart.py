@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, cycle
 
-from overlap_sweep.report.charts.bars import Bar, Bars
-from overlap_sweep.report.charts.lines import Line, LinePoint, Lines
+from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Key, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.charts.parts import Axis, Key
-from overlap_sweep.report.charts.rows import Column
 from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, losses_in_words
 from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS

@@ -7,14 +7,33 @@ import json
 import altair as alt
 import pytest
 
-from overlap_sweep.report.charts.bars import Bar, Bars, Marker
-from overlap_sweep.report.charts.dots import Dot, DotRow, Dots
-from overlap_sweep.report.charts.figures import Form, figure
-from overlap_sweep.report.charts.gantt import Bar as Span
-from overlap_sweep.report.charts.gantt import Extent, Gantt, Group, Lane
-from overlap_sweep.report.charts.lines import Area, Event, Level, Line, LinePoint, Lines, Note
-from overlap_sweep.report.charts.parts import Axis, Key, fitted, log_ticks
-from overlap_sweep.report.charts.rows import Column, Reference
+from overlap_sweep.report.charts import (
+    Area,
+    Axis,
+    Bar,
+    Bars,
+    Column,
+    Dot,
+    DotRow,
+    Dots,
+    Event,
+    Extent,
+    Form,
+    Gantt,
+    GanttBar,
+    Group,
+    Key,
+    Lane,
+    Level,
+    Line,
+    LinePoint,
+    Lines,
+    Marker,
+    Note,
+    Reference,
+)
+from overlap_sweep.report.charts.figures import figure
+from overlap_sweep.report.charts.vega import fitted, log_ticks
 
 BARS = Bars(
     title="steps",
@@ -24,9 +43,10 @@ BARS = Bars(
     columns=[Column("ms"), Column("setting", "left")],
     bars=[
         Bar(
-            "fast", [1.0, 1.5], ["1.5", "a"], low=1.4, high=1.6, bold=True, marker=Marker(1.2, "default", shape="tick")
+            **{"name": "fast", "ends": [1.0, 1.5], "cells": ["1.5", "a"], "low": 1.4, "high": 1.6, "bold": True},
+            marker=Marker(1.2, "default", shape="tick"),
         ),
-        Bar("not known", [], ["-", ""], details={"why": "no trace"}),
+        Bar(name="not known", ends=[], cells=["-", ""], details={"why": "no trace"}),
     ],
     references=[Reference(1.0, "floor", above="slower")],
 )
@@ -36,8 +56,8 @@ DOTS = Dots(
     axis=Axis("time / bound"),
     columns=[Column("ratio")],
     rows=[
-        DotRow("forward", [], bold=True),
-        DotRow("GEMM", [Dot(1.0, shape="ring"), Dot(9.0, 8.0, 9.5)], ["9x"], note="!"),
+        DotRow(name="forward", bold=True),
+        DotRow(name="GEMM", dots=[Dot(1.0, shape="ring"), Dot(9.0, 8.0, 9.5)], cells=["9x"], note="!"),
     ],
     references=[Reference(1.0, "the bound")],
     connected=True,
@@ -57,7 +77,7 @@ LINES = Lines(
     shaded=[(60, 64)],
 )
 GANTT = Gantt(
-    "iteration", "us", [Group("none", [Lane("GEMM", [Span(0.0, 4.0, "gemm")])], [Extent(0.0, 5.0, "fwd 5 us")])]
+    "iteration", "us", [Group("none", [Lane("GEMM", [GanttBar(0.0, 4.0, "gemm")])], [Extent(0.0, 5.0, "fwd 5 us")])]
 )
 
 
@@ -74,6 +94,7 @@ GANTT = Gantt(
 def test_a_form_is_drawn_and_described_from_plain_values(form: Form, said: str) -> None:
     drawn = figure("chart", form)
     alt.TopLevelLayerSpec.validate(drawn.spec)
+    assert drawn.spec["$schema"] == alt.SCHEMA_URL
     assert drawn.description == said
     # Where a part has no length nothing is drawn of it.
     assert "undefined" not in json.dumps(drawn.spec)

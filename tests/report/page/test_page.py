@@ -11,11 +11,10 @@ from pathlib import Path
 import altair as alt
 import pytest
 
-from overlap_sweep.report.charts.bars import cut
+from overlap_sweep.report.charts import Lines, cut
 from overlap_sweep.report.charts.figures import figure
-from overlap_sweep.report.charts.lines import Lines, looks_of
-from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, style_sheet
-from overlap_sweep.report.charts.parts import spread
+from overlap_sweep.report.charts.lines import spread
+from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
 from overlap_sweep.report.charts.rows import wrapped
 from overlap_sweep.report.iterations import MOST_SPANS, at_once_us, lanes
 from overlap_sweep.results.points import read_points
