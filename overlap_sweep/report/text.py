@@ -15,13 +15,13 @@ from overlap_sweep.analysis.sweep import Analysis
 from overlap_sweep.overlap.variants import DEFAULT
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.searches import knob_searches, pass_searches, print_titled
 from overlap_sweep.report.section import Section
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands, measured_on
-from overlap_sweep.search.text import print_knob_searches, print_searches
 from overlap_sweep.workloads.operator import async_tp, proofs
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions
@@ -45,7 +45,7 @@ def summary_text(analysis: Analysis) -> str:
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _heading(console, f"Details of {answer.title}")
         print_lines(answer.details, console)
-    print_searches(analysis.records, analysis.reading.root, console)
+    print_titled(pass_searches(analysis.records, analysis.reading.root), console)
     commands = launch_commands(analysis.reading.points)
     if commands:
         _heading(console, "Commands")
@@ -58,7 +58,7 @@ def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> 
     all its rows."""
     for case in analysis.operators.cases:
         _print_case(case, analysis.operators.folder(case), console)
-    print_knob_searches(analysis.records.knobs, analysis.reading.root, console)
+    print_titled(knob_searches(analysis.records.knobs, analysis.reading.root), console)
     for section in analysis.sections:
         print_section(section, console, whole)
     proofs.print_tuners(analysis.operators, console)

@@ -26,6 +26,11 @@ def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
+def point_key(point: Mapping[str, Any]) -> str:
+    """Returns a short text that is equal for configurations that say the same of what is measured."""
+    return key_of(point_identity(point))
+
+
 def _without_nulls(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value

@@ -247,6 +247,10 @@ def write_search_record(directory: Path, record: SearchRecord) -> Path:
     return write_record(directory / SEARCH_FILE, record)
 
 
+def write_knobs(directory: Path, record: KnobRecord) -> Path:
+    return write_record(directory / KNOBS_FILE, record)
+
+
 def read_tuner_record(path: Path) -> TunerRecord:
     """Read one tuner.json. UserError when it is none of this or an earlier schema."""
     return read_record(path, TunerRecord, "remove it, or run the tuner again")

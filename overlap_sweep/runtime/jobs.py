@@ -16,7 +16,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, last_sweep
 from overlap_sweep.runtime.attempts import limits
 from overlap_sweep.runtime.composition import compose_point
@@ -52,7 +52,7 @@ class Job:
     @property
     def key(self) -> str:
         """Equal for equal points."""
-        return key_of(point_identity(self.point))
+        return point_key(self.point)
 
 
 @dataclass(frozen=True)

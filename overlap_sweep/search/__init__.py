@@ -1,6 +1,44 @@
-"""Find the fastest setting of every pass without measuring all of them.
+"""Find the fastest settings without measuring all of them.
 
-A `cell` is one pass of one operator and what its slots may be given; its trail is what was measured of it so far.
-`bisect` searches one cell, as a generator that says what to measure next, and `sweeper` feeds the cells of a sweep to a
-Hydra launcher, round by round. `knob_sweeper` does the same for the knobs of any workload, which `knobs` searches.
+A search is a generator: it yields what to measure next, is sent what came of it, and returns why it ended. It knows
+nothing of points and launchers. There are two:
+
+- `bisect` searches one pass of an operator (`cell`: what its slots may be given, and what was measured so far). In
+  `tasks` forward and backward searches share points, and `sweeper` advances all of a sweep's round by round.
+- `knobs` searches any knobs of any workload, whose measurements `knob_trail` keeps and compares; `knob_sweeper` makes
+  points of them.
+
+`measured` has points measured by a Hydra launcher within a budget, for both.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+_Wanted = TypeVar("_Wanted")
+_Answers = TypeVar("_Answers")
+_Why = TypeVar("_Why")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A setting that could not be measured."""
+
+    reason: str
+    wrong_numbers: bool = False
+    """It computes something else than without overlap."""
+    by_chance: bool = False
+    """It may be measured at another time: nothing about the setting is to blame."""
+
+
+def conduct(search: Generator[_Wanted, _Answers, _Why], measure: Callable[[_Wanted], _Answers]) -> _Why:
+    """Runs a search to its end; returns what it returns."""
+    try:
+        wanted = next(search)
+        while True:
+            wanted = search.send(measure(wanted))
+    except StopIteration as stop:
+        why: _Why = stop.value
+        return why

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
@@ -37,31 +34,6 @@ class Choices:
     default."""
     phase: str = "all"
     """Or the only phase that may be overlapped."""
-
-
-def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns by key, as it is typed, its values as text. UserError for ranges that are not counted out."""
-    parser = OverridesParser.create(config_loader=context.config_loader)
-    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        values[override.get_key_element()] = list(_texts(override))
-    for key, texts in values.items():
-        name = key.lstrip("+~")
-        if name in ("phases", "repetition"):
-            raise UserError(f"{name} is what a search itself sets; leave it out.")
-        if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
-            raise UserError(f"{name}={','.join(texts)} would be several searches; give it one value.")
-    return values
-
-
-def _texts(override: Override) -> Iterator[str]:
-    if not override.is_sweep_override():
-        yield override.get_value_element_as_str()
-    elif override.is_discrete_sweep():
-        yield from override.sweep_string_iterator()
-    else:
-        raise UserError(f"{override.input_line}: a search needs values that can be counted; list them.")
 
 
 def compose(config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> DictConfig:

@@ -1,73 +1,221 @@
-"""`hydra/sweeper=knobs`: search knobs through any Hydra launcher; see knobs.py and knob_space.py."""
+"""`hydra/sweeper=knobs`: search the knobs of a workload through any Hydra launcher; `knobs` says how.
+
+A swept key is a knob if the sweeper's `params` name it, or the workload's `searchable` does. Every combination of the
+other swept keys' values (`model=a,b`, `distributed.dp_size=4,8`) is a search of its own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT
-from overlap_sweep.results.records import KnobRecord, KnobSearch
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.searches import knob_lines
+from overlap_sweep.results.records import KnobRecord, KnobSearch, write_knobs
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.runtime.composition import compose_point
+from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.search.choices import swept_values
-from overlap_sweep.search.knob_space import KnobSpace, find_spaces, measured
-from overlap_sweep.search.knob_trail import Answer, KnobTrail, Setting
-from overlap_sweep.search.knobs import KnobEffort, answer, search
-from overlap_sweep.search.measured import Measurements
-from overlap_sweep.search.text import knob_lines, write_knobs
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search import Failure, conduct
+from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, Setting
+from overlap_sweep.search.knobs import answer, search
+from overlap_sweep.search.measured import Job, Measurements, swept_values
+from overlap_sweep.workloads import Searchable
 
 EXPERIMENT = "experiment=fsdp_overlap"
+"""Only searches: a run of what it found does without."""
+
+_QUEUES = "runtime.max_connections"
+"""Searched whatever the workload; GPUs have them."""
+
+
+class KnobSpace:
+    """The knobs of one case, and its points."""
+
+    def __init__(self, config: DictConfig, context: HydraContext, overrides: Sequence[str]) -> None:
+        """`overrides`: of every point."""
+        self.overrides = list(overrides)
+        self.label = ""
+        self.knobs: tuple[Knob, ...] = ()
+        self.left_out: dict[str, str] = {}
+        """By key, why it is not searched."""
+        self.refusals: dict[Setting, str | None] = {}
+        """Of the settings that were thought of."""
+        self._config, self._loader = config, context.config_loader
+        self._points: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def point(self, *overrides: str) -> dict[str, Any]:
+        """Resolved. UserError for a wrong value."""
+        if overrides not in self._points:
+            composed = compose_point(self._loader, self._config, [*self.overrides, *overrides])
+            self._points[overrides] = resolve(composed)
+        return self._points[overrides]
+
+    def same_point(self, *overrides: str) -> str:
+        point = self.point(*overrides)
+        return searchable(point["workload"]["name"]).same_point(point)
+
+    def overrides_of(self, setting: Setting) -> list[str]:
+        """Values that are not the baseline's; those are in `overrides` where the configuration has others."""
+        return [f"{k.key}={v}" for k, v in zip(self.knobs, setting, strict=True) if v != k.values[0]]
+
+    def job(self, setting: Setting, repetition: int) -> Job:
+        overrides = self.overrides_of(setting)
+        again = [f"repetition={repetition}"] if repetition else []
+        point = {**self.point(*overrides), "repetition": repetition}
+        # What tells the points apart comes first in their names, which are cut where they are long.
+        return Job([*overrides, *again, *self.overrides], point)
+
+    def refusal(self, setting: Setting) -> str | None:
+        """Returns why the setting makes no sense, or is another one in fact; None where it is worth a point."""
+        if setting not in self.refusals:
+            self.refusals[setting] = self._refusal(setting)
+        return self.refusals[setting]
+
+    def _refusal(self, setting: Setting) -> str | None:
+        overrides = self.overrides_of(setting)
+        point = self.point(*overrides)
+        if reason := workloads.of(point).refusal(point):
+            return reason
+        for knob, value in zip(self.knobs, setting, strict=True):
+            simpler = [override for override in overrides if override != f"{knob.key}={value}"]
+            if simpler != overrides and self.same_point(*simpler) == self.same_point(*overrides):
+                return f"{knob.key}={value} changes nothing there"
+        return None
+
+    @property
+    def typed(self) -> list[str]:
+        """What a single run of the baseline is typed as. Our experiment only searches; another may set more."""
+        no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
+        typed = [override for override in self.overrides if not override.startswith(no_part)]
+        kept = [override for override in typed if override.lstrip("+") != EXPERIMENT]
+        if any(override.lstrip("+").startswith("experiment=") for override in kept):
+            return [*kept, "hydra.mode=RUN"]
+        named = any(override.startswith("workload=") for override in kept)
+        return kept if kept == typed or named else [f"workload={self.point()['workload']['name']}", *kept]
+
+
+def searchable(workload: str) -> Searchable:
+    """UserError where the workload's knobs cannot be searched."""
+    found = workloads.load(workload).searchable
+    if found is None:
+        known = " and ".join(sorted(name for name in workloads.names() if workloads.load(name).searchable))
+        raise UserError(
+            f"knobs are searched for workload={known}, not for {workload}; sweep it without hydra/sweeper=knobs."
+        )
+    return found
+
+
+def find_spaces(
+    config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]], params: Collection[str]
+) -> list[KnobSpace]:
+    """Returns one for each case. UserError when there is nothing to search in any, or a value is wrong."""
+    # Hydra gives Python's spelling of params.
+    spelled = {key: [t.lower() if t in ("True", "False") else t for t in texts] for key, texts in values.items()}
+    known = searchable(config.workload.name)
+
+    def is_knob(key: str) -> bool:
+        name = key.lstrip("+")
+        return key in params or name == _QUEUES or (name.startswith(known.options) and name not in known.cases)
+
+    # A single value that is given by hand is no knob, but part of every case.
+    knobs = {key: texts for key, texts in spelled.items() if is_knob(key) and len(texts) > 1}
+    if not knobs:
+        raise UserError(
+            "there is nothing to search: give a knob several values, such as fsdp.forward_prefetch=false,1."
+        )
+    fixed = {key: texts for key, texts in spelled.items() if key not in knobs}
+    said = ("model", "model.name", "tp_size", "operator", *known.cases)
+    more = [key for key, texts in fixed.items() if len(texts) > 1 and key.lstrip("+") not in said]
+    spaces = []
+    for combination in product(*fixed.values()):
+        given = dict(zip(fixed, combination, strict=True))
+        spaces.append(_space(config, context, [f"{key}={value}" for key, value in given.items()], knobs))
+        spaces[-1].label += "".join(f", {key}={given[key]}" for key in more)
+    if not any(found.knobs for found in spaces):
+        reasons = dict.fromkeys(f"{key}: {why}" for found in spaces for key, why in found.left_out.items())
+        raise UserError(f"there is nothing to search: {'; '.join(reasons)}.")
+    return spaces
+
+
+def _space(
+    config: DictConfig, context: HydraContext, overrides: Sequence[str], knobs: Mapping[str, Sequence[str]]
+) -> KnobSpace:
+    plain = KnobSpace(config, context, overrides)
+    usual = plain.point()
+    of_gpus = (_QUEUES, *searchable(usual["workload"]["name"]).of_gpus)
+    first = [f"{key}={texts[0]}" for key, texts in knobs.items() if plain.point(f"{key}={texts[0]}") != usual]
+    space = KnobSpace(config, context, [*overrides, *first])
+    ranks, workload = workloads.world_size(usual), workloads.of(usual)
+    space.label = f"{usual['model']['name']} {workload.subject(usual)} on {ranks} rank{'' if ranks == 1 else 's'}"
+    origin, found = space.point(), []
+    if reason := workload.refusal(origin):
+        space.left_out["the baseline"] = reason
+        return space
+    for key, texts in knobs.items():
+        if usual["runtime"]["device"] == "cpu" and key.lstrip("+").startswith(of_gpus):
+            space.left_out[key] = "it concerns GPUs only"
+            continue
+        distinct = {space.same_point(f"{key}={text}"): text for text in reversed(texts)}
+        kept = tuple(text for text in texts if text in distinct.values())
+        if len(kept) > 1:
+            restarts = any(shared_by(space.point(f"{key}={text}")) != shared_by(origin) for text in kept)
+            found.append(Knob(key, kept, restarts))
+        else:
+            space.left_out[key] = f"{', '.join(texts)} are the same here"
+    space.knobs = tuple(found)
+    return space
 
 
 class Searching:
     """The search of one case, under way."""
 
-    def __init__(self, space: KnobSpace, measurements: Measurements, effort: KnobEffort, share: float) -> None:
+    def __init__(self, space: KnobSpace, measurements: Measurements, share: float) -> None:
         """`share`: of the budget that is left, for this search."""
-        self.space, self._measurements, self._effort = space, measurements, effort
-        self.trail = KnobTrail(space.knobs, self._refusal, self._room)
+        self.space, self._measurements = space, measurements
+        self.trail = KnobTrail(space.knobs, space.refusal, self._room)
         self.ended = False
-        self._refused: dict[Setting, str] = {}
         self._asked: Counter[Setting] = Counter()
         self._results: list[Result] = []
+        self._amount = 0.0
+        """Of work, in the baseline."""
         budget = measurements.budget
         self._most_points = math.inf if budget.points_left is None else budget.points + share * budget.points_left
         limit_s = math.inf if budget.max_minutes is None else 60 * budget.max_minutes
         self._ends_s = budget.elapsed_s + share * (limit_s - budget.elapsed_s)
 
-    def run(self, after_batch: Callable[[Searching], None]) -> None:
-        """To its end, or that of the budget."""
-        steps = search(self.trail, self._effort)
-        try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send(self._measure(wanted))
-                after_batch(self)
-        except StopIteration:
-            self.ended = True
-
     @property
     def found(self) -> KnobSearch:
         """As far as it is known."""
         why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
-        stopped = "" if self.ended and not self.trail.cut else why if self.trail.cut else "not yet"
-        refused = Counter(self._refused.values())
-        found = answer(self.trail, self.space.label, _typed(self.space), stopped, refused)
-        found.left_out, found.points = self.space.left_out, len(self._results)
-        found.host_bound = sum(result.launch_bound for result in self._results)
-        return found
+        search = answer(self.trail)
+        search.label, search.overrides = self.space.label, self.space.typed
+        search.stopped = why if self.trail.cut else "" if self.ended else "not yet"
+        search.refused = dict(Counter(filter(None, self.space.refusals.values())))
+        search.left_out, search.points = self.space.left_out, len(self._results)
+        search.host_bound = sum(result.launch_bound for result in self._results)
+        return search
 
-    def _refusal(self, setting: Setting) -> str | None:
-        reason = self.space.refusal(setting)
-        if reason:
-            self._refused[setting] = reason
-        return reason
+    @property
+    def progress(self) -> str:
+        """A line; empty until the baseline was measured."""
+        trail, budget = self.trail, self._measurements.budget
+        if trail.baseline not in trail.found.of:
+            return ""
+        gain = 1 - trail.found.time_us(trail.best) / trail.found.time_us(trail.baseline)
+        stage = "proving" if trail.proof.of else "best so far"
+        less = f" ({100 * gain:.1f} % less time)" if trail.best != trail.baseline else ""
+        return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
 
     def _room(self) -> float:
         """By the points that are left, and by the time that those so far took."""
@@ -76,86 +224,53 @@ class Searching:
         new = budget.points - self._measurements.reused
         return min(points, (self._ends_s - budget.elapsed_s) * new / budget.elapsed_s) if new else points
 
-    def _measure(self, settings: Sequence[Setting]) -> list[Answer]:
+    def measure(self, settings: Sequence[Setting]) -> list[Answer]:
         jobs = []
         for setting in settings:
             jobs.append(self.space.job(setting, self._asked[setting]))
             self._asked[setting] += 1
         results = self._measurements.measure(jobs)
         self._results += results
-        answers: list[Answer] = [measured(result, self._samples_per_step) for result in results]
-        return answers + [None] * (len(settings) - len(results))
+        return [*map(self._answer, results), *[None] * (len(settings) - len(results))]
 
-    @property
-    def _samples_per_step(self) -> int | None:
-        """The baseline's; None where points of the workload do not differ in it."""
-        return getattr(self._results[0].measured, "samples_per_step", None) if self._results else None
-
-
-def _typed(space: KnobSpace) -> list[str]:
-    """What a single run of the baseline is typed as. Our experiment only searches; another may set more."""
-    no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
-    overrides = [override for override in space.overrides if not override.startswith(no_part)]
-    kept = [override for override in overrides if override.lstrip("+") != EXPERIMENT]
-    if any(override.lstrip("+").startswith("experiment=") for override in kept):
-        return [*kept, "hydra.mode=RUN"]
-    named = any(override.startswith("workload=") for override in kept)
-    return kept if len(kept) == len(overrides) or named else ["workload=fsdp", *kept]
-
-
-class _Report:
-    """Lines of progress, and knobs.json, always whole, after every batch."""
-
-    def __init__(self, measurements: Measurements) -> None:
-        self._measurements = measurements
-        self.searches: list[Searching] = []
-
-    @property
-    def record(self) -> KnobRecord:
-        budget = self._measurements.budget
-        found = [searching.found for searching in self.searches]
-        return KnobRecord(
-            points=budget.points, reused=self._measurements.reused, elapsed_s=budget.elapsed_s, searches=found
-        )
-
-    def batch_done(self, searching: Searching) -> None:
-        write_knobs(self._measurements.directory, self.record)
-        trail, budget = searching.trail, self._measurements.budget
-        if trail.baseline not in trail.found.of:
-            return
-        gain = 1 - trail.found.time_us(trail.best) / trail.found.time_us(trail.baseline)
-        stage = "proving" if trail.proof.of else "best so far"
-        print(
-            f"knobs: {budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}"
-            + (f" ({100 * gain:.1f} % less time)" if trail.best != trail.baseline else ""),
-            flush=True,
-        )
-
-    def conclude(self) -> None:
-        record = self.record
-        path = write_knobs(self._measurements.directory, record)
-        outcomes.answered = any(found.time_us is not None for found in record.searches)
-        print("\n".join(knob_lines(record)))
-        print(f"knobs: {path} has all that was tried", flush=True)
+    def _answer(self, result: Result) -> Answer:
+        if result.status != "ok":
+            return Failure((result.error or result.status).splitlines()[0])
+        sample = searchable(result.point["workload"]["name"]).sample(result)
+        self._amount = self._amount or sample.amount
+        return sample.scaled(self._amount / sample.amount)
 
 
 def sweep(
     config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Search every case, print the answers, and leave `knobs.json` beside the points. UserError when there is nothing
-    to search, or a value is wrong; nothing was started then."""
-    values = swept_values(context, params, arguments)
-    spaces = find_spaces(config, context, values, set(params))
-    settings, measurements = config.search, Measurements.begin(config, launcher)
-    effort = KnobEffort(reach=settings.reach, repeats=settings.repeats, worth=settings.worth)
-    report = _Report(measurements)
+    """Search every case, print the answers, and leave `knobs.json` beside the points, whole after every batch.
+    UserError when there is nothing to search, or a value is wrong; nothing was started then."""
+    spaces = find_spaces(config, context, swept_values(context, params, arguments), set(params))
+    measurements = Measurements.begin(config, launcher)
+    budget, searches = measurements.budget, list[Searching]()
+
+    def record() -> KnobRecord:
+        found = [searching.found for searching in searches]
+        return KnobRecord(points=budget.points, reused=measurements.reused, elapsed_s=budget.elapsed_s, searches=found)
+
+    def measure(settings: Sequence[Setting]) -> list[Answer]:
+        write_knobs(measurements.directory, record())
+        if line := searches[-1].progress:
+            print(f"knobs: {line}", flush=True)
+        return searches[-1].measure(settings)
+
     for index, space in enumerate(spaces):
-        reasons = "; ".join(f"{key}: {why}" for key, why in space.left_out.items())
         if not space.knobs:
+            reasons = "; ".join(f"{key}: {why}" for key, why in space.left_out.items())
             print(f"knobs: {space.label} is not searched: {reasons}", flush=True)
             continue
         knobs = ", ".join(f"{knob.key}={','.join(knob.values)}" for knob in space.knobs)
         print(f"knobs: {space.label}: {knobs}", flush=True)
-        report.searches.append(Searching(space, measurements, effort, 1 / (len(spaces) - index)))
-        report.searches[-1].run(report.batch_done)
-    report.conclude()
+        searches.append(Searching(space, measurements, 1 / (len(spaces) - index)))
+        conduct(search(searches[-1].trail, config.search), measure)
+        searches[-1].ended = True
+    path = write_knobs(measurements.directory, record())
+    outcomes.answered = any(searching.found.time_us is not None for searching in searches)
+    print("\n".join(knob_lines(record())))
+    print(f"knobs: {path} has all that was tried", flush=True)

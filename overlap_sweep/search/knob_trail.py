@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.search import Failure
+from overlap_sweep.workloads import Sample
 
 Setting = tuple[str, ...]
 """One value for each knob, in their order, as Hydra takes it."""
@@ -25,33 +27,6 @@ class Knob:
     """Another value of it needs other worker processes."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One measurement of a setting: times in microseconds, whose i-th entries were taken side by side."""
-
-    times_us: tuple[float, ...]
-    beside_us: tuple[float, ...] = ()
-    """Of something that all settings of the same `work` have in common: it tells how fast the machine was just then."""
-    none_us: tuple[float, ...] = ()
-    """The same without overlap."""
-    floor_us: tuple[float, ...] = ()
-    """The same without communication."""
-    work: str = ""
-    """Equal for settings that compute the same."""
-
-    @property
-    def ratio(self) -> Estimate:
-        """To what was measured beside it, pair by pair: what slows both down cancels."""
-        return estimate([time / beside for time, beside in zip(self.times_us, self.beside_us, strict=True)])
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A setting that could not be measured."""
-
-    reason: str
-
-
 Answer = Sample | Failure | None
 """None: there was no time or point left for it."""
 
@@ -60,9 +35,6 @@ Steps = Generator[Sequence[Setting], Sequence[Answer]]
 
 PROOF_DEVIATIONS = 2.6
 """Nothing that is no faster should be named in more than one of a hundred searches."""
-
-Search = Generator[Sequence[Setting], Sequence[Answer], str]
-"""Steps that return why they ended."""
 
 
 class Samples:
@@ -114,10 +86,12 @@ class Samples:
         return gain.time_us > gain.noise_us
 
     def _level(self, sample: Sample, scales_us: Mapping[str, float]) -> Estimate:
-        """The sample's time, as it would have been at the average speed of the machine."""
+        """The sample's time, as it would have been at the average speed of the machine: by its ratio to what was
+        measured beside it, pair by pair, what slows both down cancels."""
         if not self.beside or not sample.beside_us:
             return estimate(sample.times_us)
-        scale_us, ratio = scales_us[sample.work], sample.ratio
+        scale_us = scales_us[sample.work]
+        ratio = estimate([time / beside for time, beside in zip(sample.times_us, sample.beside_us, strict=True)])
         return Estimate(ratio.time_us * scale_us, ratio.noise_us * scale_us, ratio.repeats)
 
     def _besides(self) -> dict[str, list[float]]:
@@ -150,11 +124,6 @@ def _mean(levels: Sequence[Estimate], spread: float) -> Estimate:
     return Estimate(mean_us, max(within_us, between_us), sum(level.repeats for level in levels))
 
 
-def endless() -> float:
-    """Points that may still be measured where nothing limits them."""
-    return math.inf
-
-
 @dataclass
 class KnobTrail:
     """A search's space and all that came of it so far."""
@@ -162,7 +131,7 @@ class KnobTrail:
     knobs: tuple[Knob, ...]
     refusal: Callable[[Setting], str | None]
     """Why a setting makes no sense, or None: then it is never measured."""
-    room: Callable[[], float] = endless
+    room: Callable[[], float]
     """How many more points may be measured."""
     found: Samples = field(default_factory=Samples)
     proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))

@@ -19,45 +19,31 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from overlap_sweep.config import Search
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.records import Contribution, Gain, KnobSearch, TriedKnobs
-from overlap_sweep.search.knob_trail import KnobTrail, Samples, Search, Setting, Steps
+from overlap_sweep.search.knob_trail import KnobTrail, Samples, Setting, Steps
+
+CONTENDERS = 3
+"""How many are measured again at most while the noise cannot tell them apart."""
 
 
-@dataclass(frozen=True)
-class KnobEffort:
-    """How hard to look."""
-
-    reach: float = 0.25
-    """A value that is slower than the best by more than this share, beyond the noise, is not tried again."""
-    repeats: int = 3
-    """How often contenders are measured that the noise cannot tell apart, and how many rounds the proof has."""
-    worth: float = 0.01
-    """A lead that is less than this share is not measured again only to tell whether it is one."""
-    contenders: int = 3
-    """How many of them there are at most."""
-
-
-def search(trail: KnobTrail, effort: KnobEffort) -> Search:
+def search(trail: KnobTrail, effort: Search) -> Steps:
     """Search the trail's space; `trail.best` is the answer at any time, once the baseline was measured."""
     yield from trail.measure([trail.baseline])
     if trail.baseline not in trail.found.of:
-        return "the baseline could not be measured"
+        return
     settled = [index for index, knob in enumerate(trail.knobs) if not knob.restarts]
     everything = range(len(trail.knobs))
     yield from _descend(trail, effort, settled)
     if len(settled) < len(everything) and not trail.cut:
         yield from _descend(trail, effort, everything)
-    ended = "" if trail.cut else "no change of a value makes it faster"
     yield from _prove(trail, effort)
-    return ended
 
 
-def _descend(trail: KnobTrail, effort: KnobEffort, knobs: Sequence[int]) -> Steps:
+def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
     """Change these knobs until nothing is faster than the best."""
     while not trail.cut:
         origin = trail.best
@@ -71,7 +57,7 @@ def _descend(trail: KnobTrail, effort: KnobEffort, knobs: Sequence[int]) -> Step
             return
 
 
-def _around(trail: KnobTrail, effort: KnobEffort, origin: Setting, knobs: Sequence[int]) -> Steps:
+def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[int]) -> Steps:
     """Measure single changes of one setting, and what they say should be tried together."""
     changes = [change for change in _changes(trail, origin, knobs) if _telling(trail, origin, change)]
     possible = [change for change in changes if trail.possible(change)]
@@ -110,7 +96,7 @@ def _telling(trail: KnobTrail, origin: Setting, change: Setting) -> bool:
     return not effect or abs(effect.time_us) > effect.noise_us
 
 
-def _learn(trail: KnobTrail, effort: KnobEffort, origin: Setting, changes: Sequence[Setting]) -> None:
+def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> None:
     """What the single changes do here; what is out of reach is dropped."""
     origin_us = trail.found.time_us(origin)
     for setting in (change for change in changes if change in trail.found.of):
@@ -171,13 +157,13 @@ def _with(setting: Setting, values: dict[int, str]) -> Setting:
     return tuple(values.get(index, value) for index, value in enumerate(setting))
 
 
-def _tell_apart(trail: KnobTrail, effort: KnobEffort) -> Steps:
+def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
     """Measure the fastest and the simpler ones again while the noise hides which of them is faster."""
     while not trail.cut and trail.fastest != trail.best:
         fastest, found = trail.fastest, trail.found
         ties = [s for s in sorted(found.of, key=found.time_us) if s != fastest and not found.beats(fastest, s)]
         simpler = sorted((s for s in ties if trail.simplicity(s) < trail.simplicity(fastest)), key=trail.simplicity)
-        contenders = list(dict.fromkeys([fastest, trail.best, *simpler]))[: effort.contenders]
+        contenders = list(dict.fromkeys([fastest, trail.best, *simpler]))[:CONTENDERS]
         wanting = [setting for setting in contenders if len(found.of[setting]) < effort.repeats]
         lead = found.gain(trail.best, fastest).time_us / found.time_us(fastest)
         if lead < effort.worth or fastest not in wanting:
@@ -204,7 +190,7 @@ def alone(trail: KnobTrail, best: Setting) -> dict[int, Setting | None]:
     return {index: setting if trail.possible(setting) else None for index, setting in single.items()}
 
 
-def _rounds(effort: KnobEffort) -> int:
+def _rounds(effort: Search) -> int:
     """One alone says nothing of what two measurements differ by."""
     return max(2, effort.repeats)
 
@@ -214,7 +200,7 @@ def _reserve(trail: KnobTrail) -> int:
     return 2 * len(team(trail, trail.best))
 
 
-def _prove(trail: KnobTrail, effort: KnobEffort) -> Steps:
+def _prove(trail: KnobTrail, effort: Search) -> Steps:
     """Measure the best against the baseline and against itself without each of its changes, and take back what does not
     help. Without room for that the best stays what the search says, unproven."""
     best = fastest = trail.best
@@ -252,7 +238,7 @@ def _prove(trail: KnobTrail, effort: KnobEffort) -> Steps:
     yield from trail.measure([setting for setting in alone(trail, trail.best).values() if setting])
 
 
-def _alternate(trail: KnobTrail, effort: KnobEffort, best: Setting) -> Steps:
+def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
     """Rounds of all that proves this one; where there is no room for two of them, of itself and the baseline alone."""
     new = [setting for setting in team(trail, best) if setting not in trail.proof.of]
     if not new:
@@ -280,23 +266,10 @@ def agree(proof: Samples, one: Setting, other: Setting) -> bool:
     return abs(gain.time_us - by_time.time_us) <= math.hypot(gain.noise_us, by_time.noise_us)
 
 
-def answer(
-    trail: KnobTrail,
-    label: str = "",
-    overrides: list[str] | None = None,
-    stopped: str = "",
-    refused: Counter[str] | None = None,
-) -> KnobSearch:
-    """Of a search under way, or ended; `stopped`: why before its end."""
-    search = KnobSearch(
-        label=label,
-        overrides=overrides or [],
-        knobs={knob.key: list(knob.values) for knob in trail.knobs},
-        stopped=stopped,
-        notes=trail.notes,
-        refused=dict(refused or {}),
-        grid=trail.grid,
-    )
+def answer(trail: KnobTrail) -> KnobSearch:
+    """Returns what a search, under way or ended, came to."""
+    knobs = {knob.key: list(knob.values) for knob in trail.knobs}
+    search = KnobSearch(label="", overrides=[], knobs=knobs, notes=trail.notes, grid=trail.grid)
     base = trail.baseline
     if base not in trail.found.of:
         search.dropped = trail.failed.get(base, "")

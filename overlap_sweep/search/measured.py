@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
 from overlap_sweep.runtime.outcome import outcomes
@@ -58,10 +61,6 @@ class Budget:
     @property
     def points_left(self) -> int | None:
         return None if self.max_points is None else max(0, self.max_points - self.points)
-
-    @property
-    def spent(self) -> bool:
-        return bool(self.why_spent)
 
     @property
     def why_spent(self) -> str:
@@ -107,7 +106,7 @@ class Measurements:
         jobs = jobs[: self.budget.points_left]
         size = CHUNK if self.budget.max_minutes is not None else max(1, len(jobs))
         results: list[Result] = []
-        while len(results) < len(jobs) and not self.budget.spent:
+        while len(results) < len(jobs) and not self.budget.why_spent:
             chunk = jobs[len(results) : len(results) + size]
             self.budget.points += len(chunk)
             self.reused += sum(self._known_result(job) is not None for job in chunk)
@@ -122,13 +121,38 @@ class Measurements:
         return [result or next(launched) for result in found]
 
     def _known_result(self, job: Job) -> Result | None:
-        result = self._known.get(_key(job.point))
+        result = self._known.get(point_key(job.point))
         return result if result and stands_for(result, job.point) else None
 
     def _launch(self, jobs: Sequence[Job]) -> list[Result]:
         returned = self._launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=self._launched)
         self._launched += len(jobs)
         return [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
+
+
+def swept_values(context: HydraContext, params: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Returns by key, as it is typed, its values as text. UserError for ranges that are not counted out."""
+    parser = OverridesParser.create(config_loader=context.config_loader)
+    overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments])
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        values[override.get_key_element()] = list(_texts(override))
+    for key, texts in values.items():
+        name = key.lstrip("+~")
+        if name in ("phases", "repetition"):
+            raise UserError(f"{name} is what a search itself sets; leave it out.")
+        if len(texts) > 1 and name.partition(".")[0] in NO_PART_OF_A_POINT:
+            raise UserError(f"{name}={','.join(texts)} would be several searches; give it one value.")
+    return values
+
+
+def _texts(override: Override) -> Iterator[str]:
+    if not override.is_sweep_override():
+        yield override.get_value_element_as_str()
+    elif override.is_discrete_sweep():
+        yield from override.sweep_string_iterator()
+    else:
+        raise UserError(f"{override.input_line}: a search needs values that can be counted; list them.")
 
 
 def override_value(value: Any) -> str:
@@ -161,9 +185,5 @@ def _known_results(directory: Path) -> Mapping[str, Result]:
     for point_directory in find_points(directory):
         result = whole_result(point_directory)
         if result and (result.status in LASTING or wrong_passes(result)):
-            found[_key(result.point)] = result
+            found[point_key(result.point)] = result
     return found
-
-
-def _key(point: Mapping[str, Any]) -> str:
-    return key_of(point_identity(point))

@@ -24,8 +24,8 @@ from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.bisect import Effort
 from overlap_sweep.search.cell import NONE, STARTS, Candidate, Cell, Trail
-from overlap_sweep.search.choices import Choices, candidates, combined, compose, read_choices, swept_values
-from overlap_sweep.search.measured import Job, Measurements
+from overlap_sweep.search.choices import Choices, candidates, combined, compose, read_choices
+from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.search.rounds import Request, Task, collective_us, measured, next_round
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
@@ -90,7 +90,7 @@ def search(whole: Sweep, tasks: Sequence[Task], gate: Gate = lambda _: None) -> 
         for task in case_tasks:
             task.begin(rate_us, effort, STARTS[settings.start])
     begun = [task for task in tasks if task.running]
-    while (requests := next_round(begun)) and not measurements.budget.spent:
+    while (requests := next_round(begun)) and not measurements.budget.why_spent:
         for request, result in measured(requests, measurements):
             request.task.answer(request, result)
         report.round_done(begun)

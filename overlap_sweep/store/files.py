@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, flush
 from overlap_sweep.store import sqlite
 from overlap_sweep.store.measurement import (
@@ -26,7 +27,6 @@ from overlap_sweep.store.measurement import (
     merged,
     new_measurement,
     note,
-    point_key,
     whole_lines,
 )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import environment_identity, key_of, point_identity
+from overlap_sweep.results.identity import environment_identity, key_of, point_key
 from overlap_sweep.results.run_directory import Result, decoded_result, one_line
 
 LEFT_OUT = "it is left out"
@@ -91,10 +91,6 @@ def with_keys(record: Record) -> Measurement:
     result = record.result
     keys = point_key(result.point), environment_key(result.environment)
     return Measurement(**msgspec.structs.asdict(record), point_key=keys[0], environment_key=keys[1])
-
-
-def point_key(point: dict[str, Any]) -> str:
-    return key_of(point_identity(point))
 
 
 def environment_key(environment: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, decoded_result
 from overlap_sweep.store.measurement import (
     LEFT_OUT,
@@ -24,7 +25,6 @@ from overlap_sweep.store.measurement import (
     merged,
     new_measurement,
     note,
-    point_key,
     whole_lines,
     with_keys,
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
     from overlap_sweep.overlap.overlap_cfg import OverlapConfig
     from overlap_sweep.results.measured import Measured
+    from overlap_sweep.results.run_directory import Result
 
 Config = Mapping[str, Any]
 """The configuration of one point as plain data: as it was asked for, or after `complete` as it is measured."""
@@ -48,6 +49,47 @@ class Workers:
 
 def _usual_workers(config: Config, directory: Path) -> Workers:
     return Workers(max_connections=backends.max_connections(config["backend"]))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One point as a search over knobs compares it: times in microseconds, whose i-th entries were taken side by
+    side."""
+
+    times_us: tuple[float, ...]
+    beside_us: tuple[float, ...] = ()
+    """Of something that all points of the same `work` have in common: it tells how fast the machine was just then."""
+    none_us: tuple[float, ...] = ()
+    """The same without overlap."""
+    work: str = ""
+    """Equal for points that compute the same."""
+    amount: float = 1.0
+    """How much work that was: points are compared by the time of equal amounts."""
+
+    def scaled(self, factor: float) -> Sample:
+        """Returns what so many times as much work would take."""
+        point_us, beside_us, none_us = (
+            tuple(factor * time_us for time_us in times_us)
+            for times_us in (self.times_us, self.beside_us, self.none_us)
+        )
+        return Sample(point_us, beside_us, none_us, self.work, factor * self.amount)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searchable:
+    """What `hydra/sweeper=knobs` needs of a workload whose points have one time each."""
+
+    sample: Callable[[Result], Sample]
+    """Of a result that is ok."""
+    same_point: Callable[[Config], str]
+    """Returns what is equal for completed points that run the same, whatever idle options say."""
+    options: tuple[str, ...] = ()
+    """How the options begin that are searched wherever several values are given; others are if the sweeper's `params`
+    name them."""
+    cases: tuple[str, ...] = ()
+    """Those of them whose values are searched apart."""
+    of_gpus: tuple[str, ...] = ()
+    """How the options begin that say nothing on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +140,8 @@ class Workload:
     """Whether a single point's results go into a folder of its own there, as those of a sweep do."""
     is_told_when_measured: bool = True
     """Whether launch.py prints what is said of the points: little enough to be read at once."""
+    searchable: Searchable | None = None
+    """None: `hydra/sweeper=knobs` refuses it."""
 
     def module(self, name: str) -> Any:
         """Returns one of its modules, imported when it is asked for."""

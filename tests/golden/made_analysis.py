@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
-from overlap_sweep.search.text import write_knobs
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs, write_knobs
 from tests.make_point import (
     ENVIRONMENT,
     PIPELINE,

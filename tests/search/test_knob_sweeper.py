@@ -12,10 +12,10 @@ import yaml
 from rich.console import Console
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.searches import knob_searches, pasted, print_titled
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_knobs, read_records
 from overlap_sweep.results.run_directory import KNOBS_FILE, Result
 from overlap_sweep.search.knob_sweeper import sweep
-from overlap_sweep.search.text import pasted, print_knob_searches
 from tests.make_point import training_run
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
 from tests.sweeps import ROOT, Launch
@@ -87,7 +87,7 @@ def test_the_experiment_names_the_best_setting_and_what_each_knob_contributes(
     assert any(f"fsdp2_{'_'.join(best)}_" in name for name in results(tmp_path))
     # All is printed again from the directory.
     capsys.readouterr()
-    print_knob_searches(read_records(tmp_path).knobs, tmp_path, Console(width=400))
+    print_titled(knob_searches(read_records(tmp_path).knobs, tmp_path), Console(width=400))
     printed = capsys.readouterr().out
     assert "ranking_tiny fsdp2 step on 2 ranks: 9," in printed
     assert "fsdp.reshard_after_forward" in printed

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from overlap_sweep.config import Search
 from overlap_sweep.results.records import KnobSearch
-from overlap_sweep.search import knobs
-from overlap_sweep.search.knob_trail import Answer, Failure, Knob, KnobTrail, Sample, Setting
-from overlap_sweep.search.knobs import KnobEffort, search
+from overlap_sweep.search import Failure, conduct, knobs
+from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, Setting
+from overlap_sweep.search.knobs import search
+from overlap_sweep.workloads import Sample
 
 KNOBS = (
     Knob("prefetch", ("false", "1", "2")),
@@ -50,20 +52,15 @@ class Machine:
     work: Callable[[Values], str] = lambda values: "same"
     asked: list[Setting] = field(default_factory=list)
 
-    def searched(self, effort: KnobEffort | None = None) -> KnobTrail:
+    def searched(self, effort: Search | None = None) -> KnobTrail:
         """After the whole search."""
         self._random = random.Random(self.seed)
         room = lambda: self.max_points - len(self.asked)  # noqa: E731
         trail = KnobTrail(KNOBS, lambda setting: self.refuses(values_of(setting)), room)
-        steps = search(trail, effort or KnobEffort())
-        try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send([self._measure(setting) for setting in wanted])
-        except StopIteration:
-            return trail
+        conduct(search(trail, effort or Search()), lambda wanted: [self._measure(setting) for setting in wanted])
+        return trail
 
-    def answer(self, effort: KnobEffort | None = None) -> KnobSearch:
+    def answer(self, effort: Search | None = None) -> KnobSearch:
         return knobs.answer(self.searched(effort))
 
     @property
@@ -83,7 +80,7 @@ class Machine:
             tuple(time_us * (1 + self._random.gauss(0, 0.004)) for _ in range(7))
             for time_us in (own * self.step_us(values), clock * self.floor_us(values), clock * NONE_US)
         )
-        return Sample(point_us, floor_us, none_us, floor_us, self.work(values))
+        return Sample(point_us, floor_us, none_us, self.work(values))
 
 
 def flat(values: Values) -> float:
@@ -166,7 +163,7 @@ def test_what_each_knob_contributes() -> None:
 
 def test_the_proof_is_of_fresh_measurements_in_alternation() -> None:
     machine = Machine(independent)
-    trail = machine.searched(KnobEffort(repeats=3))
+    trail = machine.searched(Search(repeats=3))
     members = list(trail.proof.of)
     assert members[:2] == [trail.baseline, trail.best]
     assert {len(samples) for samples in trail.proof.of.values()} == {3}
@@ -216,7 +213,7 @@ def test_a_failure_costs_all_that_contains_it_and_nothing_else() -> None:
 
 def test_values_out_of_reach_are_not_tried_again() -> None:
     machine = Machine(lambda values: interacting(values) * (1.4 if values["backward"] == "null" else 1))
-    found = machine.answer(KnobEffort(reach=0.25))
+    found = machine.answer(Search(reach=0.25))
     assert sum(values_of(setting)["backward"] == "null" for setting in machine.asked) == 1
     assert any("backward=null is 4" in note and note.endswith("not tried again") for note in found.notes)
 
@@ -234,7 +231,7 @@ def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) ->
 
 def test_with_one_repeat_nothing_is_measured_twice_before_the_proof() -> None:
     machine = Machine(flat, between=0.0)
-    trail = machine.searched(KnobEffort(repeats=1))
+    trail = machine.searched(Search(repeats=1))
     assert machine.asked.count(trail.baseline) <= 1 + 2
 
 

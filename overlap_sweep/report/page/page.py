@@ -16,10 +16,10 @@ from overlap_sweep.report.page.environment import machines
 from overlap_sweep.report.page.points_table import points_table
 from overlap_sweep.report.page.tables import PageTable, page_table, summary_table
 from overlap_sweep.report.page.tables import points_table as points_table_of
+from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Answer as Told
 from overlap_sweep.report.section import Exhibit, Section
 from overlap_sweep.results.provenance import launch_commands, measured_when
-from overlap_sweep.search.text import told_searches
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.case_figures import (
     CaseFigures,
@@ -202,7 +202,7 @@ def _page(
         title=f"Communication overlap of {', '.join(_subjects(analysis))}",
         measured=measured_when(points),
         cases=sections.cases,
-        knob_searches=told_searches(analysis.records.knobs, analysis.reading.root),
+        knob_searches=list(knob_searches(analysis.records.knobs, analysis.reading.root)),
         others=sections.others,
         most_links=MOST_LINKS,
         counts={name: count for name, count in analysis.counts().items() if count},

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.workloads import Workers, Workload
+from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.results.run_directory import Result
 
 PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
 
@@ -193,6 +194,18 @@ def _rocprofv3(profiling: Mapping[str, Any], directory: Path) -> tuple[str, ...]
     return ("rocprofv3", *arguments, "-d", str(directory.resolve() / "rocprofv3"), "--")
 
 
+def _sample(result: Result) -> Sample:
+    from overlap_sweep.workloads.fsdp.times import sample
+
+    return sample(result)
+
+
+def _same_point(point: Mapping[str, Any]) -> str:
+    from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of
+
+    return str(sorted(frozen(knobs_of(point)), key=str))
+
+
 WORKLOAD = Workload(
     name="fsdp",
     package=__name__,
@@ -207,4 +220,11 @@ WORKLOAD = Workload(
     cost=_cost,
     workers=_workers,
     output_option="training.output_dir",
+    searchable=Searchable(
+        sample=_sample,
+        same_point=_same_point,
+        options=("fsdp.", "streams.", "distributed."),
+        cases=("distributed.strategy", "distributed.dp_size"),
+        of_gpus=("streams.", "distributed.env."),
+    ),
 )

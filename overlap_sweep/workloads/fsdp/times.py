@@ -14,6 +14,7 @@ from overlap_sweep.results.estimate import Estimate, estimate, normalised, poole
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads import Sample
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun
@@ -32,6 +33,15 @@ def limited_by_host(result: Result) -> list[str]:
     run = measured(result)
     limited = {name for name in VARIANTS if run.host_us.get(name, 0.0) >= HOST_LIMITS * run.step[name].median_us}
     return [name for name in VARIANTS if name in limited or (name == "point" and result.launch_bound)]
+
+
+def sample(result: Result) -> Sample:
+    """Returns the step for a search over knobs. A step that the host limits counts all the same, but not relative to
+    its floor: that is the host's time, too, and the slowest host would seem the fastest setting."""
+    run = measured(result)
+    point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in ("point", "none", "floor"))
+    work = str(sorted(same_floor(knobs_of(result.point)), key=str))
+    return Sample(point_us, () if limited_by_host(result) else floor_us, none_us, work, run.samples_per_step)
 
 
 class Hidden(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,13 @@ from overlap_sweep import backends
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Workload
+from overlap_sweep.results.identity import key_of, point_identity
+from overlap_sweep.workloads import Sample, Searchable, Workload
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.results.run_directory import Result
     from overlap_sweep.workloads.operator.bench import Bench, DefaultOverlap
 
 BEST_MARGIN = 0.01
@@ -156,6 +158,25 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [*words, "none", *([f"sm{point['num_sm']}"] if was_asked else [])]
 
 
+def _sample(result: Result) -> Sample:
+    """The passes that the point is about, beside the same without overlap."""
+    times = [result.measured.times[name] for name in space.passes(result.point)]
+    point_us, none_us = (
+        tuple(map(sum, zip(*(getattr(of_pass, name).samples_us for of_pass in times), strict=True)))
+        for name in ("point", "none")
+    )
+    overlap = {"phase", "method", "phases", "repetition", *space.KNOBS}
+    return Sample(point_us, none_us, none_us, _identity(result.point, overlap))
+
+
+def _same_point(point: Mapping[str, Any]) -> str:
+    return _identity(point, set() if space.settings(point) else {"num_sm"})
+
+
+def _identity(point: Mapping[str, Any], without: Collection[str]) -> str:
+    return key_of({name: value for name, value in point_identity(point).items() if name not in without})
+
+
 WORKLOAD = Workload(
     name="operator",
     package=__name__,
@@ -166,5 +187,6 @@ WORKLOAD = Workload(
     subject=lambda point: str(point["operator"]),
     words=_words,
     named={"tp_size", "operator", "phase", "method", "phases", *space.KNOBS},
+    searchable=Searchable(sample=_sample, same_point=_same_point),
     is_told_when_measured=False,
 )

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_records
+from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_records, write_knobs
 from overlap_sweep.results.run_directory import KNOBS_FILE
-from overlap_sweep.search.text import write_knobs
 from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
 from overlap_sweep.workloads.fsdp.cautions import cautions
 from tests.results.reading import PREFETCH, train, training_of

@@ -1,9 +1,9 @@
-"""What searches and searches over knobs say to people, and knobs.json, in which the latter last."""
+"""What searches found, in lines: those for the settings of passes (search.json), and those over knobs (knobs.json)."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -12,23 +12,40 @@ from overlap_sweep.overlap import space
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_us
 from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, PassSearch, Records, SearchRecord
-from overlap_sweep.results.run_directory import KNOBS_FILE, write_record
+
+Titled = Iterable[tuple[str, list[str]]]
+"""Headings with their lines."""
 
 
-def print_searches(records: Records, root: Path, console: Console) -> None:
-    """Prints for every search.json its searches, one line each, and their notes."""
+def print_titled(found: Titled, console: Console) -> None:
+    for heading, lines in found:
+        console.print(f"\n{heading}", style="bold")
+        print_lines(lines, console)
+
+
+def pass_searches(records: Records, root: Path) -> Titled:
+    """Returns for every search.json its searches, one line each, and their notes."""
     for directory, record in records.searches.items():
-        where = f" in {directory.relative_to(root).as_posix()}" if directory != root else ""
-        console.print(f"\nSearch{where}", style="bold")
         known = records.tuners[directory].dropped if directory in records.tuners else {}
-        print_lines([f"{record.points} points in {as_duration(record.elapsed_s)}", *_lines(record, known)], console)
+        lines = [f"{record.points} points in {as_duration(record.elapsed_s)}", *_pass_lines(record, known)]
+        yield f"Search{_where(directory, root)}", lines
 
 
-def _lines(record: SearchRecord, known: dict[str, str]) -> Iterator[str]:
-    """`known`: what was said elsewhere to be dropped."""
+def knob_searches(records: Mapping[Path, KnobRecord], root: Path) -> Titled:
+    """Returns for every knobs.json its answers, and what they rest on."""
+    for directory, record in records.items():
+        yield f"The search over knobs{_where(directory, root)}", knob_lines(record)
+
+
+def _where(directory: Path, root: Path) -> str:
+    return f" in {directory.relative_to(root).as_posix()}" if directory != root else ""
+
+
+def _pass_lines(record: SearchRecord, known: Mapping[str, str]) -> Iterator[str]:
+    """`known`: what is said elsewhere to be dropped."""
     said = set()
     for search in record.searches:
-        yield _answer(search)
+        yield pass_line(search)
         yield from (f"  {note}" for note in search.notes)
         # The same for both passes of an operator.
         operator = search.model, search.tp_size, search.operator
@@ -37,7 +54,8 @@ def _lines(record: SearchRecord, known: dict[str, str]) -> Iterator[str]:
     yield from (f"Dropped: {what}: {why}" for what, why in record.dropped.items() if known.get(what) != why)
 
 
-def _answer(search: PassSearch) -> str:
+def pass_line(search: PassSearch) -> str:
+    """Returns the answer for one pass in a line."""
     name = space.settings_name(search.chosen) if search.chosen else "don't overlap"
     gain = ""
     if search.chosen and search.time_us and search.none_us:
@@ -48,35 +66,14 @@ def _answer(search: PassSearch) -> str:
     )
 
 
-def write_knobs(directory: Path, record: KnobRecord) -> Path:
-    return write_record(directory / KNOBS_FILE, record)
-
-
-def print_knob_searches(records: Mapping[Path, KnobRecord], root: Path, console: Console) -> None:
-    """Prints what each search over knobs found, by its directory at or below `root`."""
-    for heading, lines in told_searches(records, root):
-        console.print(f"\n{heading}", style="bold")
-        print_lines(lines, console)
-
-
-def told_searches(records: Mapping[Path, KnobRecord], root: Path) -> list[tuple[str, list[str]]]:
-    """Returns a heading and lines for each search over knobs."""
-    found = []
-    for directory, record in records.items():
-        where = f" in {directory.relative_to(root).as_posix()}" if directory != root else ""
-        found.append((f"The search over knobs{where}", knob_lines(record)))
-    return found
-
-
 def knob_lines(record: KnobRecord) -> list[str]:
     """Returns the answers, and what they rest on."""
     reused = f", {record.reused} of them measured before" if record.reused else ""
-    lines = [line for search in record.searches for line in _search_lines(search)]
+    lines = [line for search in record.searches for line in _knob_search_lines(search)]
     return [*lines, f"{record.points} points{reused} in {as_duration(record.elapsed_s)}"]
 
 
-def headline(search: KnobSearch) -> str:
-    """Returns the answer in a sentence."""
+def _headline(search: KnobSearch) -> str:
     if search.time_us is None or search.baseline_us is None:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
@@ -96,44 +93,34 @@ def pasted(search: KnobSearch) -> str:
     return shlex.join(["python", "launch.py", *(f"{key}={value}" for key, value in changed.items())])
 
 
-def _search_lines(search: KnobSearch) -> list[str]:
-    lines = [f"{search.label}: {headline(search)}"]
+def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
+    yield f"{search.label}: {_headline(search)}"
     if search.time_us is not None:
-        lines += [f"  {pasted(search)}"] if search.best else []
-        lines += [f"  {line}" for line in _contribution_lines(search.contributions)]
-        lines.append(f"  {search.settings} of {search.grid} settings measured, in {search.points} points")
-    if search.stopped and search.time_us is not None:
-        lines.append(f"  Stopped early: {search.stopped}; there may be something faster.")
+        if search.best:
+            yield f"  {pasted(search)}"
+        yield from (f"  {line}" for line in _contribution_lines(search.contributions))
+        yield f"  {search.settings} of {search.grid} settings measured, in {search.points} points"
+        if search.stopped:
+            yield f"  Stopped early: {search.stopped}; there may be something faster."
     if search.by_time:
-        lines.append(
-            "  What was measured beside the settings differs between them: compared by their times as they are."
-        )
+        yield "  What was measured beside the settings differs between them: compared by their times as they are."
     if search.host_bound:
-        lines.append(f"  In {search.host_bound} of the points the host, not the device, is what takes so long.")
-    lines += [f"  {note}" for note in search.notes]
-    lines += [f"  refused {count} times: {reason}" for reason, count in search.refused.items()]
-    lines += [f"  {key} was not searched: {reason}" for key, reason in search.left_out.items()]
+        yield f"  In {search.host_bound} of the points the host, not the device, is what takes so long."
+    yield from (f"  {note}" for note in search.notes)
+    yield from (f"  refused {count} times: {reason}" for reason, count in search.refused.items())
+    yield from (f"  {key} was not searched: {reason}" for key, reason in search.left_out.items())
     if search.tried and search.never_tried:
         values = (f"{key}={','.join(missing)}" for key, missing in search.never_tried.items())
-        lines.append(f"  never tried: {' '.join(values)}")
-    return lines
+        yield f"  never tried: {' '.join(values)}"
 
 
-def _contribution_lines(contributions: Sequence[Contribution]) -> list[str]:
-    if not contributions:
-        return []
+def _contribution_lines(contributions: Collection[Contribution]) -> Iterator[str]:
     rows = [("knob", "baseline", "best", "gains alone", "gains in the best setting")]
     rows += [(c.key, c.baseline, c.value, _gain_share(c.alone), _gain_share(c.taken_away)) for c in contributions]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def line(row: tuple[str, ...]) -> str:
-        cells = [
-            cell.ljust(width) if i < 3 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return [line(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if contributions else ():
+        cells = [cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        yield "  ".join(cells).rstrip()
 
 
 def _gain_share(gain: Gain | None) -> str:
@@ -143,7 +130,6 @@ def _gain_share(gain: Gain | None) -> str:
 
 
 def _gain_in_words(gain: Gain) -> str:
-    size = f"{100 * abs(gain.share):.1f} % (± {100 * gain.noise:.1f})"
     if not gain.sure:
         return f"no faster beyond the noise, {100 * gain.share:+.1f} % (± {100 * gain.noise:.1f}),"
-    return f"{size} {'less' if gain.share > 0 else 'more'} time"
+    return f"{100 * abs(gain.share):.1f} % (± {100 * gain.noise:.1f}) {'less' if gain.share > 0 else 'more'} time"
