@@ -1,6 +1,7 @@
 """Who overlaps. Each backend is a folder here, imported only when a point asks for it.
 
-A backend offers these functions. The first four are called where there is no torch and no GPU.
+A backend offers these functions. Only `build`, `build_layer`, `attention`, `prepare` and `close` may import torch: the
+others are called where there is no torch and no GPU.
 
 `refusal(point) -> str | None`
     Why it cannot run the point, decided from the resolved configuration alone, before any process starts.
@@ -29,17 +30,17 @@ A backend offers these functions. The first four are called where there is no to
 
 It may have `MAX_CONNECTIONS`, CUDA_DEVICE_MAX_CONNECTIONS as those set it who train with it, where that is not 1.
 
-A backend that has whole layers has them in a module of its own, which is in `LAYERS` and offers what follows. Only
-`build` and `attention` import torch. What each operator of a layer is refused for, the backend's own `refusal` says.
+Backends in `LAYERS` have whole layers, too:
 
-`HAS_DEFAULT: bool`
+`LAYER_HAS_DEFAULT: bool`
     Whether a slot that is switched on and not configured overlaps as the library does by default. If so, that is what
     `none` is compared with unasked.
 
-`refusal(point, config, operators) -> str | None`
-    Why a layer that has these operators cannot overlap as this OverlapConfig says.
+`layer_refusal(point, config, operators) -> str | None`
+    Why a layer that has these operators cannot overlap as this OverlapConfig says, beside what `refusal` says of each
+    of them.
 
-`build(point, purpose, config, ranks, seed) -> ParallelLayer`
+`build_layer(point, purpose, config, ranks, seed) -> ParallelLayer`
     The layer of the point's kind: overlapped as `config` says where `purpose` is `point`, or `none` or `floor`. Weights
     are drawn from torch's generators, seeded with `seed`. Collective. Refused where the library does not take `config`.
 
@@ -90,15 +91,10 @@ if TYPE_CHECKING:
 BACKENDS = {
     "torch": "overlap_sweep.backends.torch",
     "transformer_engine": "overlap_sweep.backends.transformer_engine",
-    "megatron": "overlap_sweep.backends.megatron",
+    "megatron": "overlap_sweep.backends.transformer_engine",
     "symm_mem": "overlap_sweep.backends.symm_mem",
 }
-LAYERS = {
-    "torch": "overlap_sweep.backends.torch.layers",
-    "transformer_engine": "overlap_sweep.backends.transformer_engine.layers",
-    "symm_mem": "overlap_sweep.backends.symm_mem.layers",
-}
-
+LAYERS = ("torch", "transformer_engine", "symm_mem")
 KERNELS = {
     "torch": "overlap_sweep.backends.torch.kernels",
     "transformer_engine": "overlap_sweep.backends.transformer_engine.kernels",
@@ -106,7 +102,7 @@ KERNELS = {
     "flux": "overlap_sweep.backends.flux",
 }
 KERNELS_GROUP = "overlap_sweep.kernels"
-"""Of entry points."""
+"""Of the entry points of other packages."""
 _KERNEL_FUNCTIONS = ("refusal", "implementations", "named", "build", "close")
 
 Purpose = Literal["point", "default", "none", "floor", "tp1"]
@@ -186,8 +182,10 @@ class Outputs(NamedTuple):
 
 
 def kernels_provider(name: str) -> str | None:
-    """Whose kernels these are, with the version, where they come from another package than those that every result
-    records: what an update of it makes of a time is not known. None also where it is not installed."""
+    """Returns the package and version that a backend's kernels come from, where other results don't record it.
+
+    None for our own, and where it is not installed.
+    """
     if name == "flux":
         names = ("byte-flux", "flux")
         return next((f"{p} {found}" for p in names if (found := _version(p))), None)
@@ -208,7 +206,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Any:
-    """The backend's module. UserError for an unknown name."""
+    """Returns the backend's module. UserError for an unknown name."""
     if name not in BACKENDS and (name in KERNELS or name in registered_kernels()):
         raise UserError(f"backend={name} has nothing but kernels; add workload=kernel, or choose another.")
     if name not in BACKENDS:
@@ -216,18 +214,13 @@ def load(name: str) -> Any:
     return import_module(BACKENDS[name])
 
 
-def load_layers(name: str) -> Any:
-    """The module of the layers of a backend that is in `LAYERS`."""
-    return import_module(LAYERS[name])
-
-
 def registered_kernels() -> dict[str, EntryPoint]:
-    """By name the backends whose kernels other packages bring."""
+    """Returns the entry points of the backends whose kernels other packages bring, by name."""
     return {entry.name: entry for entry in entry_points(group=KERNELS_GROUP)}
 
 
 def load_kernels(name: str) -> Any:
-    """The module of a backend's kernels. UserError for an unknown name, or one whose package cannot be used."""
+    """Returns the module of a backend's kernels. UserError for an unknown name, or a package that cannot be used."""
     if name in KERNELS:
         return import_module(KERNELS[name])
     registered = registered_kernels()
@@ -255,12 +248,12 @@ def max_connections(name: str) -> int:
 
 def close_all() -> None:
     """Close every backend that this process has loaded. Collective."""
-    for path in BACKENDS.values():
+    for path in dict.fromkeys(BACKENDS.values()):
         if path in sys.modules:
             sys.modules[path].close()
 
 
 def choose(device: str) -> str:
-    """What `backend=auto` stands for: Megatron-LM's way to overlap where it can be measured."""
+    """Returns what `backend=auto` stands for: Megatron-LM's way to overlap where it can be measured."""
     module = load("transformer_engine")
     return "transformer_engine" if device == "cuda" and module.missing() is None else "torch"

@@ -21,7 +21,7 @@ FUNCTIONS = ("refusal", "default_knobs", "knobs", "has_default", "parameter_shap
     ("load", "names", "functions"),
     [
         (backends.load, backends.BACKENDS, FUNCTIONS),
-        (backends.load_layers, backends.LAYERS, ("refusal", "build", "attention")),
+        (backends.load, backends.LAYERS, ("layer_refusal", "build_layer", "attention")),
         (backends.load_kernels, backends.KERNELS, backends._KERNEL_FUNCTIONS),
     ],
 )
@@ -30,14 +30,13 @@ def test_every_module_loads_without_its_library_and_has_all_that_is_asked_of_it(
 ) -> None:
     for module in map(load, names):
         assert all(callable(getattr(module, function)) for function in functions)
-        assert load is not backends.load_layers or isinstance(module.HAS_DEFAULT, bool)
+        assert "build_layer" not in functions or isinstance(module.LAYER_HAS_DEFAULT, bool)
 
 
 def test_the_launchers_process_needs_no_torch() -> None:
     loads = (
         "from overlap_sweep import backends, workloads",
         "[backends.load(name) for name in backends.BACKENDS]",
-        "[backends.load_layers(name) for name in backends.LAYERS]",
         "[backends.load_kernels(name) for name in backends.KERNELS]",
         "[workloads.load(name) for name in workloads.names()]",
     )

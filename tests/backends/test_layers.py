@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+import overlap_sweep.backends.torch as plain
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, symm_mem
-from overlap_sweep.backends.symm_mem import layers as symm_mem_layers
-from overlap_sweep.backends.torch import communicator as communicators
-from overlap_sweep.backends.torch import layers, modules
+from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -152,12 +150,12 @@ def perturb(layer: ParallelLayer, kind: str, seed: int, rank: int) -> None:
             parameter.data += drawn.to(parameter.device) / 4
 
 
-def errors_of_layer(
-    ranks: Ranks, layers: ModuleType, point: dict[str, Any], config: OverlapConfig, seed: int
-) -> dict[str, float]:
+def errors_of_layer(ranks: Ranks, point: dict[str, Any], config: OverlapConfig, seed: int) -> dict[str, float]:
     """By tensor, the largest error of this rank's output and gradients over the reference's largest value."""
     kind, rank, world = point["layer"]["kind"], ranks.rank, ranks.world_size
-    layer = layers.build(point, "none" if config is NONE else "point", config, ranks, seed + rank)
+    layer = backends.load(point["backend"]).build_layer(
+        point, "none" if config is NONE else "point", config, ranks, seed + rank
+    )
     perturb(layer, kind, seed, rank)
     ours = dict(layer.module.named_parameters())
     of_rank: list[Any] = [None] * world
@@ -202,7 +200,7 @@ def errors_of_cases(ranks: Ranks, seed: int, names: list[str]) -> dict[str, tupl
         if point["backend"] == "symm_mem":
             symm_mem_on_cpu.stand_in()
         symm_mem_on_cpu.called.clear()
-        errors = errors_of_layer(ranks, backends.load_layers(point["backend"]), point, config, seed)
+        errors = errors_of_layer(ranks, point, config, seed)
         found[name] = errors, list(symm_mem_on_cpu.called)
     return found
 
@@ -279,15 +277,15 @@ def shares_used(ranks: Ranks) -> dict[str, set[int | None]]:
     """By case, the num_sm of every communicator that took part in a forward and backward."""
     found = {}
     used: set[int | None] = set()
-    make = communicators.communicator
+    make = overlap.communicator
 
     def recorded(ranks: Ranks, num_sm: int | None, cga_size: int | None, replicas: int) -> Any:
         return Recorded(make(ranks, num_sm, cga_size, replicas), num_sm, used)
 
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(modules, "communicator", recorded)
+    monkeypatch.setattr(overlap, "communicator", recorded)
     for name, (slots, switches, _) in SWITCHED.items():
-        layer = layers.build(torch_point(), "point", OverlapConfig(slots, {**ALL_ON, **switches}), ranks, 0)
+        layer = plain.build_layer(torch_point(), "point", OverlapConfig(slots, {**ALL_ON, **switches}), ranks, 0)
         used.clear()
         x = torch.randn(layer.input_shape, requires_grad=True)
         layer.forward(layer.module, x, False).sum().backward()
@@ -308,7 +306,7 @@ def test_the_floor_communicates_nothing_and_has_all_shapes(kind: str) -> None:
     # There is no process group here that it could communicate in.
     assert not dist.is_initialized()
     for rank in range(2):
-        layer = layers.build(torch_point(kind, model=GPT), "floor", NONE, Ranks(rank, 2, CPU), 0)
+        layer = plain.build_layer(torch_point(kind, model=GPT), "floor", NONE, Ranks(rank, 2, CPU), 0)
         x = torch.randn(layer.input_shape, requires_grad=True)
         output = layer.forward(layer.module, x, False)
         rows, columns = (TOKENS, 3 * 4 * 8 // 2) if kind == "layernorm_linear" else (TOKENS // 2, 24)
@@ -321,11 +319,11 @@ def test_the_floor_communicates_nothing_and_has_all_shapes(kind: str) -> None:
 
 
 def test_what_is_gathered_on_the_floor_are_numbers_and_no_copy_is_made_twice() -> None:
-    silent = communicators.SilentCommunicator(Ranks(1, 3, CPU))
+    silent = overlap.by_collectives(Ranks(1, 3, CPU), silent=True)({})
     first, second = torch.randn(2, 4), torch.randn(2, 4)
     gathered = silent.all_gather(first).wait()
     assert gathered.equal(torch.cat([first] * 3))
-    assert silent.all_gather(second).wait() is gathered
+    assert silent.all_gather(second).wait().data_ptr() == gathered.data_ptr()
     full = torch.randn(6, 4)
     scattered = silent.reduce_scatter(full).wait()
     assert scattered.equal(full[2:4])
@@ -336,7 +334,7 @@ def test_variants_have_the_same_weights_in_the_precision() -> None:
     ranks = Ranks(0, 2, CPU)
     in_bf16 = {**torch_point(model=GPT), "precision": "bf16"}
     asked = ((torch_point(), 3), (torch_point(), 3), (torch_point(), 4), (in_bf16, 3))
-    built = [layers.build(point, "floor", NONE, ranks, seed) for point, seed in asked]
+    built = [plain.build_layer(point, "floor", NONE, ranks, seed) for point, seed in asked]
     weights, same, other, rounded = (dict(layer.module.named_parameters()) for layer in built)
     assert all(tensor.equal(same[name]) for name, tensor in weights.items())
     assert not weights["mlp.block.fc1.weight"].equal(other["mlp.block.fc1.weight"])
@@ -346,7 +344,7 @@ def test_variants_have_the_same_weights_in_the_precision() -> None:
 
 
 def test_who_computes_attention_is_named() -> None:
-    name, warnings = layers.attention(torch_point(), Ranks(0, 2, CPU))
+    name, warnings = plain.attention(torch_point(), Ranks(0, 2, CPU))
     assert name in {f"{kernel} (torch)" for kernel in ("flash", "memory-efficient", "unfused")}
     assert warnings == []
 
@@ -355,8 +353,8 @@ def test_the_default_is_async_tp_on_every_slot() -> None:
     point = symm_mem_point()
     assert layer_variants.names(point) == ["none", "default", "floor"]
     (config,) = layer_variants.configurations(point).values()
-    assert symm_mem_layers.slots(config, space.OPERATORS) == symm_mem.ASYNC_TP
-    assert set(symm_mem_layers.slots(config, ["fc1", "fc2"])) == {"fc1_fprop", "fc1_dgrad", "fc2_fprop", "fc2_dgrad"}
+    assert symm_mem.layer_slots(config, space.OPERATORS) == symm_mem.ASYNC_TP
+    assert set(symm_mem.layer_slots(config, ["fc1", "fc2"])) == {"fc1_fprop", "fc1_dgrad", "fc2_fprop", "fc2_dgrad"}
 
 
 def switched(**switches: bool) -> dict[str, bool]:
@@ -382,4 +380,4 @@ def switched(**switches: bool) -> dict[str, bool]:
     ],
 )
 def test_switches_turn_off_what_they_turn_off_in_megatron(config: OverlapConfig, expected: dict[str, str]) -> None:
-    assert {slot: s["method"] for slot, s in symm_mem_layers.slots(config, space.OPERATORS).items()} == expected
+    assert {slot: s["method"] for slot, s in symm_mem.layer_slots(config, space.OPERATORS).items()} == expected

@@ -24,7 +24,7 @@ SMALL_MODEL = ("model=llama3_8b", "backend=symm_mem", "workload.tokens=2048", "w
 
 def errors_of_operators(ranks: Ranks, seed: int, rounds: int) -> dict[str, float]:
     """By operator and type the largest relative error of any round, against NCCL's collectives and a GEMM."""
-    world, rank, group = ranks.world_size, ranks.rank, operators.group_name()
+    world, rank, memory = ranks.world_size, ranks.rank, operators.SymmetricMemory(operators.group_name())
     random = torch.Generator(ranks.device).manual_seed(seed)
     found: dict[str, float] = {}
 
@@ -42,22 +42,22 @@ def errors_of_operators(ranks: Ranks, seed: int, rounds: int) -> dict[str, float
             whole = torch.cat(shards)
             products = [rows.float() @ matrix.float().t() for rows, matrix in zip(of_rank, matrices, strict=True)]
 
-            gathered, product = operators.all_gather_matmul(shards[rank], matrices[rank].t(), group)
+            gathered, product = memory.gather_multiply(shards[rank], matrices[rank].t())
             note("gathered", gathered, whole.float())
             note("all_gather_matmul", product, whole.float() @ matrices[rank].float().t())
-            scattered = operators.matmul_reduce_scatter(of_rank[rank], matrices[rank].t(), group)
+            scattered = memory.multiply_scatter(of_rank[rank], matrices[rank].t())
             note("matmul_reduce_scatter", scattered, sum(products).chunk(world)[rank])  # type: ignore[attr-defined]
-            moving = operators.all_gather(shards[rank], group)
+            moving = memory.all_gather(shards[rank])
             beside = of_rank[rank] @ matrices[rank].t()
-            note("all_gather", operators.wait(moving), whole.float())
+            note("all_gather", moving.wait(), whole.float())
             note("beside", beside, products[rank])
-            moving = operators.reduce_scatter(of_rank[rank], group)
+            moving = memory.reduce_scatter(of_rank[rank])
             beside = of_rank[rank] @ matrices[rank].t()
-            note("reduce_scatter", operators.wait(moving), sum(r.float() for r in of_rank).chunk(world)[rank])  # type: ignore[attr-defined]
+            note("reduce_scatter", moving.wait(), sum(r.float() for r in of_rank).chunk(world)[rank])  # type: ignore[attr-defined]
             note("beside", beside, products[rank])
     operators.close()
     # It can be used again after it was closed.
-    gathered, _ = operators.all_gather_matmul(shards[rank], matrices[rank].t(), group)
+    gathered, _ = memory.gather_multiply(shards[rank], matrices[rank].t())
     note("gathered", gathered, whole.float())
     operators.close()
     return found

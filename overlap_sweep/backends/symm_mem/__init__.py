@@ -23,15 +23,20 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLinear, Purpose
-from overlap_sweep.overlap import space
+import overlap_sweep.backends.torch as plain
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from overlap_sweep.measure.ranks import Ranks
+
+LAYER_HAS_DEFAULT = True
+attention = plain.attention
 
 METHODS = ("ring_exchange", "bulk")
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -88,12 +93,11 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
-    from overlap_sweep.backends.torch.modules import build_operator
-    from overlap_sweep.backends.torch.overlap import by_collectives
+    from overlap_sweep.backends.torch import modules, overlap
 
     settings = {"point": space.settings(point), "default": ASYNC_TP}.get(purpose, {})
-    return build_operator(
-        *(point, purpose, settings, parameters, by_collectives(ranks)),
+    return modules.build_operator(
+        *(point, purpose, settings, parameters, overlap.by_collectives(ranks)),
         overlapped=lambda _: SymmetricMemory(group_name()),
     )
 
@@ -102,3 +106,40 @@ def close() -> None:
     operators = sys.modules.get(f"{__name__}.operators")
     if operators:
         operators.close()
+
+
+def layer_slots(config: OverlapConfig, operators: Collection[str]) -> dict[str, Setting]:
+    """Returns the settings of these operators' slots that overlap.
+
+    A slot that is not set, and whose overlap is switched on, overlaps as under async TP: by the fused operators if they
+    fit it. That a switch would leave a dgrad nothing but `bulk` holds only for those that are set.
+    """
+    allowed = overlap_cfg.methods_allowed(config.switches)
+    unset = {
+        slot: setting
+        for slot, setting in ASYNC_TP.items()
+        if slot not in config.slots and slot.partition("_")[0] in operators and allowed[slot]
+    }
+    return unset | plain.overlapped_slots(config, operators)
+
+
+def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+    given = layer_slots(config, operators)
+    if not given:
+        return "its switches leave no slot of this layer to overlap"
+    set_slots = plain.overlapped_slots(config, operators)
+    return overlap_cfg.methods_refusal(given) or plain.slots_refusal(point, config, set_slots, refusal)
+
+
+def build_layer(
+    point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
+) -> ParallelLayer:
+    from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
+    from overlap_sweep.backends.torch import modules
+    from overlap_sweep.measure.ranks import parallel_groups
+
+    settings = layer_slots(config, space.OPERATORS) if purpose == "point" else {}
+    group, _ = parallel_groups(point["tp_size"], ranks.world_size)
+    return modules.build_layer(
+        *(point, purpose, settings, ranks, seed), overlapped=lambda _: SymmetricMemory(group_name(group))
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed import _symmetric_memory
 
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.backends.torch.communicator import Pending
-from overlap_sweep.backends.torch.overlap import as_bytes, multiplied
+from overlap_sweep.backends.torch.overlap import multiplied, multiply_beside
 from overlap_sweep.errors import Refused
 from overlap_sweep.overlap.space import Setting
 
@@ -32,7 +33,7 @@ _KernelCall = Callable[[int], Outputs]
 
 
 def missing() -> str | None:
-    """Why the operators cannot be used with the torch that is installed, or None."""
+    """Returns why the operators cannot be used with the torch that is installed, or None."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST_TORCH:
         return f"symmetric memory needs torch {'.'.join(map(str, OLDEST_TORCH))} or later, not {torch.__version__}"
@@ -40,40 +41,9 @@ def missing() -> str | None:
 
 
 def group_name(group: dist.ProcessGroup | None = None) -> str:
-    """What the operators know a process group by: the whole worker group's by default."""
+    """Returns what the operators know a process group by: the whole worker group's by default."""
     name: str = (group or dist.group.WORLD).group_name  # type: ignore[union-attr]
     return name
-
-
-def all_gather_matmul(shard: Tensor, matrix: Tensor, group_name: str) -> tuple[Tensor, Tensor]:
-    """Gather `shard` [rows, k] and multiply by `matrix` [k, n]: ([world * rows, k], [world * rows, n])."""
-    gathered, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(shard, [matrix], 0, group_name, return_A=True)
-    return gathered, product
-
-
-def matmul_reduce_scatter(rows: Tensor, matrix: Tensor, group_name: str) -> Tensor:
-    """Multiply `rows` [world * m, k] by `matrix` [k, n]: this rank's [m, n] of the sum over the ranks."""
-    product: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(rows, matrix, "sum", 0, group_name)
-    return product
-
-
-def all_gather(shard: Tensor, group_name: str) -> Tensor:
-    """[rows, columns] of every rank -> [world * rows, columns], complete after `wait`. Keep `shard` until then."""
-    gathered: Tensor = torch.ops.symm_mem._low_contention_all_gather(shard, group_name)
-    return gathered
-
-
-def reduce_scatter(full: Tensor, group_name: str) -> Tensor:
-    """[world * rows, columns] of every rank -> this rank's [rows, columns] of their sum, complete after `wait`. Keep
-    `full` until then."""
-    shard: Tensor = torch.ops.symm_mem._low_contention_reduce_scatter(full, "sum", group_name)
-    return shard
-
-
-def wait(result: Tensor) -> Tensor:
-    """Have the current stream wait for what `all_gather` or `reduce_scatter` returned."""
-    complete: Tensor = torch.ops._c10d_functional.wait_tensor(result)
-    return complete
 
 
 def close() -> None:
@@ -91,103 +61,66 @@ class SymmetricMemory:
     group_name: str
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        gathered, product = all_gather_matmul(shard, matrix, self.group_name)
+        gathered, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(
+            shard, [matrix], 0, self.group_name, return_A=True
+        )
         return gathered, product if bias is None else product.add_(bias)
 
     def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        return matmul_reduce_scatter(rows, matrix, self.group_name)
+        product: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(rows, matrix, "sum", 0, self.group_name)
+        return product
 
     def all_gather(self, shard: Tensor) -> Pending:
-        gathered = all_gather(shard, self.group_name)
-        return Pending(gathered, [_Registered(gathered)], [shard])
+        return _pending(torch.ops.symm_mem._low_contention_all_gather(shard, self.group_name), shard)
 
     def reduce_scatter(self, full: Tensor) -> Pending:
-        shard = reduce_scatter(full, self.group_name)
-        return Pending(shard, [_Registered(shard)], [full])
+        return _pending(torch.ops.symm_mem._low_contention_reduce_scatter(full, "sum", self.group_name), full)
 
 
-@dataclass(frozen=True)
-class _Registered:
-    """The work that torch has registered for a tensor."""
-
-    result: Tensor
-
-    def wait(self) -> None:
-        wait(self.result)
+def _pending(result: Tensor, source: Tensor) -> Pending:
+    """The current stream waits for the work that torch has registered for the result."""
+    return Pending(result, [partial(torch.ops._c10d_functional.wait_tensor, result)], [source])
 
 
 def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
     if reason := missing():
         raise Refused(reason)
-    group, method = group_name(), setting["method"]
-    if problem.shape.kernel == "gemm_ar":
-        if method == "scatter_gather":
-            return _scatter_gather(problem, group)
+    memory, method = SymmetricMemory(group_name()), setting["method"]
+    if method == "bulk":
+        return lambda at: multiply_beside(problem, at, memory)
+    if method in ("one_shot", "two_shot"):
         reduces = {"one_shot": "one_shot_all_reduce", "two_shot": "two_shot_all_reduce_"}
-        return _all_reduce(problem, group, getattr(torch.ops.symm_mem, reduces[method]))
-    if problem.shape.gathers:
-        makers = {"ring_exchange": _gather, "async_input_mm": _async_input, "bulk": _bulk_gather}
-        return makers[method](problem, group)
-    return {"ring_exchange": _scatter, "bulk": _bulk_scatter}[method](problem, group)
-
-
-def _gather(problem: Problem, group: str) -> _KernelCall:
-    weight, matrix = problem.weight, problem.weight.data.t()
-
-    def call(at: int) -> Outputs:
-        return Outputs(all_gather_matmul(problem.inputs[at].data, matrix, group)[1])
-
-    def call_fp8(at: int) -> Outputs:
-        x = problem.inputs[at]
-        _, (output,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(
-            *(x.data, [matrix], x.scale, [weight.scale], 0, group),
-            *([None], [None], [problem.out_dtype], [True]),
-        )
-        return Outputs(output)
-
-    return call if weight.scale is None else call_fp8
-
-
-def _scatter(problem: Problem, group: str) -> _KernelCall:
-    weight, matrix = problem.weight, problem.weight.data.t()
-
-    def call(at: int) -> Outputs:
-        return Outputs(matmul_reduce_scatter(problem.inputs[at].data, matrix, group))
-
-    def call_fp8(at: int) -> Outputs:
-        x = problem.inputs[at]
-        output = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
-            *(x.data, matrix, x.scale, weight.scale, "sum", 0, 0, group, [problem.shape.m, problem.shape.n]),
-            *(None, None, problem.out_dtype, True),
-        )
-        return Outputs(output)
-
-    return call if weight.scale is None else call_fp8
-
-
-def _async_input(problem: Problem, group: str) -> _KernelCall:
+        return _all_reduce(problem, memory.group_name, getattr(torch.ops.symm_mem, reduces[method]))
     matrix = problem.weight.data.t()
-    # torch's own choice between this and the chunked operator is by an environment variable and by size.
-    native: Any = _symmetric_memory._fused_all_gather_matmul_native
-    return lambda at: Outputs(native(problem.inputs[at].data, matrix, group)[1])
+    if method == "scatter_gather":
+        return lambda at: Outputs(memory.all_gather(memory.multiply_scatter(problem.inputs[at].data, matrix)).wait())
+    if method == "async_input_mm":
+        # torch's own choice between this and the chunked operator is by an environment variable and by size.
+        native: Any = _symmetric_memory._fused_all_gather_matmul_native
+        return lambda at: Outputs(native(problem.inputs[at].data, matrix, memory.group_name)[1])
+    if problem.weight.scale is not None:
+        return partial(_gather_fp8 if problem.shape.gathers else _scatter_fp8, problem, matrix, memory.group_name)
+    if problem.shape.gathers:
+        return lambda at: Outputs(memory.gather_multiply(problem.inputs[at].data, matrix)[1])
+    return lambda at: Outputs(memory.multiply_scatter(problem.inputs[at].data, matrix))
 
 
-def _bulk_gather(problem: Problem, group: str) -> _KernelCall:
-    def call(at: int) -> Outputs:
-        moving = all_gather(as_bytes(problem.inputs[at].data), group)
-        output = multiplied(problem, at, problem.whole[at].data)
-        return Outputs(output, moved=wait(moving).view(problem.whole[at].data.dtype))
+def _gather_fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outputs:
+    x = problem.inputs[at]
+    _, (output,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(
+        *(x.data, [matrix], x.scale, [problem.weight.scale], 0, group),
+        *([None], [None], [problem.out_dtype], [True]),
+    )
+    return Outputs(output)
 
-    return call
 
-
-def _bulk_scatter(problem: Problem, group: str) -> _KernelCall:
-    def call(at: int) -> Outputs:
-        moving = reduce_scatter(problem.whole[at].data, group)
-        product = multiplied(problem, at, problem.inputs[at].data)
-        return Outputs(wait(moving), product=product)
-
-    return call
+def _scatter_fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outputs:
+    x = problem.inputs[at]
+    output = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
+        *(x.data, matrix, x.scale, problem.weight.scale, "sum", 0, 0, group, [problem.shape.m, problem.shape.n]),
+        *(None, None, problem.out_dtype, True),
+    )
+    return Outputs(output)
 
 
 def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str], Tensor]) -> _KernelCall:
@@ -199,15 +132,5 @@ def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str
     def call(at: int) -> Outputs:
         multiplied(problem, at, problem.inputs[at].data, shared)
         return Outputs(reduce(shared, "sum", group))
-
-    return call
-
-
-def _scatter_gather(problem: Problem, group: str) -> _KernelCall:
-    matrix = problem.weight.data.t()
-
-    def call(at: int) -> Outputs:
-        shard = matmul_reduce_scatter(problem.inputs[at].data, matrix, group)
-        return Outputs(wait(all_gather(shard, group)))
 
     return call

@@ -1,18 +1,17 @@
 """Collectives that may use only a share of the machine, and run beside computation until waited for.
 
-A communicator has four operations, each returning a `Pending` result. `num_sm` is its share: the CTAs of an NCCL
-communicator; on gloo the number of chunks that move at once, each on a worker thread of its own. None is the
-library's own choice on the group that the worker began with, which is what does-not-overlap is measured with.
-`SilentCommunicator` moves nothing at all, for the floor.
+`num_sm` is a communicator's share: the CTAs of an NCCL communicator; on gloo the number of chunks that move at once,
+each on a worker thread of its own. None is the library's own choice on the group that the worker began with, which is
+what does-not-overlap is measured with. `SilentGroup` moves nothing at all, for the floor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,194 +29,167 @@ _ProcessGroup: Any = dist.ProcessGroup
 _c10d: Any = torch._C._distributed_c10d
 
 
-def _all_reduce(tensor: Tensor, group: Any) -> Waitable:
-    work = dist.all_reduce(tensor, group=group, async_op=True)
-    assert work is not None
-    return work
-
-
 def all_gather_now(shard: Tensor, ranks: Ranks) -> Tensor:
-    """By the library's own choice on the group that the worker began with, and in the stream's order: what is called
-    where nothing overlaps. [rows, columns] of every rank -> [world_size * rows, columns]."""
-    full = shard.new_empty(ranks.world_size * shard.shape[0], *shard.shape[1:])
+    """Returns [world_size * rows, columns] from [rows, columns] of every rank.
+
+    As the next two, by the library's own choice on the group that the worker began with, and in the stream's order:
+    what is called where nothing overlaps.
+    """
+    full = _full_size(shard, ranks.world_size)
     _all_gather(full, shard)
     return full
 
 
 def reduce_scatter_now(full: Tensor, ranks: Ranks) -> Tensor:
-    """As `all_gather_now`. [world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum."""
-    shard = full.new_empty(full.shape[0] // ranks.world_size, *full.shape[1:])
+    """Returns this rank's [rows, columns] of the sum of every rank's [world_size * rows, columns]."""
+    shard = _shard_size(full, ranks.world_size)
     _reduce_scatter(shard, full)
     return shard
 
 
 def all_reduce_now(partial: Tensor) -> Tensor:
-    """As `all_gather_now`: `partial` becomes the sum over the ranks."""
+    """Returns `partial`, which becomes the sum over the ranks."""
     dist.all_reduce(partial)
     return partial
 
 
-class Waitable(Protocol):
-    def wait(self) -> Any: ...
+def _full_size(shard: Tensor, world_size: int) -> Tensor:
+    return shard.new_empty(world_size * shard.shape[0], *shard.shape[1:])
+
+
+def _shard_size(full: Tensor, world_size: int) -> Tensor:
+    return full.new_empty(full.shape[0] // world_size, *full.shape[1:])
 
 
 class Pending:
     """A tensor that is complete once every part of its communication has been waited for."""
 
-    def __init__(self, result: Tensor, works: Sequence[Waitable], sources: Sequence[Tensor] = ()) -> None:
-        self._result, self._works = result, works
+    def __init__(self, result: Tensor, waits: Sequence[Callable[[], object]], sources: Sequence[Tensor] = ()) -> None:
+        self._result, self._waits = result, waits
         # Kept so that nothing is written over memory that is still being sent.
         self._sources = sources
 
     def wait(self) -> Tensor:
-        for work in self._works:
-            work.wait()
+        for wait in self._waits:
+            wait()
         return self._result
 
 
-class Communicator(Protocol):
+class Communicator:
+    """Collectives of one group, each by one call of torch.distributed: NCCL's, and those of a SilentGroup."""
+
+    def __init__(self, group: Any, world_size: int, first: int = 0) -> None:
+        """`group`: None is all ranks; `first`: which of all ranks is the group's first."""
+        self._group, self._world_size, self._first = group, world_size, first
+
     def all_gather(self, shard: Tensor) -> Pending:
         """[rows, columns] of every rank -> [world_size * rows, columns], by rank."""
+        full = _full_size(shard, self._world_size)
+        return Pending(full, [_all_gather(full, shard, group=self._group, async_op=True).wait], [shard])
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
         """[world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum, into `shard`."""
+        shard = _shard_size(full, self._world_size) if shard is None else shard
+        return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True).wait], [full])
 
     def all_reduce(self, partial: Tensor) -> Pending:
         """`partial` of every rank -> their sum, in its place."""
+        return Pending(partial, [self._all_reduce(partial)])
+
+    def _all_reduce(self, partial: Tensor) -> Callable[[], object]:
+        work = dist.all_reduce(partial, group=self._group, async_op=True)
+        assert work is not None
+        return work.wait
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
-
-
-MakeCommunicator = Callable[[int | None, int | None], Communicator]
-"""(num_sm, cga_size) -> the communicator with this share."""
+        send = dist.P2POp(dist.isend, outgoing, self._first + to, self._group)
+        receive = dist.P2POp(dist.irecv, incoming, self._first + source, self._group)
+        return Pending(incoming, [work.wait for work in dist.batch_isend_irecv([send, receive])], [outgoing])
 
 
 @cache
 def communicator(
     ranks: Ranks, num_sm: int | None = None, cga_size: int | None = None, replicas: int = 1
 ) -> Communicator:
-    """The communicator with this share, made once per worker: a collective call, alike on every rank.
+    """Returns the communicator with this share, made once per worker. Collective, alike on every rank.
 
     `ranks` are those that communicate. Where there are several `replicas` of them, neighbours among all ranks of the
     worker group, each replica gets one of its own.
     """
-    if ranks.device.type == "cuda":
-        return _Nccl(ranks, num_sm, cga_size, replicas)
-    return _Gloo(ranks, num_sm, replicas)
+    on_gpu, world_size = ranks.device.type == "cuda", ranks.world_size
+    group, first = None, 0
+    if num_sm is not None or replicas > 1:
+        firsts = range(0, replicas * world_size, world_size)
+        # Every rank of the worker group has to take part in making every group.
+        groups = [
+            dist.new_group(
+                list(range(start, start + world_size)),
+                backend="nccl" if on_gpu else "gloo",
+                pg_options=_nccl_options(num_sm, cga_size) if on_gpu else _gloo_options(num_sm),
+            )
+            for start in firsts
+        ]
+        replica = dist.get_rank() // world_size
+        group, first = groups[replica], firsts[replica]
+    return Communicator(group, world_size, first) if on_gpu else _Gloo(group, world_size, first, num_sm or 1)
 
 
-def _own_group(
-    ranks: Ranks, replicas: int, backend: str, make_options: Callable[[], Any]
-) -> tuple[dist.ProcessGroup | None, int]:
-    """A new process group of this rank's replica, and the first of its ranks among all."""
-    if replicas == 1:
-        return dist.new_group(backend=backend, pg_options=make_options()), 0
-    firsts = range(0, replicas * ranks.world_size, ranks.world_size)
-    # Every rank of the worker group has to take part in making every group.
-    groups = [
-        dist.new_group(list(range(first, first + ranks.world_size)), backend=backend, pg_options=make_options())
-        for first in firsts
-    ]
-    replica = dist.get_rank() // ranks.world_size
-    return groups[replica], firsts[replica]
+def _nccl_options(num_sm: int | None, cga_size: int | None) -> Any:
+    if num_sm is None:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.min_ctas = options.config.max_ctas = num_sm
+    if cga_size is not None:
+        options.config.cga_cluster_size = cga_size
+    return options
 
 
-class _Nccl:
-    def __init__(self, ranks: Ranks, num_sm: int | None, cga_size: int | None, replicas: int) -> None:
-        self._world_size = ranks.world_size
-        self._group: Any = None
-        self._first = 0
-
-        def options() -> Any:
-            if num_sm is None:
-                return None
-            share = dist.ProcessGroupNCCL.Options()
-            share.config.min_ctas = share.config.max_ctas = num_sm
-            if cga_size is not None:
-                share.config.cga_cluster_size = cga_size
-            return share
-
-        if num_sm is not None or replicas > 1:
-            self._group, self._first = _own_group(ranks, replicas, "nccl", options)
-
-    def all_gather(self, shard: Tensor) -> Pending:
-        full = shard.new_empty(self._world_size * shard.shape[0], *shard.shape[1:])
-        return Pending(full, [_all_gather(full, shard, group=self._group, async_op=True)], [shard])
-
-    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        if shard is None:
-            shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
-        return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True)], [full])
-
-    def all_reduce(self, partial: Tensor) -> Pending:
-        return Pending(partial, [_all_reduce(partial, self._group)])
-
-    def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
-        send = dist.P2POp(dist.isend, outgoing, self._first + to, self._group)
-        receive = dist.P2POp(dist.irecv, incoming, self._first + source, self._group)
-        return Pending(incoming, dist.batch_isend_irecv([send, receive]), [outgoing])
+def _gloo_options(num_sm: int | None) -> Any:
+    if num_sm is None:
+        return None
+    # torch keeps these options private; they are the only way to a group's number of threads.
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._threads = num_sm
+    options._timeout = timedelta(minutes=30)
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    return options
 
 
-class _Waited:
-    """A thread's task, waited for as a collective's work is."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        self._future.result()
-
-
-class _Gloo:
-    def __init__(self, ranks: Ranks, num_sm: int | None, replicas: int) -> None:
-        self._world_size, self._chunks = ranks.world_size, num_sm or 1
-        self._group: Any = None
-        self._first = 0
-
-        def options() -> Any:
-            if num_sm is None:
-                return None
-            # torch keeps these options private; they are the only way to a group's number of threads.
-            share = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            share._threads = num_sm
-            share._timeout = timedelta(minutes=30)
-            share._devices = [dist.ProcessGroupGloo.create_default_device()]
-            return share
-
-        if num_sm is not None or replicas > 1:
-            self._group, self._first = _own_group(ranks, replicas, "gloo", options)
+class _Gloo(Communicator):
+    def __init__(self, group: Any, world_size: int, first: int, chunks: int) -> None:
+        super().__init__(group, world_size, first)
+        self._chunks = chunks
         # gloo's isend ends when it is waited for, so only a blocking call in a thread overlaps (and shows when
         # the transfer ended).
-        self._threads = ThreadPoolExecutor(self._chunks, thread_name_prefix="exchange")
+        self._threads = ThreadPoolExecutor(chunks, thread_name_prefix="exchange")
 
     def _spans(self, rows: int) -> list[slice]:
         cuts = torch.arange(rows).tensor_split(min(self._chunks, rows))
         return [slice(int(part[0]), int(part[-1]) + 1) for part in cuts]
 
     def all_gather(self, shard: Tensor) -> Pending:
-        full = shard.new_empty(self._world_size * shard.shape[0], *shard.shape[1:])
+        full = _full_size(shard, self._world_size)
         by_rank = full.view(self._world_size, *shard.shape)
         works = [
             dist.all_gather([part[span] for part in by_rank], shard[span], group=self._group, async_op=True)
             for span in self._spans(shard.shape[0])
         ]
-        return Pending(full, works, [shard])
+        return Pending(full, [work.wait for work in works], [shard])
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        if shard is None:
-            shard = full.new_empty(full.shape[0] // self._world_size, *full.shape[1:])
+        shard = _shard_size(full, self._world_size) if shard is None else shard
         by_rank = full.view(self._world_size, *shard.shape)
-        works, parts = [], []
-        for span in self._spans(shard.shape[0]):
-            part = by_rank[:, span].flatten(0, 1)
-            works.append(_reduce_scatter(shard[span], part, group=self._group, async_op=True))
-            parts.append(part)
-        return Pending(shard, works, parts)
+        spans = self._spans(shard.shape[0])
+        parts = [by_rank[:, span].flatten(0, 1) for span in spans]
+        works = [
+            _reduce_scatter(shard[span], part, group=self._group, async_op=True)
+            for span, part in zip(spans, parts, strict=True)
+        ]
+        return Pending(shard, [work.wait for work in works], parts)
 
     def all_reduce(self, partial: Tensor) -> Pending:
-        spans = self._spans(partial.shape[0])
-        return Pending(partial, [_all_reduce(partial[span], self._group) for span in spans])
+        return Pending(partial, [self._all_reduce(partial[span]) for span in self._spans(partial.shape[0])])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         def exchange_part(span: slice, tag: int) -> None:
@@ -227,35 +199,8 @@ class _Gloo:
             sent.wait()
 
         spans = self._spans(outgoing.shape[0])
-        works = [_Waited(self._threads.submit(exchange_part, span, tag)) for tag, span in enumerate(spans)]
-        return Pending(incoming, works, [outgoing])
-
-
-class SilentCommunicator:
-    """Moves nothing.
-
-    What is gathered is a buffer that was filled once, with copies of the first shard of that shape: a GEMM on real
-    numbers takes longer than one on zeros. What is scattered is a view of this rank's rows. Nothing is copied.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._gathered: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
-
-    def all_gather(self, shard: Tensor) -> Pending:
-        key = tuple(shard.shape), shard.dtype
-        if key not in self._gathered:
-            self._gathered[key] = torch.cat([shard.detach()] * self._ranks.world_size)
-        return Pending(self._gathered[key], [])
-
-    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        return Pending(full.chunk(self._ranks.world_size)[self._ranks.rank], [])
-
-    def all_reduce(self, partial: Tensor) -> Pending:
-        return Pending(partial, [])
-
-    def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
-        return Pending(incoming, [])
+        tasks = [self._threads.submit(exchange_part, span, tag) for tag, span in enumerate(spans)]
+        return Pending(incoming, [task.result for task in tasks], [outgoing])
 
 
 class SilentGroup(_ProcessGroup):

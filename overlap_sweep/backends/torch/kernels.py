@@ -13,7 +13,6 @@ from overlap_sweep.overlap.space import Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.backends.torch.communicator import Communicator
     from overlap_sweep.measure.ranks import Ranks
 
 NUM_SPLITS = (2, 4)
@@ -96,44 +95,24 @@ def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Ou
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
-    from overlap_sweep.backends.torch import overlap
-    from overlap_sweep.backends.torch.communicator import communicator
-    from overlap_sweep.backends.torch.overlap import as_bytes, multiply_by
+    from overlap_sweep.backends.torch.overlap import as_bytes, by_collectives, multiply_beside, multiply_by
 
-    comm, shape = communicator(ranks, setting.get("num_sm")), problem.shape
+    overlap, shape = by_collectives(ranks)(setting), problem.shape
     if setting["method"] == "bulk":
-        return lambda at: _beside(problem, at, comm)
+        return lambda at: multiply_beside(problem, at, overlap)
 
     def call(at: int) -> Outputs:
         rows, multiply = problem.inputs[at].data, multiply_by(problem.weight, problem.inputs[at].scale)
         if shape.kernel == "gemm_rs":
-            return Outputs(overlap.multiply_scatter(rows, shape.n, multiply, comm, ranks, setting, problem.out_dtype))
+            return Outputs(overlap.scatter(rows, shape.n, multiply, problem.out_dtype))
         output = rows.new_empty(shape.output_shape, dtype=problem.out_dtype)
         if shape.kernel == "gemm_ar":
-            return Outputs(overlap.multiply_reduce(rows, output, multiply, comm, setting["num_splits"]))
-        if setting["method"] == "pipeline":
-            splits = setting["num_splits"]
-            overlap.pipelined_gather_multiply(as_bytes(rows), output, multiply, comm, ranks, splits)
-        else:
-            overlap.gather_multiply(as_bytes(rows), output, multiply, comm, ranks, setting)
+            return Outputs(overlap.reduce_into(rows, output, multiply))
+        gather = overlap.pipelined_gather_into if setting["method"] == "pipeline" else overlap.gather_into
+        gather(as_bytes(rows), output, multiply)
         return Outputs(output)
 
     return call
-
-
-def _beside(problem: Problem, at: int, comm: Communicator) -> Outputs:
-    """The GEMM while something else is communicated that it does not need: the same input gathered, or the same product
-    reduced, that an earlier one made."""
-    from overlap_sweep.backends.torch.overlap import as_bytes, multiplied
-
-    whole = problem.whole[at].data
-    if problem.shape.gathers:
-        gathering = comm.all_gather(as_bytes(problem.inputs[at].data))
-        output = multiplied(problem, at, whole)
-        return Outputs(output, moved=gathering.wait().view(whole.dtype))
-    scattering = comm.reduce_scatter(whole)
-    product = multiplied(problem, at, problem.inputs[at].data)
-    return Outputs(scattering.wait(), product=product)
 
 
 def close() -> None:

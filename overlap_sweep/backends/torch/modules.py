@@ -17,7 +17,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
-from overlap_sweep.backends.torch.communicator import Communicator, SilentCommunicator, communicator
 from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collectives
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
@@ -57,7 +56,7 @@ def build_operator(
     plain: MakeOverlap,
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLinear:
-    """The point's operator on this rank, its slots overlapped as `settings` say; see `parallel_linear`. Collective."""
+    """Returns the point's operator on this rank, its slots overlapped as `settings` say. Collective."""
     shape = operator_shape(point, point["operator"])
     shape = {"floor": shape.local(), "tp1": shape.unsharded()}.get(purpose, shape)
     linear = parallel_linear(point["operator"], shape, settings, plain, overlapped)
@@ -76,9 +75,11 @@ def parallel_linear(
     plain: MakeOverlap,
     overlapped: MakeOverlap | None = None,
 ) -> Linear:
-    """`y = x W^T + b` of this rank, differentiable in x, W and b (see `models.LinearShape` for the shapes). b may be
-    None. Slots without a setting communicate by `plain`, those that have one by `overlapped`, which is `plain` too
-    where it is not given."""
+    """Returns `y = x W^T + b` of this rank, differentiable in x, W and b (see `models.LinearShape` for the shapes).
+
+    b may be None. Slots without a setting communicate by `plain`, those that have one by `overlapped`, by default
+    `plain` too.
+    """
     if shape.tp_size == 1:
         return _Local.apply
     of_phase = {phase: settings.get(slot(operator, phase), {}) for phase in PHASES}
@@ -167,21 +168,13 @@ def build_layer(
     seed: int,
     overlapped: MakeOverlap | None = None,
 ) -> ParallelLayer:
-    """The layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say: by `overlapped`, by default by
-    collectives as everything else. Collective.
+    """Returns the layer of `point["layer"]["kind"]`, its slots overlapped as `settings` say: by `overlapped`, which
+    by default is collectives, as everything else. Collective.
 
-    The floor is the same layer on a communicator that moves nothing, so that every tensor has the shape it would have:
-    all that is missing is the communication.
+    The floor is the same layer with collectives that move nothing, so that every tensor has the shape it would have.
     """
-    tp_size, replicas = point["tp_size"], point["layer"]["num_replicas"]
-    tp_ranks = Ranks(ranks.rank % tp_size, tp_size, ranks.device)
-
-    silent = SilentCommunicator(tp_ranks)
-
-    def make_communicator(num_sm: int | None, cga_size: int | None) -> Communicator:
-        return silent if purpose == "floor" else communicator(tp_ranks, num_sm, cga_size, replicas)
-
-    plain = by_collectives(tp_ranks, make_communicator)
+    tp_ranks = Ranks(ranks.rank % point["tp_size"], point["tp_size"], ranks.device)
+    plain = by_collectives(tp_ranks, point["layer"]["num_replicas"], silent=purpose == "floor")
 
     def make_operator(name: str) -> Operator:
         shape = operator_shape(point, name)
@@ -198,7 +191,7 @@ def build_layer(
 
 
 def attention_kernel(point: Mapping[str, Any], ranks: Ranks) -> str:
-    """Which of its kernels torch chooses for the layer's attention."""
+    """Returns which of its kernels torch chooses for the layer's attention."""
     batch, heads, head_dim = point["layer"]["micro_batch_size"], *_local_heads(point)
     sequence = point["workload"]["tokens"] // batch
     form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point["precision"]], "requires_grad": True}

@@ -1,18 +1,21 @@
-"""Transformer Engine's own layers, `te.LayerNormLinear` and `te.Linear`, overlapped by its userbuffers."""
+"""Transformer Engine's userbuffers: under its own modules, and under Megatron-Core's parallel linear layers with
+`tp_comm_overlap`, the modules that Megatron-LM trains with (`backend=megatron`)."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLinear, Purpose
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
 
+LAYER_HAS_DEFAULT = True
 
 MEGATRON_NAMES = {
     "ub_overlap_ag": "tp_comm_overlap_ag",
@@ -36,15 +40,17 @@ Switches = dict[str, bool]
 DEFAULTS: Switches = {ours: SWITCH_DEFAULTS[theirs] for ours, theirs in MEGATRON_NAMES.items()}
 """Of Megatron-Core and of `te.TransformerLayer`."""
 
-_OF_PARALLEL = {
+SWITCHES_OF_PARALLEL = {
     "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
     "row": ("ub_overlap_ag", "ub_overlap_rs"),
 }
 
+_CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
+
 
 @cache
 def missing(package: str = "transformer_engine") -> str | None:
-    """Why nothing can be run with the package here, or None."""
+    """Returns why nothing can be run with the package here, or None."""
     parent = package.partition(".")[0]
     if find_spec(parent) is None or find_spec(package) is None:
         return f"{package} is not installed; pip install -c constraints-gpu.txt -e '.[gpu]'"
@@ -52,11 +58,11 @@ def missing(package: str = "transformer_engine") -> str | None:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    return missing() or userbuffers_refusal(point)
+    of_megatron = missing("megatron.core") if point["backend"] == "megatron" else None
+    return missing() or of_megatron or _userbuffers_refusal(point)
 
 
-def userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
-    """What userbuffers refuse, whosever layers use them."""
+def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
     if point["runtime"]["device"] != "cuda":
         return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
     if point["precision"] not in PRECISIONS:
@@ -112,7 +118,7 @@ def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, 
 
 @cache
 def cuda_major() -> int | None:
-    """The CUDA that Transformer Engine was built for, by the name of its package of compiled code."""
+    """Returns the CUDA that Transformer Engine was built for, by the name of its package of compiled code."""
     for major in (12, 13):
         try:
             version(f"transformer-engine-cu{major}")
@@ -157,7 +163,7 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
     from overlap_sweep.backends.transformer_engine import modules
 
-    return modules.build(point, purpose, ranks, parameters, modules.transformer_engine_module)
+    return modules.build(point, purpose, ranks, parameters)
 
 
 def close() -> None:
@@ -168,8 +174,8 @@ def close() -> None:
 
 
 def operator_switches(operator: str, purpose: Purpose, settings: Mapping[str, Setting]) -> Switches:
-    """Of one operator's layer: on for the slots in `settings` and off for its others, or all at their default."""
-    names = _OF_PARALLEL[space.OPERATORS[operator]]
+    """Returns the switches of one operator's layer: on for its slots in `settings`, or all at their default."""
+    names = SWITCHES_OF_PARALLEL[space.OPERATORS[operator]]
     if purpose == "default":
         return {name: DEFAULTS[name] for name in names}
     if purpose != "point":
@@ -183,3 +189,83 @@ def operator_switches(operator: str, purpose: Purpose, settings: Mapping[str, Se
         "ub_bulk_dgrad": method["dgrad"] == "bulk",
         "ub_bulk_wgrad": method["wgrad"] == "bulk",
     }
+
+
+def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Collection[str]) -> str | None:
+    if point["tp_size"] not in space.USERBUFFERS_RANKS:
+        return f"userbuffers have no kernels for tp_size={point['tp_size']}; they are for 2, 4 and 8 ranks"
+    if config.switches["tp_comm_overlap_disable_fc1"] and "fc1" in operators:
+        return "Transformer Engine's layers cannot switch off fc1's overlap alone, as tp_comm_overlap_disable_fc1 asks"
+    if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
+        return reason
+    for slot, setting in config.slots.items():
+        operator, _, phase = slot.partition("_")
+        if operator in operators and "method" in setting:
+            unset = {**dict.fromkeys(space.KNOBS), "phases": None}
+            alone = {**point, **unset, **setting, "operator": operator, "phase": phase}
+            if reason := _userbuffers_refusal(alone):
+                return reason
+    return None
+
+
+def build_layer(
+    point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
+) -> ParallelLayer:
+    from overlap_sweep.backends.transformer_engine import modules
+
+    return modules.build_layer(point, purpose, config, ranks, seed)
+
+
+def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str | None, list[str]]:
+    backend = attention_backend()
+    return backend, attention_warnings(backend)
+
+
+def attention_backend() -> str | None:
+    """Returns what Transformer Engine chose for the last attention that ran in this process; None where none ran."""
+    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention
+
+    chosen = dot_product_attention._attention_backends
+    if chosen["attention_params"] is None:
+        return None
+    if chosen["use_flash_attention"]:
+        return f"flash ({chosen['flash_attention_backend']})"
+    if chosen["use_fused_attention"]:
+        return f"fused (cuDNN {_cudnn_version(_loaded_cudnn())})"
+    return "unfused"
+
+
+def attention_warnings(backend: str | None, maps: str | None = None) -> list[str]:
+    """Returns a sentence for everything that makes attention slower than it should be.
+
+    `maps`: the text of the process's /proc/<pid>/maps, by default this one's.
+    """
+    directories = cudnn_directories(Path("/proc/self/maps").read_text() if maps is None else maps)
+    warnings = []
+    if len(directories) > 1:
+        warnings.append(
+            f"Two cuDNNs are loaded, from {' and '.join(directories)}: Transformer Engine may refuse fused attention "
+            "without a word. Set CUDNN_HOME to the one that torch uses."
+        )
+    if backend == "unfused":
+        warnings.append(
+            "Attention ran unfused, much slower than in training, which makes communication look smaller than it is: "
+            "see NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 for why flash and fused attention were refused."
+        )
+    return warnings
+
+
+def cudnn_directories(maps: str) -> list[str]:
+    """Returns the folders of the cuDNN libraries that a process has loaded."""
+    return sorted(set(_CUDNN.findall(maps)))
+
+
+def _loaded_cudnn() -> int:
+    import torch
+
+    return torch.backends.cudnn.version() or 0
+
+
+def _cudnn_version(number: int) -> str:
+    """Returns 9.19.0 for 91900, as cuDNN 9 counts."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

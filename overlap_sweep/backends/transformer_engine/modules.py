@@ -19,7 +19,13 @@ from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalSta
 
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.backends.torch.communicator import SilentGroup
-from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES, Switches, operator_switches, userbuffers
+from overlap_sweep.backends.transformer_engine import (
+    MEGATRON_NAMES,
+    SWITCHES_OF_PARALLEL,
+    Switches,
+    operator_switches,
+    userbuffers,
+)
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
 from overlap_sweep.measure.ranks import Ranks, parallel_groups
 from overlap_sweep.overlap import space
@@ -30,12 +36,9 @@ CALIBRATION_STEPS = {"fp8_delayed": 3, "fp8_current": 1}
 """Delayed scaling runs its first step with scales of 1, the second with those of the first step's weights and
 activations; the gradients' come one step later. Every FP8 layer quantises its weights at least once."""
 
-MakeModule = Callable[
-    [Mapping[str, Any], LinearShape, dist.ProcessGroup | None, Switches], tuple[torch.nn.Module, Callable[..., Tensor]]
-]
-"""(point, shape, tensor-parallel group, switches) -> the module, and its forward(x, first) -> output.
-
-`first` has FP8 weights quantised; later calls use them again, as in the microbatches of a training step."""
+ModuleForward = Callable[[Tensor, bool], Tensor]
+"""forward(x, first): `first` has FP8 weights quantised; later calls use them again, as in the microbatches of a
+training step."""
 
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
@@ -73,33 +76,21 @@ def freeze() -> None:
     FP8GlobalStateManager.reset()
 
 
-def kept_apart() -> Callable[[], None]:
-    """-> what to call before each forward of one layer, so that only its own scales are updated with it.
-
-    The library updates those of every layer in the process at once, as those of one model.
-    """
-    state = FP8GlobalState()
-
-    def select() -> None:
-        FP8GlobalStateManager.quantization_state = state
-
-    return select
+@cache
+def _silent_group(rank: int, size: int) -> SilentGroup:
+    return SilentGroup(rank, size)
 
 
-def build(
-    point: Mapping[str, Any],
-    purpose: Purpose,
-    ranks: Ranks,
-    parameters: Mapping[str, Tensor],
-    make_module: MakeModule,
-) -> ParallelLinear:
+def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
+    """Returns the point's operator as a module of its backend, Transformer Engine or Megatron-Core. Collective."""
     shape = operator_shape(point, point["operator"])
     if purpose == "tp1":
         shape = shape.unsharded()
     group = None
     if shape.tp_size > 1:
-        group = silent_group(ranks) if purpose == "floor" else dist.group.WORLD
+        group = _silent_group(ranks.rank, ranks.world_size) if purpose == "floor" else dist.group.WORLD
     settings = space.settings(point) if purpose == "point" else {}
+    make_module = _megatron_module if point["backend"] == "megatron" else _transformer_engine_module
     module, module_forward = make_module(point, shape, group, operator_switches(point["operator"], purpose, settings))
     for name, parameter in parameters.items():
         setattr(module, name, parameter)
@@ -111,70 +102,125 @@ def build(
 
     linear = ParallelLinear(forward, parameters, shape.input_shape, shape.output_shape)
     seed = point["workload"]["seed"] + ranks.rank
-    calibrate(point["precision"], _step(linear, partial(forward, first=True), seed))
+    calibrate(point["precision"], partial(_step, linear, partial(forward, first=True), seed))
     freeze()
     return linear
 
 
-def _step(linear: ParallelLinear, forward: Callable[[Tensor], Tensor], seed: int) -> Callable[[], object]:
+def _step(linear: ParallelLinear, forward: Callable[[Tensor], Tensor], seed: int) -> None:
     """A forward and backward on random input."""
-
-    def step() -> object:
-        weight = linear.parameters["weight"]
-        generator = torch.Generator(weight.device).manual_seed(seed)
-        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
-        x = torch.randn(linear.input_shape, **draw).requires_grad_()
-        gradient = torch.randn(linear.output_shape, **draw)
-        return torch.autograd.grad(forward(x), (x, *linear.parameters.values()), gradient)
-
-    return step
+    weight = linear.parameters["weight"]
+    generator = torch.Generator(weight.device).manual_seed(seed)
+    draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
+    x = torch.randn(linear.input_shape, **draw).requires_grad_()
+    gradient = torch.randn(linear.output_shape, **draw)
+    torch.autograd.grad(forward(x), (x, *linear.parameters.values()), gradient)
 
 
-@cache
-def silent_group(ranks: Ranks) -> SilentGroup:
-    return SilentGroup(ranks.rank, ranks.world_size)
-
-
-def transformer_engine_module(
+def _transformer_engine_module(
     point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
-) -> tuple[torch.nn.Module, Callable[..., Tensor]]:
-    """`te.LayerNormLinear` for column-parallel operators, `te.Linear` for row-parallel ones, as in its layers."""
-    model = point["model"]
-    arguments: dict[str, Any] = {
-        "bias": model["bias"],
-        "params_dtype": torch.bfloat16,
-        "tp_group": group,
-        "tp_size": shape.tp_size,
-        "sequence_parallel": shape.tp_size > 1,
-        "parallel_mode": shape.parallel if shape.tp_size > 1 else None,
+) -> tuple[torch.nn.Module, ModuleForward]:
+    """Returns `te.LayerNormLinear` for column-parallel operators, `te.Linear` for row-parallel ones."""
+    module = _linear(
+        point,
+        shape,
+        bias=point["model"]["bias"],
+        params_dtype=torch.bfloat16,
+        tp_group=group,
+        tp_size=shape.tp_size,
+        sequence_parallel=shape.tp_size > 1,
+        parallel_mode=shape.parallel if shape.tp_size > 1 else None,
         **({"ub_name": point["operator"], **switches} if any(switches.values()) else {}),
+    )
+    return module, lambda x, first: module(x, is_first_microbatch=first)
+
+
+def _linear(point: Mapping[str, Any], shape: LinearShape, **arguments: Any) -> torch.nn.Module:
+    if shape.parallel == "row":
+        return te.Linear(shape.in_features, shape.out_features, **arguments)
+    normalization = point["model"]["normalization"]
+    return te.LayerNormLinear(shape.in_features, shape.out_features, normalization=normalization, **arguments)
+
+
+def _megatron_module(
+    point: Mapping[str, Any], shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
+) -> tuple[torch.nn.Module, ModuleForward]:
+    """Returns `TELayerNormColumnParallelLinear` or `TERowParallelLinear`, configured as Megatron-LM configures them."""
+    from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    model = point["model"]
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=model["hidden_size"],
+        ffn_hidden_size=model["ffn_hidden_size"],
+        num_attention_heads=model["num_attention_heads"],
+        num_query_groups=model["num_kv_heads"],
+        kv_channels=model["head_dim"],
+        normalization=model["normalization"],
+        add_bias_linear=model["bias"],
+        params_dtype=torch.bfloat16,
+        bf16=True,
+        tensor_model_parallel_size=shape.tp_size,
+        sequence_parallel=shape.tp_size > 1,
+        tp_comm_overlap=any(switches.values()),
+        **{MEGATRON_NAMES[name]: on for name, on in switches.items()},
+    )
+    arguments: dict[str, Any] = {
+        "config": config,
+        "init_method": torch.nn.init.zeros_,
+        "bias": model["bias"],
+        "skip_bias_add": False,
+        "is_expert": False,
+        "tp_comm_buffer_name": point["operator"],
+        # Megatron-Core asks for a group at TP=1 too.
+        "tp_group": group or _silent_group(0, 1),
     }
     if shape.parallel == "column":
-        arguments["normalization"] = model["normalization"]
-    make = te.LayerNormLinear if shape.parallel == "column" else te.Linear
+        make, arguments["gather_output"] = TELayerNormColumnParallelLinear, False
+    else:
+        make, arguments["input_is_parallel"] = TERowParallelLinear, True
     module = make(shape.in_features, shape.out_features, **arguments)
-    return module, lambda x, first: module(x, is_first_microbatch=first)
+
+    def forward(x: Tensor, first: bool) -> Tensor:
+        module.is_first_microbatch = first
+        output, _bias = module(x)
+        return output
+
+    return module, forward
 
 
 def build_layer(
     point: Mapping[str, Any], purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
 ) -> ParallelLayer:
-    """The layer of `point["layer"]["kind"]` with its userbuffers, precision and group. Collective."""
+    """Returns the layer of `point["layer"]["kind"]` with its userbuffers, precision and group. Collective."""
     tp_size, precision, training = point["tp_size"], point["precision"], point["layer"]["training"]
-    prepare = _prepare(point, config)
+    kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
+    wanted = Userbuffers.of(point, config.slots)
+
+    def prepare() -> None:
+        # Those that overlap nothing do it too, though they use none of it: the pause lets the GPU cool and its clocks
+        # rise, and must be the same for all.
+        if tp_size > 1:
+            userbuffers.destroy()
+            userbuffers.initialize(wanted)
+
     # A layer looks for its buffers when it is made.
     prepare()
     group, _ = parallel_groups(tp_size, ranks.world_size)
     if purpose == "floor":
         group = SilentGroup(ranks.rank % tp_size, tp_size)
     torch.manual_seed(seed)
-    module, input_shape = _module(point, group, config.switches)
-    # Training updates the scales in every step; without it they are frozen once found.
-    select_scales = kept_apart() if training else None
+    module = _layer(point, group, _te_switches(config.switches))
+    if config.switches.get("tp_comm_overlap_disable_qkv"):
+        _disable_qkv(module, _te_switches(config.switches))
+    # Training updates the scales in every step, and with the library's own state those of every layer in the process,
+    # as those of one model: so a layer that trains has a state of its own.
+    state = FP8GlobalState() if training else None
 
     def forward(layer: torch.nn.Module, x: Tensor, first: bool) -> Tensor:
-        if select_scales:
-            select_scales()
+        if state is not None:
+            FP8GlobalStateManager.quantization_state = state
         with autocast(precision, group):
             # FP8 weights are quantised in the first of several calls, which later ones use again.
             output = layer(x, is_first_microbatch=first)
@@ -185,61 +231,70 @@ def build_layer(
         if not training:
             freeze()
 
-    return ParallelLayer(module, forward, input_shape, prepare, calibrate_layer)
-
-
-def _prepare(point: Mapping[str, Any], config: OverlapConfig) -> Callable[[], None]:
-    """Before each of the variant's turns: initialise the userbuffers anew.
-
-    Those that overlap nothing do it too, though they use none of it: the pause lets the GPU cool and its clocks rise,
-    and must be the same for all.
-    """
-    wanted = Userbuffers.of(point, config.slots)
-
-    def prepare() -> None:
-        if point["tp_size"] > 1:
-            userbuffers.destroy()
-            userbuffers.initialize(wanted)
-
-    return prepare
-
-
-def _module(
-    point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Mapping[str, bool]
-) -> tuple[torch.nn.Module, tuple[int, int, int]]:
-    """The layer and its input's shape on this rank, [sequence, batch, features].
-
-    `switches` are Megatron-Core's names; none at all builds a layer that does not overlap.
-    """
-    kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
-    module = _MAKERS[kind](point, _common_arguments(point, group), te_switches(switches))
-    if switches.get("tp_comm_overlap_disable_qkv"):
-        _disable_qkv(module, switches)
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.
     rows, features = operator_shape(point, "proj" if kind == "linear" else "qkv").input_shape
-    return module, (rows // batch, batch, features)
+    return ParallelLayer(module, forward, (rows // batch, batch, features), prepare, calibrate_layer)
 
 
-def te_switches(switches: Mapping[str, bool]) -> dict[str, bool]:
-    """Transformer Engine's arguments for Megatron-Core's switches."""
+def _te_switches(switches: Mapping[str, bool]) -> Switches:
+    """Returns Transformer Engine's arguments for Megatron-Core's switches, of which none at all is no overlap."""
     on = switches.get("tp_comm_overlap", False)
     return {ours: on and switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
 
 
-def _common_arguments(point: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    parallel = point["tp_size"] > 1
-    return {
+def _layer(point: Mapping[str, Any], group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
+    model, batch, kind = point["model"], point["layer"]["micro_batch_size"], point["layer"]["kind"]
+    hidden_size, parallel = model["hidden_size"], point["tp_size"] > 1
+    common: dict[str, Any] = {
         "params_dtype": torch.bfloat16,
         "tp_group": group if parallel else None,
         "tp_size": point["tp_size"],
         "sequence_parallel": parallel,
-        "bias": point["model"]["bias"],
-        "init_method": _initializer(point["model"]["hidden_size"]),
+        "bias": model["bias"],
+        "init_method": _initializer(hidden_size),
     }
+    if kind in ("linear", "layernorm_linear"):
+        # The attention's output projection, or that to queries, keys and values.
+        operator = "proj" if kind == "linear" else "qkv"
+        shape = operator_shape(point, operator)
+        own = {name: switches[name] for name in SWITCHES_OF_PARALLEL[shape.parallel]}
+        return _linear(point, shape, parallel_mode=shape.parallel, ub_name=operator, **common, **own)
+    common |= switches
+    common |= {
+        "normalization": model["normalization"],
+        "output_layer_init_method": _initializer(hidden_size),
+        "set_parallel_mode": True,
+        "seq_length": point["workload"]["tokens"] // batch,
+        "micro_batch_size": batch,
+    }
+    activation = "swiglu" if model["gated_mlp"] else "gelu"
+    if kind == "layernorm_mlp":
+        return te.LayerNormMLP(hidden_size, model["ffn_hidden_size"], activation=activation, **common)
+    common |= {
+        "num_gqa_groups": model["num_kv_heads"],
+        "kv_channels": model["head_dim"],
+        "attention_dropout": 0.0,
+        "fuse_qkv_params": True,
+    }
+    if kind == "multihead_attention":
+        return te.MultiheadAttention(
+            hidden_size, model["num_attention_heads"], input_layernorm=True, attn_mask_type="causal", **common
+        )
+    assert kind == "transformer_layer"
+    return te.TransformerLayer(
+        hidden_size,
+        model["ffn_hidden_size"],
+        model["num_attention_heads"],
+        hidden_dropout=0.0,
+        self_attn_mask_type="causal",
+        activation=activation,
+        ub_tp_comm_overlap=any(switches.values()),
+        **common,
+    )
 
 
 def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
-    """Keeps activations at about 1 whatever the model's width.
+    """Returns what keeps activations at about 1 whatever the model's width.
 
     The library's fixed deviation makes the attention of wide models all but one-hot, where the last bit of a sum
     decides, and nothing could be compared.
@@ -247,110 +302,12 @@ def _initializer(hidden_size: int) -> Callable[[Tensor], Tensor]:
     return lambda weight: torch.nn.init.normal_(weight, std=hidden_size**-0.5)
 
 
-def _linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
-    """The attention's output projection."""
-    shape = operator_shape(point, "proj")
-    own = {name: on[name] for name in ("ub_overlap_ag", "ub_overlap_rs")}
-    return te.Linear(shape.in_features, shape.out_features, parallel_mode="row", ub_name="proj", **common, **own)
-
-
-def _layernorm_linear(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
-    """The projection to queries, keys and values."""
-    shape = operator_shape(point, "qkv")
-    own = {name: value for name, value in on.items() if name != "ub_overlap_rs"}
-    return te.LayerNormLinear(
-        shape.in_features,
-        shape.out_features,
-        parallel_mode="column",
-        normalization=point["model"]["normalization"],
-        ub_name="qkv",
-        **common,
-        **own,
-    )
-
-
-def _layernorm_mlp(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
-    model = point["model"]
-    return te.LayerNormMLP(
-        model["hidden_size"],
-        model["ffn_hidden_size"],
-        activation=_activation(model),
-        **_block_arguments(point),
-        **common,
-        **on,
-    )
-
-
-def _multihead_attention(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
-    return te.MultiheadAttention(
-        point["model"]["hidden_size"],
-        point["model"]["num_attention_heads"],
-        input_layernorm=True,
-        attn_mask_type="causal",
-        **_attention_arguments(point),
-        **_block_arguments(point),
-        **common,
-        **on,
-    )
-
-
-def _transformer_layer(point: Mapping[str, Any], common: dict[str, Any], on: dict[str, bool]) -> torch.nn.Module:
-    model = point["model"]
-    return te.TransformerLayer(
-        model["hidden_size"],
-        model["ffn_hidden_size"],
-        model["num_attention_heads"],
-        hidden_dropout=0.0,
-        self_attn_mask_type="causal",
-        activation=_activation(model),
-        ub_tp_comm_overlap=any(on.values()),
-        **_attention_arguments(point),
-        **_block_arguments(point),
-        **common,
-        **on,
-    )
-
-
-def _block_arguments(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Of layers that hold a column-parallel and a row-parallel linear."""
-    batch = point["layer"]["micro_batch_size"]
-    return {
-        "normalization": point["model"]["normalization"],
-        "output_layer_init_method": _initializer(point["model"]["hidden_size"]),
-        "set_parallel_mode": True,
-        "seq_length": point["workload"]["tokens"] // batch,
-        "micro_batch_size": batch,
-    }
-
-
-def _attention_arguments(point: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "num_gqa_groups": point["model"]["num_kv_heads"],
-        "kv_channels": point["model"]["head_dim"],
-        "attention_dropout": 0.0,
-        "fuse_qkv_params": True,
-    }
-
-
-def _activation(model: Mapping[str, Any]) -> str:
-    return "swiglu" if model["gated_mlp"] else "gelu"
-
-
-_MAKERS: dict[str, Callable[[Mapping[str, Any], dict[str, Any], dict[str, bool]], torch.nn.Module]] = {
-    "linear": _linear,
-    "layernorm_linear": _layernorm_linear,
-    "layernorm_mlp": _layernorm_mlp,
-    "multihead_attention": _multihead_attention,
-    "transformer_layer": _transformer_layer,
-}
-
-
-def _disable_qkv(module: torch.nn.Module, switches: Mapping[str, bool]) -> None:
+def _disable_qkv(module: torch.nn.Module, switches: Switches) -> None:
     """tp_comm_overlap_disable_qkv, which Megatron-Core gives to that one linear and te's layers have no argument for:
     what is pipelined with its own GEMMs is off, the bulk overlaps are as their own switches say."""
     for part in module.modules():
         if isinstance(part, te.LayerNormLinear):
             part.ub_overlap_ag_fprop = False
             part.ub_overlap_rs_dgrad = False
-            part.ub_bulk_dgrad = te_switches(switches)["ub_bulk_dgrad"]
-            part.ub_bulk_wgrad = te_switches(switches)["ub_bulk_wgrad"]
+            part.ub_bulk_dgrad = switches["ub_bulk_dgrad"]
+            part.ub_bulk_wgrad = switches["ub_bulk_wgrad"]

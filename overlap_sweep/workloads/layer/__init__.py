@@ -87,7 +87,7 @@ def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | N
     operators = _OPERATORS_OF_KIND[kind]
     if not overlap_cfg.overlaps(config, operators):
         return f"it overlaps nothing in layer={kind}"
-    reason: str | None = backends.load_layers(point["backend"]).refusal(point, config, operators)
+    reason: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
     return reason
 
 
@@ -133,7 +133,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     traces = _profile(point, found, right, directory, ranks)
     attention, attention_warnings = None, []
     if point["layer"]["kind"] in _WITH_ATTENTION:
-        attention, attention_warnings = backends.load_layers(point["backend"]).attention(point, ranks)
+        attention, attention_warnings = backends.load(point["backend"]).attention(point, ranks)
     return {
         "measured": LayerTimes(variants=found, attention_backend=attention),
         "objective_us": found[_fastest(found)].times["all"].median_us,

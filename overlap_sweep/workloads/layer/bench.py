@@ -26,14 +26,14 @@ def layer_bench(
     point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
 ) -> tuple[dict[str, Variant], dict[str, str]]:
     """By name, the variants, and why the library refuses the others. Collective."""
-    layers = backends.load_layers(point["backend"])
+    backend = backends.load(point["backend"])
     _, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
     seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])
     variants, refused = {}, {}
     for name in names:
         config = configs.get(name, OverlapConfig(switches={}))
         try:
-            layer = layers.build(point, _purpose(name), config, ranks, seed)
+            layer = backend.build_layer(point, _purpose(name), config, ranks, seed)
         except Refused as reason:
             if name not in configs:
                 raise

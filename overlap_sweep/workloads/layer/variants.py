@@ -47,7 +47,7 @@ def _unasked(point: Mapping[str, Any]) -> list[str]:
         return [FILE + str(layer["tp_comm_overlap_cfg"])]
     if layer["ub_overlap_rs_dgrad"]:
         return ["rs_dgrad"]
-    return ["default"] if backends.load_layers(point["backend"]).HAS_DEFAULT else []
+    return ["default"] if backends.load(point["backend"]).LAYER_HAS_DEFAULT else []
 
 
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:

@@ -77,7 +77,7 @@ class Megatron:
         }
         if self._point["runtime"]["device"] == "cpu":
             return Facts({"layers": "Megatron-Core", "attention_backend": "Megatron-Core's own", **details})
-        from overlap_sweep.backends.transformer_engine.layers import attention_backend, attention_warnings
+        from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings
 
         backend = attention_backend()
         layers = {"layers": "Transformer Engine", "attention_backend": backend}

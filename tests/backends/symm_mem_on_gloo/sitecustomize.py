@@ -6,11 +6,12 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
-BACKEND, LAYERS = "overlap_sweep.backends.symm_mem", "overlap_sweep.backends.symm_mem.layers"
+BACKEND = "overlap_sweep.backends.symm_mem"
 
 
 class _Loader(importlib.abc.Loader):
@@ -22,27 +23,26 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        build = module.build
-        if module.__name__ == BACKEND:
-            refusal = module.refusal
-            module.refusal = lambda point: refusal(  # type: ignore[attr-defined]
-                {**point, "runtime": {**point["runtime"], "device": "cuda"}}
-            )
+        refusal, build, build_layer = module.refusal, module.build, module.build_layer
 
-        def built(*arguments: Any) -> Any:
+        def on_cpu(make: Callable[..., Any], *arguments: Any) -> Any:
             from tests.backends import symm_mem_on_cpu
 
             symm_mem_on_cpu.stand_in()
-            return build(*arguments)
+            return make(*arguments)
 
-        module.build = built  # type: ignore[attr-defined]
+        vars(module).update(
+            refusal=lambda point: refusal({**point, "runtime": {**point["runtime"], "device": "cuda"}}),
+            build=partial(on_cpu, build),
+            build_layer=partial(on_cpu, build_layer),
+        )
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        found = importlib.machinery.PathFinder.find_spec(name, path) if name in (BACKEND, LAYERS) else None
+        found = importlib.machinery.PathFinder.find_spec(name, path) if name == BACKEND else None
         if found and found.loader:
             found.loader = _Loader(found.loader)
         return found

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends.transformer_engine import layers
-from overlap_sweep.backends.transformer_engine.layers import attention_backend, attention_warnings, cudnn_directories
+from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings, cudnn_directories
 
 OTHERS = """\
 55d0c0000000-55d0c0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
@@ -94,5 +94,5 @@ def test_who_computed_attention(monkeypatch: pytest.MonkeyPatch, changes: dict[s
         name = ".".join(parent.split(".")[:depth])
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, parent, library)
-    monkeypatch.setattr(layers, "_loaded_cudnn", lambda: 91900)
+    monkeypatch.setattr(transformer_engine, "_loaded_cudnn", lambda: 91900)
     assert attention_backend() == backend

@@ -114,12 +114,12 @@ def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
 
 def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
     """With a ring exchange that hands out its chunks in another order."""
-    ring = overlap._ring_gather
-    overlap._ring_gather = lambda *arguments: ring(*arguments).flip(0)
+    ring = overlap.Collectives._ring_gather
+    overlap.Collectives._ring_gather = lambda *arguments: ring(*arguments).flip(0)
     try:
         return layer.run(given, directory, ranks)
     finally:
-        overlap._ring_gather = ring
+        overlap.Collectives._ring_gather = ring
 
 
 def test_what_computes_wrong_numbers_is_not_measured(tmp_path: Path) -> None:
