@@ -29,7 +29,7 @@ from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import answers, frame
 from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.step_communication import CommunicationReading, StepCommunication
+from overlap_sweep.workloads.tp_training.rows import CommunicationReading, StepCommunication
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
 from tests.made_sweeps import WINS, write_tuned_sweep
 from tests.make_point import implementation, kernel_config, make_point, stack_config, variant

@@ -267,7 +267,7 @@ def said(workload: str, overrides: Sequence[str]) -> str:
     with machine(**given) as has:
         try:
             point = POINTS[workload](here)
-            with mock.patch("overlap_sweep.workloads.tp_training.refusals.find_spec", has):
+            with mock.patch("overlap_sweep.workloads.tp_training.find_spec", has):
                 reason = workloads.load(workload).refusal(point)
         except UserError as error:
             return f"error: {error}"

@@ -21,7 +21,7 @@ from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.tuner.api import Report
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.files import results
-from overlap_sweep.workloads.tp_training.step_communication import read_communication
+from overlap_sweep.workloads.tp_training.rows import read_communication
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,

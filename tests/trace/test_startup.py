@@ -12,7 +12,7 @@ from overlap_sweep.results.traces import read_traces
 from overlap_sweep.trace.files import of_startup, read_trace_files
 from overlap_sweep.trace.overlap import TraceRow, startup_iterations
 from overlap_sweep.trace.spans import typical_iteration
-from overlap_sweep.workloads.tp_training.step_communication import read_communication
+from overlap_sweep.workloads.tp_training.rows import read_communication
 from tests.make_point import make_point, operator_config
 from tests.results.reading import trace_row
 from tests.results.traces_by_hand import write_trace

@@ -3,25 +3,102 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.results.estimate import Interval, gap_noise_us
 from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments
-from overlap_sweep.workloads.tp_training.rows import Grid, TpTrainingRow, rows_of
-from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
+from overlap_sweep.workloads.tp_training.rows import Grid, StepCommunication, TpTrainingRow, rows_of
+
+K = TypeVar("K")
 
 _USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
 """Of tp_training: what a case is not told with."""
 FEW_STEPS = 5
 LONG_WAIT = 0.05
 """Of a step: what is worth a sentence."""
+
+
+class Tolerance(NamedTuple):
+    """Relative differences that rounding explains."""
+
+    loss: float
+    grad_norm: float
+
+
+def tolerance_of(precision: str) -> Tolerance:
+    """Returns a wide one for bf16 and fp16, which keep 8 and 11 bits: every implementation adds in another order."""
+    return Tolerance(1e-4, 1e-3) if precision == "fp32" else Tolerance(1e-2, 5e-2)
+
+
+class Difference(NamedTuple):
+    """Of one run from what the others compute."""
+
+    what: str
+    """`loss` or `gradient norm`."""
+    step: int
+    relative: float
+    """Infinite where one of them is no number."""
+
+
+class Comparison(NamedTuple):
+    """Of one run with the others of the same data."""
+
+    largest: Difference | None
+    """Of its losses; None where all are no numbers."""
+    deviates: Difference | None
+    """The first that is beyond the tolerance; None where it computes the same."""
+
+
+def compare(votes: Mapping[str, Mapping[K, Sequence[TpTrainingStep]]], tolerance: Tolerance) -> dict[K, Comparison]:
+    """Returns by run how it compares. `votes`: by who computed, at least two, the steps of each of their runs, warm-up
+    steps among them. Each is held against the median of all, so that one that is wrong among three or more tells
+    itself; of two each is held against the other."""
+    assert len(votes) > 1
+    steps = [{run: {step.step: step for step in of_run} for run, of_run in runs.items()} for runs in votes.values()]
+    numbers = sorted(set.intersection(*(set(of_run) for runs in steps for of_run in runs.values())))
+    found: dict[K, Comparison] = {}
+    for runs in steps:
+        others = steps if len(steps) > 2 else [other for other in steps if other is not runs]
+        differences: dict[K, list[tuple[Difference, Difference]]] = {run: [] for run in runs}
+        for number in numbers:
+            loss = _median(_median(one[number].loss for one in other.values()) for other in others)
+            norm = _median(_median(one[number].grad_norm for one in other.values()) for other in others)
+            for run, of_run in runs.items():
+                of_loss = Difference("loss", number, _relative(of_run[number].loss, loss))
+                of_norm = Difference("gradient norm", number, _relative(of_run[number].grad_norm, norm))
+                differences[run].append((of_loss, of_norm))
+        for run, of_run in runs.items():
+            losses = [of_loss for of_loss, _ in differences[run] if of_run[of_loss.step].loss is not None]
+            beyond = (
+                difference
+                for pair in differences[run]
+                for difference, most in zip(pair, tolerance, strict=True)
+                if difference.relative > most
+            )
+            found[run] = Comparison(max(losses, key=lambda one: one.relative, default=None), next(beyond, None))
+    return found
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """None where most are no numbers."""
+    of_all = list(values)
+    known = [value for value in of_all if value is not None]
+    return statistics.median(known) if 2 * len(known) >= len(of_all) else None
+
+
+def _relative(value: float | None, reference: float | None) -> float:
+    if value is None or reference is None:
+        return 0.0 if value is reference else math.inf
+    return abs(value - reference) / abs(reference) if reference else math.inf if value else 0.0
 
 
 class TpTrainingCase(NamedTuple):
@@ -41,12 +118,23 @@ class TpTrainingCase(NamedTuple):
     architecture: str
     """A digest of the model's whole config."""
 
+    @classmethod
+    def of(cls, point: Point) -> TpTrainingCase:
+        """Returns that of a point that is ok."""
+        config, options = point.config, point.config["tp_training"]
+        return cls(
+            model=config["model"]["name"],
+            num_layers=config["language_model"]["num_hidden_layers"],
+            device=point.case.device,
+            more=", ".join(f"{name}={options[name]:g}" for name, usual in _USUAL.items() if options[name] != usual),
+            architecture=key_of(config["language_model"])[:8],
+            **{name: value for name, value in options.items() if name in cls._fields},
+        )
+
     def __str__(self) -> str:
-        sizes = [f"{self.num_layers} layers", f"sequences of {self.seq_length}", f"batch {self.batch_size}"]
-        if self.gradient_accumulation_steps > 1:
-            sizes.append(f"{self.gradient_accumulation_steps} micro batches")
-        more = f", {self.more}" if self.more else ""
-        return f"{self.model}, {', '.join(sizes)}, {self.dtype}{more} on {self.device}"
+        micro_batches = f", {self.gradient_accumulation_steps} micro batches"
+        sizes = f"batch {self.batch_size}{micro_batches if self.gradient_accumulation_steps > 1 else ''}, {self.dtype}"
+        return f"{self.brief}, {sizes}{f', {self.more}' if self.more else ''} on {self.device}"
 
     @property
     def brief(self) -> str:
@@ -57,6 +145,8 @@ class TpTrainingCase(NamedTuple):
 class GridAnswer:
     """The implementations on one grid of ranks, at least one."""
 
+    analysis: TpTrainingAnalysis
+    """The case that it belongs to."""
     rows: list[TpTrainingRow]
     """From fast to slow."""
 
@@ -110,7 +200,7 @@ class TpTrainingAnalysis:
     @property
     def answers(self) -> list[GridAnswer]:
         grids = dict.fromkeys(row.grid for row in self.rows)
-        return [GridAnswer([row for row in self.rows if row.grid == grid]) for grid in grids]
+        return [GridAnswer(self, [row for row in self.rows if row.grid == grid]) for grid in grids]
 
     @property
     def best(self) -> TpTrainingRow | None:
@@ -119,45 +209,33 @@ class TpTrainingAnalysis:
 
 
 def ratio_interval(slower: TpTrainingRow, faster: TpTrainingRow) -> tuple[float, Interval]:
-    """How many times as long a step of the slower takes, and between what that lies: by the noise of both, relative to
-    them and in quadrature. A factor to both sides: a ratio is positive, however large the noise. NaN where there is a
-    single timed step."""
+    """Returns how many times as long a step of the slower takes, and between what that lies: by the noise of both,
+    relative to them and in quadrature. A factor to both sides: a ratio is positive, however large the noise. NaN where
+    there is a single timed step."""
     ratio = slower.time_us / faster.time_us
     factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
     return ratio, Interval(ratio / factor, ratio * factor)
 
 
-def tp_training_case(point: Point) -> TpTrainingCase:
-    """Of a point that is ok."""
-    config, options = point.config, point.config["tp_training"]
-    more = [f"{name}={options[name]:g}" for name, usual in _USUAL.items() if options[name] != usual]
-    return TpTrainingCase(
-        model=config["model"]["name"],
-        num_layers=config["language_model"]["num_hidden_layers"],
-        device=point.case.device,
-        dtype=options["dtype"],
-        **{name: options[name] for name in ("seq_length", "batch_size", "gradient_accumulation_steps")},
-        **{name: options[name] for name in ("num_training_steps", "warmup_steps")},
-        more=", ".join(more),
-        architecture=key_of(config["language_model"])[:8],
-    )
-
-
 def analyse_tp_training(
     points: Iterable[Point], communication: Mapping[Path, StepCommunication]
 ) -> list[TpTrainingAnalysis]:
-    """The `ok` points by case; `communication` by run directory."""
+    """Returns the `ok` points by case; `communication` by run directory."""
     cases: dict[TpTrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.is_tp_training and point.status == "ok":
-            cases[tp_training_case(point)].append(point)
+            cases[TpTrainingCase.of(point)].append(point)
     return [_analysis(case, *rows_of(cases[case], communication)) for case in sorted(cases)]
 
 
 def _analysis(
     case: TpTrainingCase, rows: Sequence[TpTrainingRow], of_points: Sequence[TpTrainingRow]
 ) -> TpTrainingAnalysis:
-    analysis = TpTrainingAnalysis(case, _in_order(rows), [])
+    losses = _losses(rows)
+    for row in (*rows, *of_points):
+        compared = [losses[point.directory] for point in row.points if point.directory in losses]
+        row.losses = next((one for one in compared if one.deviates), compared[0] if compared else None)
+    analysis = TpTrainingAnalysis(case, *map(_in_order, (rows, of_points)))
     answers, best = analysis.answers, analysis.best
     chosen = {answer.best.name for answer in answers if answer.best}
     places: dict[str, tuple[str, ...]] = defaultdict(tuple)
@@ -166,11 +244,27 @@ def _analysis(
     for answer in answers:
         for row in answer.ties if len(answer.rows) > 1 else ():
             places[row.name] += ("fastest" if len(answer.ties) == 1 else "tie",)
+    for row in (*rows, *of_points):
+        row.chosen, row.place = row.name in chosen, places[row.name]
+    return analysis
 
-    def placed(rows: Iterable[TpTrainingRow]) -> list[TpTrainingRow]:
-        return _in_order(replace(row, chosen=row.name in chosen, place=places[row.name]) for row in rows)
 
-    return TpTrainingAnalysis(case, placed(rows), placed(of_points))
+def _losses(rows: Iterable[TpTrainingRow]) -> dict[Path, Comparison]:
+    """Returns by run directory how losses compare, of those that others were given the same data as. Implementations
+    are held against each other; where there is one only, its settings are."""
+    of_sizes: dict[int, list[TpTrainingRow]] = defaultdict(list)
+    for row in rows:
+        of_sizes[row.grid.dp_size].append(row)
+    found: dict[Path, Comparison] = {}
+    for of_size in of_sizes.values():
+        several = len({row.impl for row in of_size}) > 1
+        votes: dict[str, dict[Path, list[TpTrainingStep]]] = defaultdict(dict)
+        for row in of_size:
+            steps = {point.directory: point.measured_as(TpTrainingRun).steps for point in row.points}
+            votes[row.impl if several else row.name] |= steps
+        if len(votes) > 1:
+            found |= compare(votes, tolerance_of(of_size[0].points[0].config["precision"]))
+    return found
 
 
 def _in_order(rows: Iterable[TpTrainingRow]) -> list[TpTrainingRow]:

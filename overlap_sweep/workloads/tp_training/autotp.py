@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training.architectures import Architecture, architecture
 from overlap_sweep.workloads.tp_training.hugging_face import (
     build_on_meta,
     decoder_layers,
@@ -33,6 +32,7 @@ from overlap_sweep.workloads.tp_training.hugging_face import (
 )
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
 from overlap_sweep.workloads.tp_training.inputs import initial_weights
+from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.vocab_parallel import summed, vocab_parallel_cross_entropy
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _build_model(point: Mapping[str, Any], parts: Architecture, ranks: Ranks, gr
     """Whole but for its vocabulary, on the host: memory that is never written to is never taken there, and AutoTP moves
     only its parts to the device. The weights are drawn when it is cut."""
     training = point["tp_training"]
-    model = build_on_meta(point, parts)
+    model = build_on_meta(point)
     if training["vocab_parallel"]:
         share_vocabulary(model, parts, point["language_model"]["vocab_size"], groups.tp)
     for parameter in model.parameters():

@@ -50,7 +50,7 @@ def _bar(row: TpTrainingRow, knows_mfu: bool) -> Bar:
     mfu = [] if not knows_mfu else [""] if row.mfu is None else [f"{row.mfu:.1%}"]
     return Bar(
         name=row.name,
-        ends=[end * row.time_us / 1e3 for end in accumulate(row.shares)],
+        ends=[end * row.time_us / 1e3 for end in accumulate(row.shares.values())],
         low=max(0.0, row.time_us - noise_us) / 1e3,
         high=(row.time_us + noise_us) / 1e3,
         cells=[as_ms(row.time_us), f"{row.tokens_per_s_per_gpu:,.0f}", *mfu],
@@ -58,7 +58,7 @@ def _bar(row: TpTrainingRow, knows_mfu: bool) -> Bar:
         details={
             "setting": row.name,
             "step": f"{as_ms(row.time_us)} ms, noise {as_ms(noise_us)}",
-            **{name: f"{share:.0%}" for name, share in row.shares._asdict().items()},
+            **{name: f"{share:.0%}" for name, share in row.shares.items()},
             "tokens/s": f"{row.tokens_per_s:,.0f}",
             "TFLOP/s/GPU": f"{row.tflops_per_gpu:,.3g}",
             "communication": communication,
@@ -70,9 +70,8 @@ def _bar(row: TpTrainingRow, knows_mfu: bool) -> Bar:
 
 def loss_lines(analysis: TpTrainingAnalysis) -> Lines:
     """Returns the losses of all that trained one model, over the steps."""
-    rows = [row for row in analysis.rows if row.deviates]
-    rows = (rows + [row for row in analysis.rows if not row.deviates])[:MOST_CURVES]
-    rows = [row for row in analysis.rows if any(row is one for one in rows)]
+    drawn = sorted(analysis.rows, key=lambda row: not row.deviates)[:MOST_CURVES]
+    rows = [row for row in analysis.rows if row in drawn]
     left_out = f"; {len(rows)} of {len(analysis.rows)} are drawn" if len(rows) < len(analysis.rows) else ""
     said = losses_in_words(analysis)
     return Lines(

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.compare.measured import Key, Measured
 from overlap_sweep.results.points import Point
-from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, TpTrainingCase, analyse_tp_training
-from overlap_sweep.workloads.tp_training.losses import compare, tolerance_of
-from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, measured
+from overlap_sweep.workloads.tp_training.answer import (
+    TpTrainingAnalysis,
+    TpTrainingCase,
+    analyse_tp_training,
+    compare,
+    tolerance_of,
+)
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 if TYPE_CHECKING:
     from overlap_sweep.compare.datasets import Dataset
@@ -78,7 +84,7 @@ def _data(case: TpTrainingCase) -> TpTrainingCase:
 
 def _deviation(match: Match, ours: TpTrainingRow, theirs: TpTrainingRow) -> list[str]:
     votes = {
-        label: {(label, point.directory): measured(point.result).steps for point in row.points}
+        label: {(label, point.directory): point.measured_as(TpTrainingRun).steps for point in row.points}
         for label, row in ((match.dataset, ours), (match.reference, theirs))
     }
     tolerance = max(tolerance_of(row.points[0].config["precision"]) for row in (ours, theirs))

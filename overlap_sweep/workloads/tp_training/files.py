@@ -74,7 +74,7 @@ def _step(step: TpTrainingStep, row: TpTrainingRow) -> dict[str, Any]:
 def _summary(row: TpTrainingRow) -> dict[str, Any]:
     run, compared, result = row.run, row.losses, row.points[0].result
     assert result
-    steps = run.timed_steps
+    steps, (q1_us, q3_us) = run.timed_steps, row.quartiles_us
     times_ms = [step.step_us / 1e3 for step in steps]
     losses = [step.loss for step in steps if step.loss is not None]
     norms = [step.grad_norm for step in steps if step.grad_norm is not None]
@@ -88,10 +88,10 @@ def _summary(row: TpTrainingRow) -> dict[str, Any]:
         "avg_loss": statistics.fmean(losses) if losses else None,
         "final_loss": steps[-1].loss,
         "peak_memory_gb": row.memory_peak_gb,
-        "timing_breakdown": {f"{name}_pct": 100 * share for name, share in row.shares._asdict().items()},
+        "timing_breakdown": {f"{name}_pct": 100 * share for name, share in row.shares.items()},
         "median_step_time_ms": row.time_us / 1e3,
-        "q1_step_time_ms": row.q1_us / 1e3,
-        "q3_step_time_ms": row.q3_us / 1e3,
+        "q1_step_time_ms": q1_us / 1e3,
+        "q3_step_time_ms": q3_us / 1e3,
         "tokens_per_sec_per_gpu": row.tokens_per_s_per_gpu,
         "tflops_per_gpu": row.tflops_per_gpu,
         "peak_tflops_per_gpu": row.peak_tflops,

@@ -33,9 +33,9 @@ from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.architectures import Architecture, architecture
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
 from overlap_sweep.workloads.tp_training.inputs import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 
 SEQUENCE = 1
@@ -48,7 +48,7 @@ def build(
     """`compile_options`: inductor's, where layers are compiled."""
     training = point["tp_training"]
     of = architecture(point["language_model"]["model_type"])
-    model = hugging_face.build_on_meta(point, of)
+    model = hugging_face.build_on_meta(point)
     vocab_size = point["language_model"]["vocab_size"]
     rows = padded_vocab_size(vocab_size, groups.tp_size) if training["vocab_parallel"] else vocab_size
     hugging_face.pad_vocabulary(model, of, rows)

@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlap_sweep.workloads.tp_training.architectures import Architecture
 from overlap_sweep.workloads.tp_training.inputs import padded_vocab_size
+from overlap_sweep.workloads.tp_training.language_model import Architecture
 from overlap_sweep.workloads.tp_training.vocab_parallel import VocabParallelEmbedding, VocabParallelLinear
 
 _CAUSAL = "causal_"
 """Before the name of an attention of Hugging Face's: with a mask of our own."""
 
 
-def build_on_meta(point: Mapping[str, Any], architecture: Architecture) -> nn.Module:
+def build_on_meta(point: Mapping[str, Any]) -> nn.Module:
     """The whole model in float32 without memory: `to_empty` gives it some, `restore_buffers` and `initial_weights` what
     is to be in it. It is in training mode and keeps no keys and values.
 
@@ -26,8 +26,19 @@ def build_on_meta(point: Mapping[str, Any], architecture: Architecture) -> nn.Mo
     that Hugging Face does not look into the positions at each step to make one, which waits for the device.
     """
     with torch.device("meta"):
-        model = architecture.build(point["language_model"], attention_name(point["tp_training"]["attn_impl"]))
+        model = whole_model(point["language_model"], attention_name(point["tp_training"]["attn_impl"]))
     return model.train()
+
+
+def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
+    """Returns the model in float32 on the current default device, as AutoModelForCausalLM makes it; its parameters hold
+    nothing of use yet. `language_model` is the point's."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**language_model)
+    config.use_cache = False
+    model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return model.float()
 
 
 def attention_name(attn_impl: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.measure.ranks import Ranks, stream
-from overlap_sweep.workloads.tp_training.architectures import architecture
+from overlap_sweep.workloads.tp_training.language_model import architecture
 
 INIT_STD = 0.02
 

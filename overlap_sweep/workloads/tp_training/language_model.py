@@ -1,26 +1,80 @@
-"""A causal language model as the fields of its Hugging Face config, what there is in it to hold and to compute, and how
-much of that a GPU can."""
+"""A causal language model: the architectures that can be trained, the fields of its Hugging Face config, what there is
+in it to hold and to compute, and how much of that a GPU can. No torch: the launcher asks, too."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import read_hf_fields
 
+
+@dataclass(frozen=True)
+class Architecture:
+    """What must be known of a model to build it and to cut it over the ranks. The defaults are Llama's, which most
+    decoders follow. Names of modules are relative to a decoder layer."""
+
+    column_parallel: tuple[str, ...] = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    )
+    """Their outputs are cut: heads, columns of the MLP."""
+    row_parallel: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
+    """Their inputs are cut, and their outputs summed over the ranks."""
+    layer_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """Norms of the residual stream."""
+    head_norms: tuple[str, ...] = ()
+    """Norms within each head: every rank has the whole weight and sees its own heads, so that gradients are summed."""
+    layers: str = "model.layers"
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    rotary: str = "model.rotary_emb"
+    output: str = "lm_head"
+    qkv_bias: bool = False
+    megatron: bool = False
+    """Megatron-Core's model computes what Hugging Face's does, which test_megatron_architectures.py holds it to.
+    impl=megatron refuses all others."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of its Hugging Face config, where no config.json gives them."""
+
+
+ARCHITECTURES = {
+    # Llama 1 to 3.
+    "llama": Architecture(megatron=True),
+    # With or without its sliding window.
+    "mistral": Architecture(megatron=True, more={"sliding_window": None}),
+    # Also 2.5: Llama with biases in its attention.
+    "qwen2": Architecture(qkv_bias=True, megatron=True),
+    # Queries and keys are normalised within each head.
+    "qwen3": Architecture(head_norms=("self_attn.q_norm", "self_attn.k_norm"), megatron=True),
+}
+"""By Hugging Face's model_type, which decides config class and model class. A new architecture is a new line."""
+
+
+def architecture(model_type: str) -> Architecture:
+    """Returns what is known of a model_type; UserError for an unknown one."""
+    if model_type not in ARCHITECTURES:
+        raise UserError(
+            f"model.architecture={model_type} cannot be trained; choose one of {', '.join(sorted(ARCHITECTURES))}, or "
+            "add it (docs/tp_training.md)."
+        )
+    return ARCHITECTURES[model_type]
+
+
 _LONGEST_CONTEXT = 131_072
 """Of models given by their sizes: no architecture here computes anything else for a shorter one."""
 
 
-def language_model(model: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, `model_type` among them, of the resolved `model` of a point. What is given there wins over what a
-    config.json says. `more`: further fields of the architecture, where there is no config.json.
-
-    UserError where a language model needs more than is given.
-    """
-    fields = read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model, more)
+def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config fields of a point's resolved `model`. What is given there wins over what a config.json says.
+    UserError where it is no language model, or cannot be trained."""
+    fields = read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model)
     if "rope_parameters" not in fields:
         raise UserError(
             f"model.name={model['name']} has no rotary embedding, which every model that can be trained has; choose "
@@ -42,13 +96,19 @@ def language_model(model: Mapping[str, Any], more: Mapping[str, Any]) -> dict[st
     if len(fields.get("layer_types") or ()) != fields["num_hidden_layers"]:
         # One for each layer: for another number of them the config's class says what they are.
         fields.pop("layer_types", None)
-    if model["rope_theta"] is not None:
-        fields["rope_parameters"] = {**(fields.get("rope_parameters") or {}), "rope_theta": model["rope_theta"]}
-    fields["rope_parameters"] = {"rope_type": "default", **fields["rope_parameters"]}
+    theta = {} if model["rope_theta"] is None else {"rope_theta": model["rope_theta"]}
+    fields["rope_parameters"] = {"rope_type": "default", **fields["rope_parameters"], **theta}
+    architecture(fields["model_type"])
     return fields
 
 
-def _by_sizes(model: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _by_sizes(model: Mapping[str, Any]) -> dict[str, Any]:
+    if model["architecture"] is None:
+        raise UserError(
+            f"model {model['name']} has no architecture, so it is no language model; give model.architecture=llama or "
+            "another, or a model that has one."
+        )
+    more = architecture(model["architecture"]).more
     for name in ("num_layers", "vocab_size"):
         if model[name] is None:
             raise UserError(
@@ -61,28 +121,24 @@ def _by_sizes(model: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def layer_parameters(fields: Mapping[str, Any]) -> int:
-    """Of the four linear operators of one layer: what its GEMMs multiply with. Norms and biases are left out."""
-    hidden, head_dim = fields["hidden_size"], fields["head_dim"]
-    heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    return int(attention + 3 * hidden * fields["intermediate_size"])
+def _layers_parameters(fields: Mapping[str, Any]) -> int:
+    """Returns how many parameters the layers' GEMMs multiply with. Norms and biases are left out."""
+    hidden, heads, kv_heads = (fields[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    attention = hidden * fields["head_dim"] * (2 * heads + 2 * kv_heads)
+    return int(fields["num_hidden_layers"] * (attention + 3 * hidden * fields["intermediate_size"]))
 
 
 def parameters(fields: Mapping[str, Any]) -> int:
-    """Of the whole model, up to norms and biases, which are some millionths of it."""
+    """Returns how many the whole model has, up to norms and biases, which are some millionths of it."""
     matrices = 1 if fields["tie_word_embeddings"] else 2
-    return int(
-        fields["num_hidden_layers"] * layer_parameters(fields) + matrices * fields["vocab_size"] * fields["hidden_size"]
-    )
+    return int(_layers_parameters(fields) + matrices * fields["vocab_size"] * fields["hidden_size"])
 
 
 def flops_per_token(fields: Mapping[str, Any], seq_length: int) -> float:
-    """Forward and backward, as PaLM counts them (arXiv:2204.02311, appendix B): 6 for each parameter that a GEMM
-    multiplies with, the output projection's among them and the embedding's not, and 12 x layers x heads x head
-    dimension x sequence for attention, as if it were not causal. What checkpointing computes again does not count."""
-    projection = fields["vocab_size"] * fields["hidden_size"]
-    gemms = 6 * (fields["num_hidden_layers"] * layer_parameters(fields) + projection)
+    """Returns the FLOPs of forward and backward, as PaLM counts them (arXiv:2204.02311, appendix B): 6 for each
+    parameter that a GEMM multiplies with, the output projection's among them and the embedding's not, and 12 x layers x
+    heads x head dimension x sequence for attention, as if it were not causal. Recomputation does not count."""
+    gemms = 6 * (_layers_parameters(fields) + fields["vocab_size"] * fields["hidden_size"])
     heads = fields["num_attention_heads"] * fields["head_dim"]
     return float(gemms + 12 * fields["num_hidden_layers"] * heads * seq_length)
 
@@ -91,24 +147,23 @@ LESS_MEMORY = (
     "out of device memory; give a smaller tp_training.batch_size or tp_training.seq_length, "
     "tp_training.activation_checkpointing=true, a larger tp_size, or fewer layers (model.num_layers)"
 )
-_MASTER, _ADAM = 4, 8
-"""Bytes of a parameter: its float32 weight, and the two moments of the optimizer."""
 
 
 def least_bytes(point: Mapping[str, Any]) -> float:
-    """What training takes of each GPU at the very least, before any activation: weights, gradients and the optimizer's
+    """Returns what training takes of each GPU at least, before any activation: weights, gradients and the optimizer's
     state when the step is taken. As Rajbhandari et al. count (arXiv:1910.02054, section 3.1), with what each
     implementation shards over the data-parallel ranks."""
     count = parameters(point["language_model"]) / point["tp_size"]
     of_dp = count / point["dp_size"]
-    state = _MASTER + _ADAM
+    # A float32 weight, and with it Adam's two moments.
+    master, state = 4, 12
     computed = 4 if point["precision"] == "fp32" or point["tp_training"]["autocast"] else 2
     # Megatron-Core and ZeRO 0 compute float32 with the master weights themselves.
-    copied = computed if computed != _MASTER else 0
+    copied = computed if computed != master else 0
     zero_stage = point["tp_training"]["zero_stage"]
     if point["impl"] in ("fsdp_dtensor", "async_tp"):
         # FSDP2 gathers weights and sheds them layer by layer; gradients are the master weights' type.
-        return of_dp * (state + _MASTER)
+        return of_dp * (state + master)
     if point["impl"] == "megatron":
         return count * (copied + computed) + of_dp * state
     if zero_stage == 0:
@@ -137,14 +192,13 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float, float]] = {
     r"MI300A": (980.6, 980.6, 122.6),
 }
 """In bf16, fp16 and fp32 (of the vector units: no TF32), dense, of one GPU, by a word of its name, the first that fits.
-Of NVIDIA's data sheets (Blackwell: HGX B200 and B300, GB200 and GB300; Hopper: H100, H200, H20; Ampere: A100, A10; Ada:
-L40S, L40, L4; Volta: V100), whose rates with sparsity are halved, and of AMD's (MI300X, MI325X, MI300A, MI350X,
-MI355X). At the boost clock, which a GPU under such load does not hold."""
+From NVIDIA's data sheets, whose rates with sparsity are halved, and AMD's. At the boost clock, which a GPU under such
+load does not hold."""
 
 
 def peak_tflops(gpu: str | None, precision: str) -> float | None:
-    """What the GPU computes at most. `gpu` as torch names it, such as `NVIDIA H100 80GB HBM3`; `precision`: bf16, fp16
-    or fp32. None where it is not known."""
+    """Returns the peak of a GPU as torch names it, such as `NVIDIA H100 80GB HBM3`, in bf16, fp16 or fp32; None where
+    it is not known."""
     for word, peaks in _PEAK_TFLOPS.items():
         if gpu and re.search(rf"\b{word}\b", gpu):
             return dict(zip(("bf16", "fp16", "fp32"), peaks, strict=True)).get(precision)

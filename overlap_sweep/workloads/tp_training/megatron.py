@@ -21,10 +21,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
 from overlap_sweep.workloads.tp_training.megatron_model import MegatronWeights, build_model, transformer_config
 from overlap_sweep.workloads.tp_training.megatron_on_cpu import cpu_for_cuda
-from overlap_sweep.workloads.tp_training.refusals import overlaps
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 

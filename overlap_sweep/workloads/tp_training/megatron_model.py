@@ -18,10 +18,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training.architectures import architecture
+from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.inputs import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.language_model import architecture
 from overlap_sweep.workloads.tp_training.megatron_on_cpu import RmsNorm
-from overlap_sweep.workloads.tp_training.refusals import overlaps
 
 _DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

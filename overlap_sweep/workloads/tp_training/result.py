@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from overlap_sweep.results.measured import (
     Measured,
     Name,
     SizedWorkload,
+    Timing,
     Total,
     Us,
     one_of,
@@ -30,7 +31,6 @@ _Number = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 _PartUs = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 _Impl = Annotated[str, one_of(IMPLEMENTATIONS)]
 _Dtype = Annotated[str, one_of(PRECISION_OF)]
-_MOST_STEPS = 10**6
 
 
 class _Options(msgspec.Struct, kw_only=True):
@@ -38,16 +38,17 @@ class _Options(msgspec.Struct, kw_only=True):
 
     batch_size: Count
     gradient_accumulation_steps: Count
-    seq_length: Count | None = None
-    num_training_steps: Count | None = None
-    warmup_steps: _Whole | None = None
-    learning_rate: _Number = 0.0
-    weight_decay: _Number = 0.0
-    max_grad_norm: _Number = 0.0
-    dtype: _Dtype | None = None
+    seq_length: Count | None
+    num_training_steps: Count | None
+    warmup_steps: _Whole | None
+    learning_rate: _Number
+    weight_decay: _Number
+    max_grad_norm: _Number
+    dtype: _Dtype | None
+    vocab_parallel: bool
+    seed: int
     attn_impl: Name | None = None
     zero_stage: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
-    vocab_parallel: bool | None = None
     sequence_parallel: bool | None = None
     compile: bool = False
     tp_comm_overlap: bool | None = None
@@ -55,7 +56,6 @@ class _Options(msgspec.Struct, kw_only=True):
     autocast: bool = False
     activation_checkpointing: bool = False
     log_interval: Count | None = None
-    seed: int = 0
     peak_tflops: Annotated[float, msgspec.Meta(gt=0, lt=1e12)] | None = None
 
 
@@ -63,12 +63,7 @@ class _ResolvedOptions(_Options, kw_only=True):
     seq_length: Count
     num_training_steps: Count
     warmup_steps: _Whole
-    learning_rate: _Number
-    weight_decay: _Number
-    max_grad_norm: _Number
     dtype: _Dtype
-    vocab_parallel: bool
-    seed: int
 
 
 class _LanguageModel(msgspec.Struct):
@@ -119,7 +114,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     composed = ComposedStack
     resolved = ResolvedStack
 
-    steps: Annotated[list[TpTrainingStep], msgspec.Meta(max_length=_MOST_STEPS)]
+    steps: Annotated[list[TpTrainingStep], msgspec.Meta(max_length=10**6)]
     parameters: Total
     """Of the whole model, up to norms, biases and the vocabulary's padding."""
     tokens_per_step: Total
@@ -128,9 +123,8 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     flops_per_step: Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
     """language_model.flops_per_token of all tokens."""
     host_ahead_us: Annotated[float, msgspec.Meta(gt=-1e15, lt=1e15)] | None = None
-    """How far the host was ahead of the device when it had enqueued a step's last backward: median over the timed
-    steps, of the rank where it is least. Near zero it is the host that takes so long, or the stack waits for the
-    device by itself. null on a CPU."""
+    """How far the host was ahead of the device at the end of a step's last backward: median over the timed steps, of
+    the rank where it is least. Near zero the host takes so long, or the stack waits for the device. null on a CPU."""
     details: dict[str, Any] = msgspec.field(default_factory=dict)
     """What the implementation tells of itself, such as who computes attention."""
 
@@ -146,6 +140,13 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     def timed_steps(self) -> list[TpTrainingStep]:
         """Those after the warm-up."""
         return [step for step in self.steps if not step.warmup]
+
+    @property
+    def timing(self) -> Timing:
+        """Of the timed steps."""
+        times_us = [step.step_us for step in self.timed_steps]
+        q1_us, median_us, q3_us = quartiles(times_us)
+        return Timing(median_us, q1_us, q3_us, times_us)
 
     def check(self, result: Result) -> None:
         options = result.point["tp_training"]
@@ -164,8 +165,12 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
 
     @property
     def rate(self) -> str:
-        step_us = statistics.median(step.step_us for step in self.timed_steps)
-        return f"{self.tokens_per_step / step_us * 1e6:,.0f} tokens/s"
+        return f"{self.tokens_per_step / self.timing.median_us * 1e6:,.0f} tokens/s"
+
+
+def quartiles(times_us: Sequence[float]) -> Sequence[float]:
+    """Returns the first, the median and the third; of a single time three times that."""
+    return statistics.quantiles(times_us if len(times_us) > 1 else [*times_us] * 2, n=4, method="inclusive")
 
 
 MEASURED = TpTrainingRun

@@ -1,13 +1,15 @@
-"""What a setting of a tensor-parallel stack measured: its steps, over all points of the same setting and ranks."""
+"""What a setting of a tensor-parallel stack measured: its steps, over all points of the same setting and ranks, and how
+much of a step's communication the profiler saw hidden behind computation."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
@@ -15,10 +17,14 @@ from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import SETTINGS_FILE, Result
+from overlap_sweep.results.traces import own_traces, startup_of
+from overlap_sweep.trace.files import read_trace_files
+from overlap_sweep.trace.overlap import TraceRow, in_words
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
-from overlap_sweep.workloads.tp_training.losses import Comparison, compare, tolerance_of
-from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
-from overlap_sweep.workloads.tp_training.step_communication import StepCommunication
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep, quartiles
+
+if TYPE_CHECKING:
+    from overlap_sweep.workloads.tp_training.answer import Comparison
 
 _SETTING_WORDS: dict[str, Callable[[Any], str]] = {
     "zero_stage": lambda stage: "" if stage == 1 else f"zero{stage}",
@@ -50,39 +56,46 @@ class Grid(NamedTuple):
         return f"TP={self.tp_size} DP={self.dp_size}"
 
 
-class Shares(NamedTuple):
-    """Of the timed steps; they add up to 1. The slowest rank of each part counts, so where ranks differ the parts may
-    take longer than the step: then they are shares of their sum."""
-
-    forward: float
-    backward: float
-    optimizer: float
-    other: float
-
-
 @dataclass(frozen=True)
+class StepCommunication:
+    """Of one step, the median over the profiled steps, in microseconds. What runs twice at a time counts once.
+
+    A collective's kernel runs from when its rank arrives until the last one has, so on all ranks but that it is mostly
+    waiting. What counts is the rank whose communication takes least in the step.
+    """
+
+    total_us: float
+    exposed_us: float
+    """With no computation beside it."""
+    waiting_us: float = 0.0
+    """How much longer the communication of another rank takes: it waits there for this one."""
+    startup_iterations: int = 0
+    """How many profiled steps are left out as start-up."""
+
+    @property
+    def hidden_us(self) -> float:
+        return self.total_us - self.exposed_us
+
+    @property
+    def hidden_fraction(self) -> float:
+        """NaN where nothing communicates."""
+        return self.hidden_us / self.total_us if self.total_us else float("nan")
+
+
+@dataclass(eq=False)
 class TpTrainingRow:
     """One setting of one implementation on one grid of ranks, over all its points."""
 
     grid: Grid
-    impl: str
     setting: str
     """The implementation, with what is not at its default."""
     points: list[Point]
+    steps: list[TpTrainingStep]
+    """The timed ones."""
     step: Estimate
-    q1_us: float
-    q3_us: float
-    shares: Shares
-    peak_tflops: float | None
-    """Of one GPU."""
-    memory_allocated_gb: float | None
-    memory_peak_gb: float | None
-    """Both the most of the timed steps."""
-    host_ahead_us: float | None
-    """The least of its points."""
     communication: StepCommunication | None
     """Of its first point that has traces."""
-    losses: Comparison | None
+    losses: Comparison | None = None
     """None where nothing was given the same data."""
     chosen: bool = False
     """Whether it is the fastest on its ranks."""
@@ -94,13 +107,34 @@ class TpTrainingRow:
         return f"{self.grid} {self.setting}"
 
     @property
+    def impl(self) -> str:
+        return str(self.points[0].config["impl"])
+
+    @property
     def run(self) -> TpTrainingRun:
         """Of its first point."""
-        return measured(self.points[0].result)
+        return self.points[0].measured_as(TpTrainingRun)
 
     @property
     def time_us(self) -> float:
         return self.step.time_us
+
+    @property
+    def quartiles_us(self) -> tuple[float, float]:
+        """The first and the third."""
+        q1_us, _, q3_us = quartiles([step.step_us for step in self.steps])
+        return q1_us, q3_us
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The parts of the timed steps; they add up to 1. The slowest rank of each part counts, so where ranks differ
+        the parts may take longer than the step: then they are shares of their sum."""
+        timed = ("forward_us", "backward_us", "optimizer_us")
+        parts_us = [sum(getattr(step, name) for step in self.steps) for name in timed]
+        together_us = max(sum(step.step_us for step in self.steps), sum(parts_us))
+        forward, backward, optimizer = (part_us / together_us for part_us in parts_us)
+        other = max(0.0, 1.0 - forward - backward - optimizer)
+        return {"forward": forward, "backward": backward, "optimizer": optimizer, "other": other}
 
     @property
     def tokens_per_s(self) -> float:
@@ -120,9 +154,31 @@ class TpTrainingRow:
         return self.run.flops_per_step / self.time_us / 1e6 / self.grid.ranks
 
     @property
+    def peak_tflops(self) -> float | None:
+        """Of one GPU."""
+        config, result = self.points[0].config, self.points[0].result
+        gpu = result.environment.get("gpu") if result else None
+        return config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
+
+    @property
     def mfu(self) -> float | None:
         """Model FLOP utilisation, a share; None where the GPU's peak is not known."""
         return self.tflops_per_gpu / self.peak_tflops if self.peak_tflops else None
+
+    @property
+    def memory_allocated_gb(self) -> float | None:
+        """The most of the timed steps; so is the peak."""
+        return max((s.memory_allocated_gb for s in self.steps if s.memory_allocated_gb is not None), default=None)
+
+    @property
+    def memory_peak_gb(self) -> float | None:
+        return max((s.memory_peak_gb for s in self.steps if s.memory_peak_gb is not None), default=None)
+
+    @property
+    def host_ahead_us(self) -> float | None:
+        """The least of its points."""
+        ahead_us = (point.measured_as(TpTrainingRun).host_ahead_us for point in self.points)
+        return min((us for us in ahead_us if us is not None), default=None)
 
     @property
     def loss(self) -> float | None:
@@ -157,48 +213,33 @@ class TpTrainingRow:
         return ", ".join([*self.place, *(note for note, holds in notes.items() if holds)])
 
 
-def measured(result: Result | None) -> TpTrainingRun:
-    """Of a point that is ok."""
-    assert result
-    return result.measured_as(TpTrainingRun)
-
-
 def is_launch_bound(points: Iterable[Point]) -> bool:
     """Returns whether the host, or a stack that waits for the device, decides how long a step of any of them takes."""
     return any(point.result and point.result.launch_bound for point in points)
 
 
 def step_timing(result: Result) -> Timing:
-    """Of the timed steps."""
-    times_us = [step.step_us for step in measured(result).timed_steps]
-    q1_us, q3_us = _quartiles(times_us)
-    return Timing(statistics.median(times_us), q1_us, q3_us, times_us)
-
-
-def _quartiles(times_us: Sequence[float]) -> tuple[float, float]:
-    if len(times_us) == 1:
-        return times_us[0], times_us[0]
-    q1_us, _, q3_us = statistics.quantiles(times_us, n=4, method="inclusive")
-    return q1_us, q3_us
+    """Returns the times of the timed steps."""
+    return result.measured_as(TpTrainingRun).timing
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """`autotp zero2`: the implementation of a resolved point, and which options are not at their defaults."""
-    impl, options = str(config["impl"]), config["tp_training"]
-    return " ".join([impl, *filter(None, _option_words(impl, options, config["tp_size"]))])
+    """Returns `autotp zero2`: the implementation of a resolved point, and which options are not at their defaults."""
+    return " ".join(filter(None, [str(config["impl"]), *_option_words(config)]))
 
 
-def _option_words(impl: str, options: Mapping[str, Any], tp_size: int) -> Iterator[str]:
+def _option_words(config: Mapping[str, Any]) -> Iterator[str]:
+    impl, options = config["impl"], config["tp_training"]
     yield from (word(options[name]) for name, word in _SETTING_WORDS.items() if options.get(name) is not None)
     in_sequence = options.get("sequence_parallel")
-    if in_sequence is not None and in_sequence != (impl in _SEQUENCE_PARALLEL and tp_size > 1):
+    if in_sequence is not None and in_sequence != (impl in _SEQUENCE_PARALLEL and config["tp_size"] > 1):
         yield "sequence parallel" if in_sequence else "no sequence parallel"
     if options.get("compile") and impl != "async_tp":
         yield "compiled"
 
 
 def _file_word(path: str) -> str:
-    """Of a tuned file what its name says beyond what all are called."""
+    """Returns what the name of a tuned file says beyond what all are called."""
     stem = PurePath(path).stem.removeprefix("optimal_")
     return stem.removeprefix(PurePath(SETTINGS_FILE).stem).strip("_")[:40]
 
@@ -209,31 +250,17 @@ def rows_of(
     """Returns a row for each setting, and one for each point by itself. `points`: of one case, that are ok;
     `communication`: by run directory."""
     named = _named(points)
-    losses = _losses(named)
-    steps = (([estimate(_timed_us(point)) for point in of_one], is_launch_bound(of_one)) for of_one in named.values())
-    between = verdict.scatters_of_steps(steps, points[0].config["runtime"]["device"])
+    repeated = [([estimate(_timed_us(one)) for one in of_one], is_launch_bound(of_one)) for of_one in named.values()]
+    between = verdict.scatters_of_steps(repeated, points[0].config["runtime"]["device"])
 
     def row(grid: Grid, setting: str, points: list[Point]) -> TpTrainingRow:
-        config, runs = points[0].config, [measured(point.result) for point in points]
-        steps = [step for run in runs for step in run.timed_steps]
-        q1_us, q3_us = _quartiles([step.step_us for step in steps])
-        compared = [losses[point.directory] for point in points if point.directory in losses]
-        gpu = points[0].result.environment.get("gpu") if points[0].result else None
         return TpTrainingRow(
             grid=grid,
-            impl=config["impl"],
             setting=setting,
             points=points,
+            steps=[step for point in points for step in point.measured_as(TpTrainingRun).timed_steps],
             step=between[is_launch_bound(points)].added_to(estimate(*map(_timed_us, points)), len(points)),
-            q1_us=q1_us,
-            q3_us=q3_us,
-            shares=shares_of(steps),
-            peak_tflops=config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"]),
-            memory_allocated_gb=_most(step.memory_allocated_gb for step in steps),
-            memory_peak_gb=_most(step.memory_peak_gb for step in steps),
-            host_ahead_us=min((run.host_ahead_us for run in runs if run.host_ahead_us is not None), default=None),
             communication=next((communication[p.directory] for p in points if p.directory in communication), None),
-            losses=next((one for one in compared if one.deviates), compared[0] if compared else None),
         )
 
     return (
@@ -242,20 +269,17 @@ def rows_of(
     )
 
 
-_Named = dict[tuple[Grid, str], list[Point]]
-
-
-def _named(points: Iterable[Point]) -> _Named:
-    """By grid and setting. What a setting's words don't tell, such as connections, gets a number."""
+def _named(points: Iterable[Point]) -> dict[tuple[Grid, str], list[Point]]:
+    """Returns the points by grid and setting. What a setting's words don't tell, such as connections, gets a number."""
     alike: dict[tuple[Grid, str], dict[str, list[Point]]] = defaultdict(dict)
     for point in points:
         grid = Grid(point.config["tp_size"], point.config["dp_size"])
         alike[grid, setting_of(point.config)].setdefault(_identity(point.config), []).append(point)
-    named: _Named = {}
-    for (grid, setting), different in alike.items():
-        for number, of_one in enumerate(different.values(), start=1):
-            named[grid, f"{setting} #{number}" if number > 1 else setting] = of_one
-    return named
+    return {
+        (grid, f"{setting} #{number}" if number > 1 else setting): of_one
+        for (grid, setting), different in alike.items()
+        for number, of_one in enumerate(different.values(), start=1)
+    }
 
 
 def _identity(config: Mapping[str, Any]) -> str:
@@ -264,39 +288,56 @@ def _identity(config: Mapping[str, Any]) -> str:
     return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "max_connections": connections})
 
 
-def _losses(named: _Named) -> dict[Path, Comparison]:
-    """By run directory, of those that others were given the same data as. Implementations are held against each other;
-    where there is one only, its settings are."""
-    found: dict[Path, Comparison] = {}
-    for dp_size in {grid.dp_size for grid, _ in named}:
-        of_size = {key: points for key, points in named.items() if key[0].dp_size == dp_size}
-        several = len({points[0].config["impl"] for points in of_size.values()}) > 1
-        votes: dict[str, list[Point]] = defaultdict(list)
-        for (grid, setting), points in of_size.items():
-            votes[points[0].config["impl"] if several else f"{grid} {setting}"] += points
-        if len(votes) > 1:
-            steps = {
-                name: {point.directory: measured(point.result).steps for point in of_one}
-                for name, of_one in votes.items()
-            }
-            precision = next(iter(of_size.values()))[0].config["precision"]
-            found |= compare(steps, tolerance_of(precision))
-    return found
-
-
 def _timed_us(point: Point) -> list[float]:
-    return [step.step_us for step in measured(point.result).timed_steps]
+    return [step.step_us for step in point.measured_as(TpTrainingRun).timed_steps]
 
 
-def shares_of(steps: Sequence[TpTrainingStep]) -> Shares:
-    """Of all steps together. At least one."""
-    parts_us = [
-        sum(of_part) for of_part in zip(*((s.forward_us, s.backward_us, s.optimizer_us) for s in steps), strict=True)
-    ]
-    together_us = max(sum(step.step_us for step in steps), sum(parts_us))
-    forward, backward, optimizer = (part_us / together_us for part_us in parts_us)
-    return Shares(forward, backward, optimizer, max(0.0, 1.0 - forward - backward - optimizer))
+@dataclass
+class CommunicationReading:
+    """Of the traces of several points."""
+
+    of_point: dict[Path, StepCommunication] = field(default_factory=dict)
+    """By run directory, where there are traces that can be read."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence for each trace that is there and cannot be read."""
+    warnings: list[str] = field(default_factory=list)
+    """One sentence for each that was read only in part, and for each point of which start-up is left out."""
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def read_communication(points: Iterable[Point]) -> CommunicationReading:
+    """Reads each point's own traces; one that is not there is left out, and so are steps that are start-up."""
+    paths = {point.directory: [point.directory / name for name in own_traces(point)] for point in points}
+    there = [path for of_point in paths.values() for path in of_point if path.exists()]
+    files = {file.path: file for file in read_trace_files(there, with_parts=False)}
+    reading = CommunicationReading(
+        problems=[file.problem for file in files.values() if file.problem],
+        warnings=[warning for file in files.values() for warning in file.warnings],
+    )
+    for directory, of_point in paths.items():
+        own = [files[path] for path in of_point if path in files]
+        startup = startup_of(own)
+        rows = [row for file in own for row in file.rows]
+        if startup:
+            reading.warnings.append(in_words(str(directory), rows, startup))
+        found = communication_of((row for row in rows if row.iteration not in startup), len(startup))
+        if found:
+            reading.of_point[directory] = found
+    return reading
+
+
+def communication_of(rows: Iterable[TraceRow], startup_iterations: int = 0) -> StepCommunication | None:
+    """Returns that of the rows of all ranks; None without a whole iteration."""
+    iterations: dict[int, list[TraceRow]] = {}
+    for row in rows:
+        if row.phase == "all":
+            iterations.setdefault(row.iteration, []).append(row)
+    if not iterations:
+        return None
+    least = [min(ranks, key=lambda row: row.comm_busy_us) for ranks in iterations.values()]
+    most_us = [max(row.comm_busy_us for row in ranks) for ranks in iterations.values()]
+    return StepCommunication(
+        statistics.median(row.comm_busy_us for row in least),
+        statistics.median(row.exposed_comm_us for row in least),
+        statistics.median(high_us - low.comm_busy_us for high_us, low in zip(most_us, least, strict=True)),
+        startup_iterations,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms, as_percent
 from overlap_sweep.report.section import Answer, Exhibit, RunFile, Section, Sources
@@ -38,21 +38,11 @@ from overlap_sweep.workloads.tp_training.answer import (
 )
 from overlap_sweep.workloads.tp_training.chart import loss_lines, stacks_bars
 from overlap_sweep.workloads.tp_training.files import results_file, results_json
-from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
-from overlap_sweep.workloads.tp_training.step_communication import read_communication
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, read_communication, setting_of
 
 C = Column[TpTrainingRow]
 P = Column[PointRow[TpTrainingRow]]
-
-
-class GridRow(NamedTuple):
-    """The answer on one grid of ranks, of the case that it belongs to."""
-
-    analysis: TpTrainingAnalysis
-    answer: GridAnswer
-
-
-A = Column[GridRow]
+A = Column[GridAnswer]
 
 
 def _own(name: str, about: str = "", **more: Any) -> C:
@@ -62,7 +52,7 @@ def _own(name: str, about: str = "", **more: Any) -> C:
 
 def _share(part: str, about: str = "", **more: Any) -> C:
     """The share of the step that a part of it takes, in percent."""
-    return C(f"{part}_pct", lambda row: 100 * getattr(row.shares, part), about, show="{:.0f}%".format, **more)
+    return C(f"{part}_pct", lambda row: 100 * row.shares[part], about, show="{:.0f}%".format, **more)
 
 
 def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
@@ -81,9 +71,8 @@ def _of_case(name: str, kind: Kind = "count") -> A:
 def _slower(name: str, value: Callable[[TpTrainingRow, TpTrainingRow], Any], which: int, about: str = "") -> A:
     """Of the first or last that is slower than the best, and of the best."""
 
-    def found(row: GridRow) -> Any:
-        slower, best = row.answer.slower, row.answer.best
-        return value(slower[which], best) if slower and best else None
+    def found(answer: GridAnswer) -> Any:
+        return value(answer.slower[which], answer.best) if answer.slower and answer.best else None
 
     return A(name, found, about)
 
@@ -119,8 +108,8 @@ SMALL_RATE: Mapping[str, Any] = {"show": "{:,.3g}".format, "high_first": True, "
 MEASURED = (
     C("step_us", attrgetter("time_us"), "Median of the steps after the warm-up.", header="step ms", show=as_ms),
     C("noise_us", attrgetter("step.noise_us"), header="noise ms", show=as_ms, page_only=True, queried=True),
-    _own("q1_us"),
-    _own("q3_us"),
+    C("q1_us", lambda row: row.quartiles_us[0]),
+    C("q3_us", lambda row: row.quartiles_us[1]),
     C("repeats", attrgetter("step.repeats"), "Timed steps.", "count"),
     _share("forward", "This and the next three add up to 100.", header="fwd", dropped=7),
     _share("backward", header="bwd", dropped=8),
@@ -193,11 +182,11 @@ GRIDS = Table(
     (
         *(_of_case("model", "text"), _of_case("num_layers"), _of_case("device", "text"), _of_case("dtype", "text")),
         *map(_of_case, SIZES),
-        *(through(column, lambda row: row.answer.rows[0]) for column in (*GRID, RANKS)),
-        *(through(column, lambda row: row.answer.best) for column in (IMPL, SETTING, *MEASURED)),
+        *(through(column, lambda answer: answer.rows[0]) for column in (*GRID, RANKS)),
+        *(through(column, lambda answer: answer.best) for column in (IMPL, SETTING, *MEASURED)),
         A(
             "tied",
-            lambda row: ", ".join(one.setting for one in row.answer.ties[1:]) or None,
+            lambda answer: ", ".join(row.setting for row in answer.ties[1:]) or None,
             "What cannot be told from it.",
             "text",
         ),
@@ -206,10 +195,10 @@ GRIDS = Table(
         _slower("over_next_low", lambda *rows: ratio_interval(*rows)[1].low, 0),
         _slower("over_next_high", lambda *rows: ratio_interval(*rows)[1].high, 0),
         _slower("over_slowest", lambda *rows: ratio_interval(*rows)[0], -1),
-        A("deviating", lambda row: row.answer.deviating or None, "What computes something else.", "text"),
+        A("deviating", lambda answer: answer.deviating or None, "What computes something else.", "text"),
         A(
             "best_of_all",
-            lambda row: row.answer.best is row.analysis.best if row.answer.best else None,
+            lambda answer: answer.best is answer.analysis.best if answer.best else None,
             "Whether it has the most tokens/s per GPU of all grids.",
             "flag",
         ),
@@ -248,7 +237,7 @@ def section(sources: Sources) -> Section | None:
             "tp_training": [_report(analysis) for analysis in analyses],
             "tp_training_points": TABLE.records(rows),
         },
-        decided=Listing(GRIDS, [GridRow(analysis, answer) for analysis in analyses for answer in analysis.answers]),
+        decided=Listing(GRIDS, [answer for analysis in analyses for answer in analysis.answers]),
         files=[
             RunFile(row.points[0], results_file(row), "results_*.json", partial(results_json, row))
             for analysis in analyses
@@ -291,6 +280,6 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
         "other_environments": others,
         "answers": in_words(analysis),
         "warnings": cautions(analysis),
-        "grids": GRIDS.records(GridRow(analysis, answer) for answer in analysis.answers),
+        "grids": GRIDS.records(analysis.answers),
         "settings": [{**cells, "points": [point.name for point in row.points]} for cells, row in settings],
     }

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training import autotp, implementation
-from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, architecture
+from overlap_sweep.workloads.tp_training import autotp, hugging_face, implementation
 from overlap_sweep.workloads.tp_training.implementation import groups_of
 from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights
+from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
 from overlap_sweep.workloads.tp_training.steps import TrainingSteps
 from tests.backends import symm_mem_on_cpu
 from tests.processes import run_ranks
@@ -37,7 +37,7 @@ def whole_model(point: Mapping[str, Any], device: str = "cpu") -> nn.Module:
     """As Hugging Face makes it, with the point's initial weights, of which each kind of device draws others."""
     fields = point["language_model"]
     with torch.device(device):
-        model = architecture(fields["model_type"]).build(fields, point["tp_training"]["attn_impl"] or "sdpa").train()
+        model = hugging_face.whole_model(fields, point["tp_training"]["attn_impl"] or "sdpa").train()
     draw = initial_weights(point, Ranks(0, 1, torch.device(device)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -15,12 +15,10 @@ from overlap_sweep.workloads.tp_training.answer import (
     analyse_tp_training,
     cautions,
     losses_in_words,
+    tolerance_of,
 )
-from overlap_sweep.workloads.tp_training.losses import tolerance_of
-from overlap_sweep.workloads.tp_training.result import TpTrainingStep
-from overlap_sweep.workloads.tp_training.rows import Shares, setting_of, shares_of
-from overlap_sweep.workloads.tp_training.section import GRIDS, GridRow
-from overlap_sweep.workloads.tp_training.step_communication import StepCommunication, communication_of
+from overlap_sweep.workloads.tp_training.rows import StepCommunication, communication_of, setting_of
+from overlap_sweep.workloads.tp_training.section import GRIDS
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import trace_row
 
@@ -80,7 +78,7 @@ def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None
     make_point("tp_training", tmp_path / "other", stack_config("autotp", 1, 2), losses=falling(times=2.0))
     other = analysis_of(tmp_path / "other")
     assert ([row.losses for row in other.rows], losses_in_words(other)) == ([None, None], [])
-    answers = GRIDS.records([GridRow(other, answer) for answer in other.answers])
+    answers = GRIDS.records(other.answers)
     assert {row["losses_agree"] for row in answers} == {None}
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 2, 1))
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 4, 1), losses=falling(times=1.1))
@@ -178,15 +176,18 @@ def test_utilisation_is_of_the_peak_that_is_known(
 @pytest.mark.parametrize(
     ("parts_us", "shares"),
     [
-        ((30.0, 50.0, 10.0), Shares(0.3, 0.5, 0.1, 0.1)),
+        ((30.0, 50.0, 10.0), (0.3, 0.5, 0.1, 0.1)),
         # Different ranks were the slowest.
-        ((60.0, 60.0, 30.0), Shares(0.4, 0.4, 0.2, 0.0)),
+        ((60.0, 60.0, 30.0), (0.4, 0.4, 0.2, 0.0)),
     ],
 )
-def test_shares_add_up(parts_us: tuple[float, float, float], shares: Shares) -> None:
-    parts = dict(zip(("forward_us", "backward_us", "optimizer_us"), parts_us, strict=True))
-    step = TpTrainingStep(step=0, warmup=False, loss=1.0, grad_norm=1.0, step_us=100.0, **parts)
-    assert shares_of([step, step]) == pytest.approx(shares)
+def test_shares_add_up(tmp_path: Path, parts_us: tuple[float, float, float], shares: tuple[float, ...]) -> None:
+    make_point("tp_training", tmp_path, stack_config(), step_us=100.0, spread_us=0.0)
+    (row,) = analysis_of(tmp_path).rows
+    for step in row.steps:
+        step.forward_us, step.backward_us, step.optimizer_us = parts_us
+    assert list(row.shares) == ["forward", "backward", "optimizer", "other"]
+    assert list(row.shares.values()) == pytest.approx(shares)
 
 
 def test_communication_is_that_of_the_rank_that_waits_least() -> None:

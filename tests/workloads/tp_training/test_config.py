@@ -14,7 +14,7 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
-from overlap_sweep.workloads.tp_training.architectures import architecture
+from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.language_model import flops_per_token, least_bytes, parameters
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import composed, tp_point
@@ -104,7 +104,7 @@ def test_each_layer_has_its_type_whatever_their_number(tmp_path: Path, model_typ
     for layers in (6, 3, 9):
         fields = hf_point(tmp_path, f"model.num_layers={layers}", model_type=model_type, **narrow)["language_model"]
         with torch.device("meta"):
-            model: Any = architecture(model_type).build(fields, "sdpa")
+            model: Any = hugging_face.whole_model(fields, "sdpa")
         assert model.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * (layers - 2)
 
 

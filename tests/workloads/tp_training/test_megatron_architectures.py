@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
-from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, Architecture
-from overlap_sweep.workloads.tp_training.refusals import megatron_core_refusal
+from overlap_sweep.workloads.tp_training import megatron_core_refusal
+from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
 from tests.workloads.tp_training.stacks import Trained, differences, train_points

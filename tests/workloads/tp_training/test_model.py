@@ -13,9 +13,10 @@ from torch import Tensor
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
-from overlap_sweep.workloads.tp_training import hugging_face, implementation, refusals
-from overlap_sweep.workloads.tp_training.architectures import ARCHITECTURES, Architecture, architecture
+from overlap_sweep.workloads import tp_training
+from overlap_sweep.workloads.tp_training import hugging_face, implementation
 from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
 from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
@@ -27,7 +28,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 def from_meta(point: dict[str, Any]) -> Any:
     """The whole model as implementations build it."""
     of = architecture(point["language_model"]["model_type"])
-    model = hugging_face.build_on_meta(point, of)
+    model = hugging_face.build_on_meta(point)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     model.to_empty(device="cpu")
     hugging_face.tie_weights(model, of)
@@ -193,7 +194,7 @@ def test_megatron_refuses_what_it_would_compute_differently(
     architecture: str, fields: dict[str, Any], reason: str
 ) -> None:
     point = tp_point("impl=megatron", f"model.architecture={architecture}")
-    found = refusals.megatron_core_refusal({**point, "language_model": {**point["language_model"], **fields}}) or ""
+    found = tp_training.megatron_core_refusal({**point, "language_model": {**point["language_model"], **fields}}) or ""
     assert reason in found
     assert bool(found) == bool(reason)
 
@@ -207,11 +208,11 @@ def on_gpu(slots: dict[str, Any] | None = None, switches: dict[str, bool] | None
     point |= {"runtime": {**point["runtime"], "device": "cuda"}, "precision": "bf16", **changes}
     if slots is not None:
         point["overlap_cfg"] = {"slots": slots, "switches": {**SWITCH_DEFAULTS, **(switches or {})}}
-    return refusals.megatron_core_refusal(point) or ""
+    return tp_training.megatron_core_refusal(point) or ""
 
 
 def test_megatron_refuses_overlap_that_userbuffers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "missing", lambda: None)
+    monkeypatch.setattr(tp_training, "missing", lambda: None)
     alone = {**tp_point("impl=megatron")["tp_training"], "sequence_parallel": False}
     assert on_gpu() == on_gpu({"fc2_fprop": SETTING}) == ""
     assert "set up for bfloat16" in on_gpu(precision="fp16")
