@@ -1,13 +1,16 @@
-"""Conditions on the rows of a table, as `--fail-if` and `query` take them. pandas evaluates them, and would run any
-method of a column, so what is not listed here is refused before. A missing value makes no condition true."""
+"""Conditions on the rows of a table, as `--fail-if` and `query` take them. They are evaluated here, node by node: what
+has no case is refused, so nothing but comparisons of columns can run. A missing value makes no condition true."""
 
 from __future__ import annotations
 
 import ast
 import difflib
 import keyword
+import operator
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
@@ -18,10 +21,15 @@ if TYPE_CHECKING:
 ABOUT_MISSING, ABOUT_TEXT = ("isna", "notna"), ("contains", "startswith", "endswith")
 METHODS = ".isna() .notna() .isin([1, 2]) .str.startswith('x') .str.endswith('x') .str.contains('x', case=, regex=)"
 # Without powers: those of constants may take forever.
-ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-ANYWHERE = (*ARITHMETIC, ast.BinOp, ast.UnaryOp, ast.unaryop, ast.boolop, ast.cmpop, ast.Name, ast.Load)
+ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos},
+}
 BEFORE_A_LIST = (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
-BEFORE_A_VALUE = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+COMPARISONS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le},
+    **{ast.Gt: operator.gt, ast.GtE: operator.ge},
+}
 _TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?P<quoted>[^`]*)`|[&|@]""")
 
 
@@ -37,12 +45,12 @@ class Condition:
 
 
 def nearest_columns(name: str, frame: pd.DataFrame) -> str:
-    """Those that the name may have been meant for."""
+    """Returns the names of columns that the name may have been meant for."""
     return ", ".join(difflib.get_close_matches(name, list(map(str, frame.columns)), n=3, cutoff=0.0))
 
 
 def condition(frame: pd.DataFrame, expression: str) -> Condition:
-    """UserError in one line where the expression cannot be understood or is no condition."""
+    """Returns the rows that the expression holds for. UserError in one line where it is no condition on the columns."""
     text = " ".join(expression.split())
     if not text:
         raise UserError("The expression is empty; give a condition such as 'tp_size == 8'.")
@@ -55,44 +63,33 @@ def condition(frame: pd.DataFrame, expression: str) -> Condition:
 
 
 def _condition(frame: pd.DataFrame, text: str) -> Condition:
-    import pandas as pd
-
-    quoted: dict[str, str] = {}
+    quoted: list[str] = []
 
     def as_python(token: re.Match[str]) -> str:
         if token[0] == "@":
             raise UserError(f"{text[:200]}: @ is not allowed; only columns and constants are.")
         if token["quoted"] is None:
             return {"&": " and ", "|": " or "}.get(token[0], token[0])
-        quoted[f"column_in_backticks_{len(quoted)}"] = token["quoted"]
+        quoted.append(token["quoted"])
         return f"column_in_backticks_{len(quoted) - 1}"
 
     tree = ast.parse(_TOKEN.sub(as_python, text), mode="eval").body
     names = sorted((node for node in ast.walk(tree) if isinstance(node, ast.Name)), key=lambda node: node.col_offset)
     if not names:
         raise UserError(f"{text[:200]} mentions no column; give a condition such as 'tp_size == 8'.")
-    values = _values({name.id: quoted.get(name.id, name.id) for name in names}, frame)
-    _Gate(values).check(tree)
-    # Escaped, because pandas looks for backticks even where they are within a text.
-    code = ast.unparse(tree).replace("`", r"\x60")
-    holds: Any = pd.eval(code, engine="python", local_dict={}, global_dict={}, resolvers=[dict(values)])
+    for node in names:
+        if in_backticks := re.fullmatch(r"column_in_backticks_(\d+)", node.id):
+            node.id = f"`{quoted[int(in_backticks[1])]}`"
+    columns = {node.id: node.id.strip("`") for node in names}
+    holds = _Evaluation(_values(columns, frame)).condition(tree)
     asked = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ABOUT_MISSING]
-    columns = dict.fromkeys(values[name.id].name for name in names)
-    needed = dict.fromkeys(values[name.id].name for name in names if name not in asked)
-    return Condition(text, list(columns), list(needed), holds.fillna(False).to_numpy(dtype=bool))
+    needed = dict.fromkeys(columns[node.id] for node in names if node not in asked)
+    mask = holds.fillna(False).to_numpy(dtype=bool)
+    return Condition(text, list(dict.fromkeys(columns.values())), list(needed), mask)
 
 
-def _values(columns: dict[str, str], frame: pd.DataFrame) -> dict[str, Any]:
-    """By the name in the expression, of types that know what is missing."""
-    import pandas as pd
-
-    class Column(pd.Series):
-        _constructor = property(lambda self: Column)
-
-        def isin(self, values: Any) -> Any:
-            """To pandas, what is missing is not in any list; so `!= 'text'`, which it evaluates by this, would hold."""
-            return super().isin(values).astype("boolean").where(self.notna())
-
+def _values(columns: Mapping[str, str], frame: pd.DataFrame) -> dict[str, Any]:
+    """Returns columns by how the expression writes them, of types that know what is missing."""
     for column in columns.values():
         if column not in frame and (frame == column).any(axis=None):
             raise UserError(f"{column} is no column but one of the values; write it in quotes: '{column}'.")
@@ -101,7 +98,7 @@ def _values(columns: dict[str, str], frame: pd.DataFrame) -> dict[str, Any]:
     used = frame[list(dict.fromkeys(columns.values()))].convert_dtypes(dtype_backend="numpy_nullable")
     # Comparisons of pyarrow's text are pyarrow's booleans, which do not go with others.
     used = used.astype(dict.fromkeys(used.select_dtypes("string"), "string[python]"))
-    return {name: Column(used[column]) for name, column in columns.items()}
+    return {written: used[column] for written, column in columns.items()}
 
 
 def _mistake(text: str, frame: pd.DataFrame, error: Exception) -> str:
@@ -115,66 +112,70 @@ def _mistake(text: str, frame: pd.DataFrame, error: Exception) -> str:
     return f"cannot be understood ({reason}); write it as in 'tp_size == 8 and num_sm > 8'"
 
 
-class _Gate:
-    """UserError for whatever is not listed here."""
+@dataclass(frozen=True)
+class _Evaluation:
+    values: Mapping[str, Any]
+    """Columns by how the expression writes them."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
+    def condition(self, node: ast.expr) -> Any:
+        """Returns for each row whether it holds, or NA. UserError where the expression is no condition."""
+        if isinstance(node, ast.BoolOp):
+            combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
+            return reduce(combine, map(self.condition, node.values))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert):
+            return ~self.condition(node.operand)
+        is_value = isinstance(node, ast.BinOp | ast.UnaryOp | ast.Constant)
+        if is_value or getattr(value := self.value(node), "dtype", None) != "boolean":
+            raise UserError(f"{ast.unparse(node)} is no condition; compare it, as in '{ast.unparse(node)} > 0'.")
+        return value
 
-    def check(self, tree: ast.expr) -> None:
-        self._check_condition(tree)
-        accepted: list[ast.AST] = []
-        for node in ast.walk(tree):
-            match node:
-                case ast.BoolOp(_, operands):
-                    for operand in operands:
-                        self._check_condition(operand)
-                case ast.UnaryOp(ast.Not() | ast.Invert(), operand):
-                    self._check_condition(operand)
-                case ast.Compare(left, signs, others):
-                    for sides in zip([left, *others], signs, others, strict=False):
-                        self._check_comparison(*sides)
-                    accepted += [other for other in others if isinstance(other, ast.List | ast.Tuple)]
-                case ast.Call(ast.Attribute(ast.Name(), attr) as method, [], []) if attr in ABOUT_MISSING:
-                    accepted += [method]
-                case ast.Call(ast.Attribute(of, "isin") as method, [ast.List() | ast.Tuple() as values], []):
-                    self._check_comparison(of, ast.In(), values)
-                    accepted += [method, values]
-                case ast.Call(
-                    ast.Attribute(ast.Attribute(ast.Name(), "str") as of, attr) as method, [ast.Constant(str())]
-                ):
-                    accepted += [method, of] if attr in ABOUT_TEXT else []
-                case ast.Constant(bool() | int() | float() | str()):
-                    pass
-                case ast.keyword("case" | "regex", ast.Constant(bool())):
-                    pass
-                case _ if node not in accepted and not isinstance(node, ANYWHERE):
-                    raise UserError(f"{self._text(node)} is not allowed; only columns, constants and {METHODS} are.")
+    def value(self, node: ast.expr) -> Any:
+        """Returns a column or a constant. UserError for whatever has no case here."""
+        match node:
+            case ast.BoolOp() | ast.UnaryOp(ast.Not() | ast.Invert()):
+                return self.condition(node)
+            case ast.Name(name):
+                return self.values[name]
+            case ast.Constant(bool() | int() | float() | str() as constant):
+                return constant
+            case ast.UnaryOp(sign, operand):
+                return ARITHMETIC[type(sign)](self.value(operand))
+            case ast.BinOp(left, sign, right) if type(sign) in ARITHMETIC:
+                return ARITHMETIC[type(sign)](self.value(left), self.value(right))
+            case ast.Compare(first, signs, others):
+                sides = zip([first, *others], signs, others, strict=False)
+                return reduce(operator.and_, (self.compared(*of) for of in sides))
+            case ast.Call(ast.Attribute(ast.Name(name), method), [], []) if method in ABOUT_MISSING:
+                return getattr(self.values[name], method)().astype("boolean")
+            case ast.Call(ast.Attribute(column, "isin"), [ast.List() | ast.Tuple() as listed], []):
+                return self.compared(column, ast.In(), listed)
+            case ast.Call(
+                ast.Attribute(ast.Attribute(ast.Name(name), "str"), method), [ast.Constant(str(part))], given
+            ):
+                options = {str(option.arg): getattr(option.value, "value", None) for option in given}
+                are_flags = options.keys() <= {"case", "regex"} and {True, False}.issuperset(options.values())
+                if method in ABOUT_TEXT and are_flags:
+                    return getattr(self.values[name].str, method)(part, **options)
+        raise UserError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
 
-    def _check_condition(self, node: ast.expr) -> None:
-        is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert)
-        is_column = isinstance(node, ast.Name) and self._values[node.id].dtype == "boolean"
-        if isinstance(node, ast.BinOp | ast.Name | ast.Constant | ast.UnaryOp) and not (is_not or is_column):
-            raise UserError(f"{self._text(node)} is no condition; compare it, as in '{self._text(node)} > 0'.")
-
-    def _check_comparison(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> None:
-        match right:
-            case ast.List(values) | ast.Tuple(values):
-                has_columns = any(isinstance(node, ast.Name) for node in ast.walk(right))
-                fits = isinstance(sign, BEFORE_A_LIST) and not has_columns
-            case _:
-                values, fits = [right], isinstance(sign, BEFORE_A_VALUE)
+    def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
+        """Returns the comparison of two values, or of one with a list of constants."""
+        listed = right.elts if isinstance(right, ast.List | ast.Tuple) else None
+        value, others = self.value(left), [self.value(node) for node in ([right] if listed is None else listed)]
+        if listed is None:
+            fits = type(sign) in COMPARISONS
+        else:
+            fits = isinstance(sign, BEFORE_A_LIST) and not any(hasattr(other, "dtype") for other in others)
         if not fits:
             raise UserError(
-                f"{self._text(right)} cannot be compared so; write == != < <= > >= before a value, in or not in "
+                f"{ast.unparse(right)} cannot be compared so; write == != < <= > >= before a value, in or not in "
                 "before a list of constants such as [1, 2], and .str.contains('x') for a part of a text."
             )
-        if len({self._is_text(node) for node in [left, *values]}) > 1:
-            raise UserError(f"Of {self._text(left)} and {self._text(right)} only one is text; compare like with like.")
-
-    def _is_text(self, node: ast.expr) -> bool:
-        is_column = isinstance(node, ast.Name) and self._values[node.id].dtype == "string"
-        return is_column or (isinstance(node, ast.Constant) and isinstance(node.value, str))
-
-    def _text(self, node: ast.AST) -> str:
-        return re.sub(r"column_in_backticks_\d+", lambda name: f"`{self._values[name[0]].name}`", ast.unparse(node))
+        if len({isinstance(one, str) or getattr(one, "dtype", None) == "string" for one in (value, *others)}) > 1:
+            written = f"{ast.unparse(left)} and {ast.unparse(right)}"
+            raise UserError(f"Of {written} only one is text; compare like with like.")
+        if listed is None:
+            return COMPARISONS[type(sign)](value, others[0])
+        # To pandas, what is missing is not in any list; so its opposite would hold.
+        found = value.isin(others).astype("boolean").where(value.notna())
+        return found if isinstance(sign, ast.In | ast.Eq) else ~found

@@ -304,7 +304,7 @@ def test_parquet_brings_no_pickle(tmp_path: Path) -> None:
 def test_nothing_here_loads_what_runs() -> None:
     forbidden = {"eval", "exec", "compile", "__import__", "read_pickle", "full_load", "unsafe_load", "load_all"}
     modules = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-    for part in ("analysis", "report", "trace"):
+    for part in ("analysis", "commands", "report", "trace"):
         for path in (PACKAGE / part).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import | ast.ImportFrom):
@@ -312,7 +312,7 @@ def test_nothing_here_loads_what_runs() -> None:
                     assert not {name.partition(".")[0] for name in named} & modules, path
                 if isinstance(node, ast.Call):
                     called = ast.unparse(node.func)
-                    assert called.rpartition(".")[2] not in forbidden or called in ("pd.eval", "re.compile"), path
+                    assert called.rpartition(".")[2] not in forbidden or called == "re.compile", path
                     assert called not in ("yaml.load", "torch.load", "np.load", "os.system"), path
                     assert "shell" not in {keyword.arg for keyword in node.keywords}, path
 
