@@ -37,8 +37,7 @@ def timeline(
       python analyze.py timeline trace_rank0.json.gz trace_rank1.json.gz --output both.json.gz
       python analyze.py timeline traces/ --iteration 3
     """
-    from overlap_sweep.report.timeline.ranks import read_rank
-    from overlap_sweep.report.timeline.trace_file import build
+    from overlap_sweep.report.timeline import build, read_rank
 
     number = _iteration(iteration)
     _check_output(output, force)

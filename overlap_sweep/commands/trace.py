@@ -4,17 +4,15 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
 from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+from overlap_sweep.report.numbers import some_ranks
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from overlap_sweep.trace.files import TraceFile
     from overlap_sweep.trace.ranks import RunRanks
 
 
@@ -27,6 +25,7 @@ class Grouping(StrEnum):
 
 
 WITHOUT_PARTS = (Grouping.phase, Grouping.rank)
+OTHERS = "other ranks may be slower, or wait for this one."
 
 
 class Phase(StrEnum):
@@ -87,6 +86,8 @@ def trace(
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
     from overlap_sweep.commands import trace_rows
+    from overlap_sweep.report.console import console_for, print_lines
+    from overlap_sweep.report.table import to_frame
     from overlap_sweep.trace.files import of_startup, read_trace_files
     from overlap_sweep.trace.ranks import ranks_of
 
@@ -94,119 +95,76 @@ def trace(
         raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")
     found, problems = _find(paths)
     files = read_trace_files(found, with_parts=by not in WITHOUT_PARTS)
-    for file in files:
-        for warning in file.warnings:
-            print_warning(warning)
     problems += [file.problem for file in files if file.problem]
-    for sentence in of_startup(files):
-        print_warning(sentence)
     runs = ranks_of(files)
     several = [run for run in runs if len(run.ranks) > 1]
-    alone = _alone(runs)
+    alone = [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
     is_one_file = len(paths) == 1 and paths[0].is_file()
-    for sentence in [*_of_missing(several), *([] if is_one_file else _of_alone(alone))]:
-        print_warning(sentence)
+    for warning in (
+        *(warning for file in files for warning in file.warnings),
+        *of_startup(files),
+        *(f"{run.name}: nothing of rank {some_ranks(run.missing)}." for run in several if run.missing),
+        *([] if is_one_file else _of_alone(alone)),
+    ):
+        print_warning(warning)
     good = [file for file in files if not file.problem]
     asked = [phase.value for phase in phases or []]
 
     if by is Grouping.rank:
-        fields: Sequence[str] = trace_rows.RANK_FIELDS
+        table = trace_rows.RANKS
         rows = [row for run in several for row in trace_rows.rank_rows(run, asked)]
         if good and not several:
             problems.append(
                 "--by rank: no run here has the traces of two ranks; give all of a run's, or use --by phase."
             )
+    elif by is Grouping.phase:
+        table = trace_rows.PHASES
+        of_file = trace_rows.median_rows if medians else trace_rows.phase_rows
+        rows = [row for file in good for row in of_file(file, asked)]
     else:
-        fields = trace_rows.FIELDS if by is Grouping.phase else trace_rows.PART_FIELDS
-        fields = trace_rows.of_median(fields) if medians else fields
-        rows = [row for file in good for row in _rows(file, by, asked, medians, top)]
+        table = trace_rows.PARTS
+        of_part = trace_rows.median_part_rows if medians else trace_rows.part_rows
+        rows = [row for file in good for row in of_part(file, by.value, asked, top)]
+    if medians and by is not Grouping.rank:
+        table = trace_rows.of_medians(table)
+    rows = table.records(rows)
     if fail_expressions:
-        check_fail_if(fail_expressions, _frame(rows, fields))
+        check_fail_if(fail_expressions, to_frame(rows, table.types))
     if good and not rows and (several or by is not Grouping.rank):
         print_aside(f"No row: the traces hold nothing in {' or '.join(asked)}.")
     if good and format is TableFormat.table:
-        _print_tables(good, several, rows, by, asked, medians, top)
+        console = console_for(sys.stdout)
+        summaries = [row for file in good for row in trace_rows.median_rows(file, asked)]
+        if by is Grouping.phase:
+            trace_rows.print_table([] if medians else rows, summaries, console)
+        if by in WITHOUT_PARTS:
+            for run in several:
+                trace_rows.print_ranks(run, asked, console)
+        else:
+            # Every iteration's would be too many to look at.
+            parts = [row for file in good for row in trace_rows.median_part_rows(file, by.value, asked, top)]
+            trace_rows.print_parts(parts, summaries, console)
         if is_one_file and alone:
-            _print_note(alone[0])
+            print_lines([f"Only rank {alone[0].ranks[0]} of {alone[0].world_size}; {OTHERS}"], console, 0, 0)
     elif good and format is TableFormat.json:
         typer.echo(trace_rows.as_json(rows))
     elif good and format is TableFormat.csv:
-        typer.echo(trace_rows.as_csv(rows, fields))
+        typer.echo(trace_rows.as_csv(rows, table.types))
     elif good:
-        print_rows(_frame(rows, fields), format)
+        print_rows(to_frame(rows, table.types), format)
     fail_for(problems)
     if fail_expressions:
-        fail_if(fail_expressions, _frame(rows, fields), "rows")
-
-
-def _of_missing(runs: Sequence[RunRanks]) -> list[str]:
-    from overlap_sweep.report.numbers import some_ranks
-
-    return [f"{run.name}: nothing of rank {some_ranks(run.missing)}." for run in runs if run.missing]
-
-
-def _alone(runs: Sequence[RunRanks]) -> list[RunRanks]:
-    """Those of which one rank of several is there."""
-    return [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
+        fail_if(fail_expressions, to_frame(rows, table.types), "rows")
 
 
 def _of_alone(runs: Sequence[RunRanks]) -> list[str]:
-    """At most one sentence: sweeps that profile one rank have hundreds of such runs."""
+    """Returns at most one sentence: sweeps that profile one rank have hundreds of runs of which it alone is there."""
     if not runs:
         return []
-    first = runs[0]
-    others = (first.world_size or 1) - 1
-    which = f"{first.name}: only rank {first.ranks[0]} of {first.world_size}, {others} missing"
-    count = len(runs) - 1
+    first, count = runs[0], len(runs) - 1
+    which = f"{first.name}: only rank {first.ranks[0]} of {first.world_size}, {(first.world_size or 1) - 1} missing"
     more = f"; the same of {count} other run{'s' if count > 1 else ''}" if count else ""
-    return [f"{which}{more}. Other ranks may be slower, or wait for this one."]
-
-
-def _print_note(run: RunRanks) -> None:
-    from overlap_sweep.report.console import console_for, print_lines
-
-    note = f"Only rank {run.ranks[0]} of {run.world_size}; other ranks may be slower, or wait for this one."
-    print_lines([note], console_for(sys.stdout), indent=0, hanging=0)
-
-
-def _frame(rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> pd.DataFrame:
-    from overlap_sweep.commands.trace_rows import types_of
-    from overlap_sweep.report.frame import to_frame
-
-    return to_frame(rows, types_of(fields))
-
-
-def _rows(file: TraceFile, by: Grouping, phases: Sequence[str], medians: bool, top: int | None) -> list[dict[str, Any]]:
-    from overlap_sweep.commands import trace_rows
-
-    if by is Grouping.phase:
-        return (trace_rows.median_rows if medians else trace_rows.phase_rows)(file, phases)
-    return (trace_rows.median_part_rows if medians else trace_rows.part_rows)(file, by.value, phases, top)
-
-
-def _print_tables(
-    files: Sequence[TraceFile],
-    runs: Sequence[RunRanks],
-    rows: Sequence[dict[str, Any]],
-    by: Grouping,
-    phases: Sequence[str],
-    medians: bool,
-    top: int | None,
-) -> None:
-    from overlap_sweep.commands import trace_rows
-    from overlap_sweep.report.console import console_for
-
-    console = console_for(sys.stdout)
-    summaries = [row for file in files for row in trace_rows.median_rows(file, phases)]
-    if by is Grouping.phase:
-        trace_rows.print_table([] if medians else rows, summaries, console)
-    if by in WITHOUT_PARTS:
-        for run in runs:
-            trace_rows.print_ranks(run, phases, console)
-    else:
-        # Every iteration's would be too many to look at.
-        parts = [row for file in files for row in trace_rows.median_part_rows(file, by.value, phases, top)]
-        trace_rows.print_parts(parts, summaries, console)
+    return [f"{which}{more}. {OTHERS.capitalize()}"]
 
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:

@@ -1,314 +1,265 @@
-"""The rows of `analyze.py trace`, phases or their parts: as a table, CSV or JSON."""
+"""The tables of `analyze.py trace`, of phases, their parts and runs: their rows, and how they are printed."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from statistics import median, median_low
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from overlap_sweep.report.table import Column, Row, Table
 
-from overlap_sweep.report.console import fits, print_lines
-from overlap_sweep.report.csv_text import csv_cell
-from overlap_sweep.report.numbers import visible_json
-from overlap_sweep.trace.files import TraceFile
-from overlap_sweep.trace.kernel_classes import function_name
-from overlap_sweep.trace.overlap import PartRow, summarise
-from overlap_sweep.trace.ranks import RunRanks, rank_of
+if TYPE_CHECKING:
+    from rich.console import Console
 
-Row = dict[str, Any]
+    from overlap_sweep.trace.files import TraceFile
+    from overlap_sweep.trace.ranks import RunRanks
 
-FIELDS = (
-    "file",
-    "rank",
-    "iteration",
-    "phase",
-    "span_us",
-    "gemm_busy_us",
-    "comm_busy_us",
-    "wait_us",
-    "overlap_us",
-    "exposed_comm_us",
-    "idle_us",
-    "overlap_ratio",
-    "num_gemm_events",
-    "num_comm_events",
-    "num_wait_events",
-    "num_compute_events",
-    "startup",
-)
-
-PART_FIELDS = (
-    *("file", "rank", "iteration", "phase", "by", "kind", "library", "name"),
-    *("num_events", "busy_us", "total_us", "alone_us", "startup"),
-)
 PART_TIMES = ("busy_us", "total_us", "alone_us")
-
-RANK_FIELDS = (
-    *("run", "phase", "num_ranks", "world_size", "missing", "slowest_rank", "slowest_us", "fastest_rank", "fastest_us"),
-    *("skew_us", "exposed_comm_us", "wait_us", "overlap_ratio", "startup_iterations"),
-)
-
-_OF_MEDIAN = {"iteration": "iterations", "startup": "startup_iterations"}
-
 MEDIAN = "median"
 """In the place of an iteration's number."""
-
 LONGEST_NAME = 56
 """Characters of a kernel's name in a table."""
 
 
-def of_median(fields: Sequence[str]) -> tuple[str, ...]:
-    """The fields of medians, which tell the number of iterations instead of one's own, and how many are left out as
-    start-up instead of whether one is."""
-    return tuple(_OF_MEDIAN.get(name, name) for name in fields)
+def _text(name: str, header: str = "", about: str = "") -> Column[Row]:
+    return Column(name, itemgetter(name), about, "text", header)
+
+
+def _count(name: str, header: str = "", about: str = "") -> Column[Row]:
+    return Column(name, itemgetter(name), about, "count", header)
+
+
+def _us(name: str, header: str = "", about: str = "") -> Column[Row]:
+    return Column(name, itemgetter(name), about, header=header, show="{:,.1f}".format)
+
+
+FILE, RANK = _text("file", about="The trace."), _count("rank", "rank", "As the trace tells it, else as its name does.")
+ITERATION = _count("iteration", "iteration", "N of ProfilerStep#N; counted from 0 in a trace without.")
+PHASE = _text("phase", "phase", "fwd, bwd, recompute (the part of bwd in which checkpoints run again), or all.")
+STARTUP: Column[Row] = Column("startup", itemgetter("startup"), "Whether it is left out of medians.", "flag")
+LEFT_OUT = _count("startup_iterations", about="How many iterations are left out as start-up.")
+OF_MEDIANS = {
+    "iteration": _count("iterations", about="How many have it."),
+    "startup": LEFT_OUT,
+}
+"""What medians have in the place of other columns."""
+EXPOSED = _us("exposed_comm_us", "exposed us", "Communication with no computation beside it.")
+WAITING = _us("wait_us", "wait us", "Waiting for other ranks without moving data.")
+RATIO: Column[Row] = Column(
+    *("overlap_ratio", itemgetter("overlap_ratio"), "overlap_us over the shorter of GEMM and communication."),
+    header="ratio",
+    show="{:.2f}".format,
+)
+
+PHASES: Table[Row] = Table(
+    *("trace", "one row per iteration and phase"),
+    (
+        *(FILE, RANK, ITERATION, PHASE),
+        _us("span_us", "span us", "From the first start to the last end."),
+        _us("gemm_busy_us", "GEMM us"),
+        _us("comm_busy_us", "comm us"),
+        WAITING,
+        _us("overlap_us", "overlap us", "GEMM and communication at once."),
+        EXPOSED,
+        _us("idle_us", "idle us", "The part of the span in which nothing runs."),
+        RATIO,
+        _count("num_gemm_events", "GEMMs"),
+        _count("num_comm_events", "comms"),
+        _count("num_wait_events", "waits"),
+        _count("num_compute_events", "others", "What computes something other than a GEMM."),
+        STARTUP,
+    ),
+)
+PARTS: Table[Row] = Table(
+    *("trace --by class, kernel or stream", "one row per iteration, phase and part"),
+    (
+        *(FILE, RANK, ITERATION, PHASE, _text("by", about="class, kernel or stream.")),
+        _text("kind", "kind", "gemm, comm, wait, compute or memory; of a stream all that it has."),
+        *(_text("library", "library", "Whose kernels."), _text("name")),
+        _count("num_events", "events"),
+        _us("busy_us", "busy us", "The union of its spans: what runs twice at a time counts once."),
+        _us("total_us", "sum us", "The sum of its spans."),
+        _us("alone_us", "alone us", "The part of busy_us in which no other part runs."),
+        STARTUP,
+    ),
+)
+RANKS: Table[Row] = Table(
+    *("trace --by rank", "one row per run and phase, of medians"),
+    (
+        _text("run", about="What the names of its traces have in common."),
+        *(PHASE, _count("num_ranks", "ranks"), _count("world_size"), _text("missing", about="Ranks without a trace.")),
+        *(_count("slowest_rank", "slowest"), _us("slowest_us", "span us", "Its span.")),
+        *(_count("fastest_rank", "fastest"), _us("fastest_us", "span us", "Its span.")),
+        *(_us("skew_us", "skew us", "Between the two."), EXPOSED, WAITING, RATIO, LEFT_OUT),
+    ),
+)
+TABLES = (PHASES, PARTS, RANKS)
+
+_PHASE_CELLS = (
+    *("rank", "iteration", "phase", "span_us", "gemm_busy_us", "comm_busy_us", "overlap_us", "overlap_ratio"),
+    *("exposed_comm_us", "wait_us", "idle_us"),
+    *("num_gemm_events", "num_comm_events", "num_wait_events", "num_compute_events"),
+)
+_PART_CELLS = ("kind", "library", "num_events", "busy_us", "share", "alone_us", "total_us")
+_SHARE: Column[Row] = Column("share", itemgetter("share"), header="of span", show="{:.0%}".format)
+
+
+def of_medians(table: Table[Row]) -> Table[Row]:
+    """Returns the table of medians, which tell the number of iterations instead of one's own, and how many are left out
+    as start-up instead of whether one is."""
+    return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))
 
 
 def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
-    """One dictionary per iteration and phase, with FIELDS; of all phases unless some are given."""
-    return _as_rows(file, file.rows, FIELDS, phases)
+    """Returns a row per iteration and phase; of all phases unless some are given."""
+    return _rows(file, file.rows, phases)
 
 
 def median_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
-    """One dictionary per phase, with FIELDS as of medians."""
-    return _as_rows(file, summarise(file.steady_rows), of_median(FIELDS), phases)
+    """Returns a row per phase, of medians."""
+    from overlap_sweep.trace.overlap import summarise
+
+    return _rows(file, summarise(file.steady_rows), phases)
 
 
 def part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
-    """One dictionary per iteration, phase and part, the longest busy first, with PART_FIELDS."""
-    rows = _as_rows(file, [part for part in file.parts if part.by == by], PART_FIELDS, phases)
-    return [
-        row for _, same in groupby(rows, key=lambda row: (row["iteration"], row["phase"])) for row in list(same)[:top]
-    ]
+    """Returns a row per iteration, phase and part, the longest busy first."""
+    rows = _rows(file, [part for part in file.parts if part.by == by], phases)
+    return [row for _, same in groupby(rows, key=itemgetter("iteration", "phase")) for row in list(same)[:top]]
 
 
 def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: int | None = None) -> list[Row]:
-    """One dictionary per phase and part, the longest busy first, with PART_FIELDS as of medians.
+    """Returns a row per phase and part, of medians, the longest busy first.
 
     Medians are over all iterations but start-up that have the phase: one that lacks the part counts as 0, and
     `iterations` tells how many have it.
     """
-    rows = []
-    rank = rank_of(file)
+    members: dict[tuple[str, ...], list[Row]] = {}
+    for row in part_rows(file, by, phases):
+        if not row["startup"]:
+            members.setdefault((row["phase"], row["kind"], row["library"], row["name"]), []).append(row)
     iterations = Counter(row.phase for row in file.steady_rows)
-    parts: dict[tuple[str, str, str, str], list[PartRow]] = {}
-    for part in file.steady_parts:
-        if part.by == by and (not phases or part.phase in phases):
-            parts.setdefault((part.phase, part.kind, part.library, part.name), []).append(part)
-    for (phase, kind, library, name), members in parts.items():
-        absent = [0] * (iterations[phase] - len(members))
-        identity = {"file": str(file.path), "rank": rank, "iterations": len(members), "phase": phase, "by": by}
+    rows = []
+    for (phase, *_), same in members.items():
+        absent = [0] * (iterations[phase] - len(same))
         # Half nanoseconds, without the noise of floats.
-        times = {f: round(median([*(getattr(m, f) for m in members), *absent]), 4) for f in PART_TIMES}
-        num_events = median_low([*(member.num_events for member in members), *absent])
-        values = {"num_events": num_events, **times, "startup_iterations": len(file.startup)}
-        rows.append({**identity, "kind": kind, "library": library, "name": name, **values})
-    found = []
-    for phase in iterations:
-        of_phase = sorted((row for row in rows if row["phase"] == phase), key=lambda row: -row["busy_us"])
-        found += of_phase[:top]
-    return found
+        times = {name: round(median([*map(itemgetter(name), same), *absent]), 4) for name in PART_TIMES}
+        num_events = median_low([*map(itemgetter("num_events"), same), *absent])
+        rows.append({**same[0], "iterations": len(same), "num_events": num_events, **times})
+    rows.sort(key=lambda row: -row["busy_us"])
+    return [row for phase in iterations for row in [row for row in rows if row["phase"] == phase][:top]]
 
 
 def rank_rows(run: RunRanks, phases: Sequence[str] = ()) -> list[Row]:
-    """One dictionary per phase, with RANK_FIELDS; none of a run with fewer than two ranks."""
-    missing = ",".join(map(str, run.missing)) or None
-    of_run = {"world_size": run.world_size, "missing": missing}
-    rows = [{**msgspec.structs.asdict(row), **of_run} for row in run.rows if not phases or row.phase in phases]
-    return [{name: row[name] for name in RANK_FIELDS} for row in rows]
+    """Returns a row per phase; none of a run with fewer than two ranks."""
+    from msgspec.structs import asdict
+
+    return [asdict(row) for row in run.rows if not phases or row.phase in phases]
 
 
-def _as_rows(file: TraceFile, rows: Iterable[Any], fields: Sequence[str], phases: Sequence[str]) -> list[Row]:
+def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:
+    from msgspec.structs import asdict
+
+    from overlap_sweep.trace.ranks import rank_of
+
     # Of a trace that doesn't say it, the file's name may tell the rank.
-    rank = rank_of(file)
-    of_file = {"rank": rank, "startup_iterations": len(file.startup)}
-    found = []
-    for row in rows:
-        if not phases or row.phase in phases:
-            values = {**msgspec.structs.asdict(row), **of_file}
-            values["startup"] = values.get("iteration") in file.startup
-            found.append({name: values[name] for name in fields})
-    return found
+    of_file = {"rank": rank_of(file), "startup_iterations": len(file.startup)}
+    found = [{**asdict(row), **of_file} for row in rows if not phases or row.phase in phases]
+    return [{**row, "startup": row.get("iteration") in file.startup} for row in found]
 
 
 def as_json(rows: Sequence[Row]) -> str:
+    import msgspec
+
+    from overlap_sweep.report.numbers import visible_json
+
     return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
-def as_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
+def as_csv(rows: Sequence[Row], fields: Iterable[str]) -> str:
+    from overlap_sweep.report.csv_text import csv_cell
+
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fields, lineterminator="\n")
+    writer = csv.DictWriter(stream, list(fields), lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return stream.getvalue().rstrip("\n")
 
 
-def types_of(fields: Sequence[str]) -> dict[str, str]:
-    """The pandas type of each column."""
-    texts = ("run", "missing", "file", "phase", "by", "kind", "library", "name")
-    numbers = {name: "float64" if name.endswith(("_us", "_ratio")) else "Int64" for name in fields}
-    types = {name: "string" if name in texts else numbers[name] for name in fields}
-    return {**types, "startup": "boolean"} if "startup" in types else types
-
-
-HEADERS = {
-    "rank": "rank",
-    "iteration": "iteration",
-    "phase": "phase",
-    "span_us": "span us",
-    "gemm_busy_us": "GEMM us",
-    "comm_busy_us": "comm us",
-    "overlap_us": "overlap us",
-    "overlap_ratio": "ratio",
-    "exposed_comm_us": "exposed us",
-    "wait_us": "wait us",
-    "idle_us": "idle us",
-    "num_gemm_events": "GEMMs",
-    "num_comm_events": "comms",
-    "num_wait_events": "waits",
-    "num_compute_events": "others",
-}
-
-
 def print_table(rows: Sequence[Row], medians: Sequence[Row], console: Console) -> None:
-    """One table for each file, its medians below its iterations where there are several; lines instead where the
-    terminal is too narrow for it."""
-    of_file = _by_file(rows)
-    medians_of = _by_file(medians)
+    """Prints one table for each file, its medians below its iterations where there are several."""
+    columns = {column.name: column for column in PHASES.columns}
     for file in dict.fromkeys(row["file"] for row in (*rows, *medians)):
-        iterations = of_file.get(file, [])
-        several = not iterations or any(
-            row["iterations"] + row["startup_iterations"] > 1 for row in medians_of.get(file, [])
-        )
-        below = [{**row, "iteration": MEDIAN} for row in medians_of.get(file, [])] if several else []
-        cells = [{h: _cell(name, row[name]) for name, h in HEADERS.items()} for row in (*iterations, *below)]
-        head, *lines = _laid_out(cells)
-        console.print(f"\n{file}", style="bold")
-        if len(head) <= console.width:
-            if iterations and below:
-                lines.insert(len(iterations), "")
-            console.print(f"\n{head}", style="bold")
-            console.print("\n".join([f" {'─' * (len(head) - 2)}", *lines, ""]))
-        else:
-            for row in cells:
-                rank, iteration, phase, *times = (f"{header} {value}" for header, value in row.items())
-                console.print(f"{rank}, {iteration}, {phase}")
-                print_lines([", ".join(times)], console, indent=0, hanging=0)
-                console.print()
-
-
-def _by_file(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["file"], []).append(row)
-    return found
-
-
-def _laid_out(cells: Sequence[Mapping[str, str]]) -> list[str]:
-    """The headers and the rows, looking as in the other tables: with hundreds of traces, rich takes seconds."""
-    rows = [{header: header for header in cells[0]}, *cells]
-    widths = {header: max(len(row[header]) for row in rows) for header in cells[0]}
-    return [
-        f" {'   '.join(t.ljust(widths[h]) if h == 'phase' else t.rjust(widths[h]) for h, t in row.items())} "
-        for row in rows
-    ]
-
-
-RANK_HEADERS = {
-    "phase": "phase",
-    "num_ranks": "ranks",
-    "slowest_rank": "slowest",
-    "slowest_us": "span us",
-    "fastest_rank": "fastest",
-    "fastest_us": "span us",
-    "skew_us": "skew us",
-    "exposed_comm_us": "exposed us",
-    "wait_us": "wait us",
-    "overlap_ratio": "ratio",
-}
+        iterations, below = ([row for row in of if row["file"] == file] for of in (rows, medians))
+        if iterations and all(row["iterations"] + row["startup_iterations"] == 1 for row in below):
+            below = []
+        blocks = [iterations, [{**row, "iteration": MEDIAN} for row in below]]
+        _print(file, [columns[name] for name in _PHASE_CELLS], blocks, console)
 
 
 def print_ranks(run: RunRanks, phases: Sequence[str], console: Console) -> None:
-    """The slowest and the fastest rank of every phase, by their medians; of all phases unless some are given."""
-    rows = [row for row in run.rows if not phases or row.phase in phases]
-    if not rows:
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for field, header in RANK_HEADERS.items():
-        table.add_column(header, justify="left" if field == "phase" else "right", no_wrap=True)
-    cells = [[_cell(field, getattr(row, field)) for field in RANK_HEADERS] for row in rows]
-    for row_cells in cells:
-        table.add_row(*row_cells)
-    console.print(f"\nRanks of {run.name}, medians; exposed, wait and ratio are the slowest's", style="bold")
-    if fits(table, console):
-        console.print(table)
-        return
-    for phase, ranks, slowest, slowest_us, fastest, fastest_us, skew_us, exposed_us, wait_us, ratio in cells:
-        print_lines(
-            [
-                f"{phase} of {ranks} ranks: slowest {slowest}, {slowest_us} us; fastest {fastest}, {fastest_us} us; "
-                f"skew {skew_us} us; exposed {exposed_us} us, wait {wait_us} us, ratio {ratio}"
-            ],
-            console,
-        )
-
-
-PART_HEADERS = {
-    "kind": "kind",
-    "library": "library",
-    "num_events": "events",
-    "busy_us": "busy us",
-    "share": "of span",
-    "alone_us": "alone us",
-    "total_us": "sum us",
-}
+    """Prints the slowest and the fastest rank of every phase, by their medians; of all phases unless some are given."""
+    if rows := rank_rows(run, phases):
+        title = f"Ranks of {run.name}, medians; exposed, wait and ratio are the slowest's"
+        _print(title, RANKS.shown, [rows], console)
 
 
 def print_parts(rows: Sequence[Row], summaries: Sequence[Row], console: Console) -> None:
-    """One table for each file and phase, of medians; `summaries` are `median_rows` of the same files."""
-    summary_of: Mapping[tuple[str, str], Row] = {(row["file"], row["phase"]): row for row in summaries}
-    for (file, phase), same in groupby(rows, key=lambda row: (row["file"], row["phase"])):
+    """Prints one table for each file and phase, of medians; `summaries` are `median_rows` of the same files."""
+    columns = {column.name: column for column in (*PARTS.columns, _SHARE)}
+    summary_of = {(row["file"], row["phase"]): row for row in summaries}
+    for (file, phase), same in groupby(rows, key=itemgetter("file", "phase")):
         of_phase = list(same)
-        summary = summary_of[file, phase]
+        summary, by = summary_of[file, phase], of_phase[0]["by"]
         span_us = summary["span_us"]
-        names = short_names([row["name"] for row in of_phase]) if of_phase[0]["by"] == "kernel" else {}
-        by = of_phase[0]["by"]
-        # A class has no name beside its kind and library.
-        headers = {**({} if by == "class" else {"name": by}), **PART_HEADERS}
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for field, header in headers.items():
-            table.add_column(header, justify="left" if field in ("name", "kind", "library") else "right", no_wrap=True)
-        cells = []
-        for row in of_phase:
-            shown = {**row, "name": names.get(row["name"], row["name"])}
-            shown["share"] = f"{row['busy_us'] / span_us:.0%}" if span_us else None
-            cells.append([_cell(field, shown[field]) for field in headers])
-        for row_cells in cells:
-            table.add_row(*map(Text, row_cells))
+        names = short_names([row["name"] for row in of_phase]) if by == "kernel" else {}
         rank = "" if summary["rank"] is None else f", rank {summary['rank']}"
         over = f", medians over {summary['iterations']} iterations" if summary["iterations"] > 1 else ""
-        console.print(f"\n{file}{rank}, {phase}: {span_us:,.1f} us{over}", style="bold")
-        if fits(table, console):
-            console.print(table)
-            continue
-        numbers = list(headers.values())[-5:]
-        for row_cells in cells:
-            print_lines([" ".join(row_cells[:-5])], console, indent=0)
-            pairs = zip(numbers, row_cells[-5:], strict=True)
-            print_lines([", ".join(f"{header} {value}" for header, value in pairs)], console)
-        console.print()
+        shown = [
+            {**row, "name": names.get(row["name"], row["name"]), "share": row["busy_us"] / span_us if span_us else None}
+            for row in of_phase
+        ]
+        # A class has no name beside its kind and library.
+        named = [] if by == "class" else [_text("name", by)]
+        title = f"{file}{rank}, {phase}: {span_us:,.1f} us{over}"
+        _print(title, [*named, *(columns[name] for name in _PART_CELLS)], [shown], console)
+
+
+def _print(title: str, columns: Sequence[Column[Row]], blocks: Iterable[Sequence[Row]], console: Console) -> None:
+    """Prints a table, blank lines between blocks of rows; where the terminal is too narrow, lines for each row."""
+    from overlap_sweep.report.console import print_lines
+
+    shown = [[[_cell(column, row) for column in columns] for row in rows] for rows in blocks if rows]
+    headers = [column.header for column in columns]
+    widths = [max(map(len, cells)) for cells in zip(headers, *(row for rows in shown for row in rows), strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        sides = [cell.rjust if column.is_number else cell.ljust for cell, column in zip(cells, columns, strict=True)]
+        return f" {'   '.join(side(width) for side, width in zip(sides, widths, strict=True))} "
+
+    console.print(f"\n{title}", style="bold")
+    # Looks as other tables do: with hundreds of traces, rich takes seconds to lay them out.
+    head = line(headers)
+    if len(head) <= console.width:
+        console.print(f"\n{head}", style="bold")
+        text = "\n\n".join("\n".join(map(line, rows)) for rows in shown)
+        console.print(f" {'─' * (len(head) - 2)}\n{text}\n")
+        return
+    for row in (row for rows in shown for row in rows):
+        print_lines([", ".join(f"{header} {cell}" for header, cell in zip(headers, row, strict=True))], console, 0)
+    console.print()
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """By kernel: the long ones by their functions, or where that names several of them, without their middle."""
+    """Returns the long ones of kernels' names by their functions, or where that names several, without their middle."""
+    from overlap_sweep.trace.kernel_classes import function_name
+
     functions = Counter(function_name(name) for name in set(names))
     short = {}
     for name in names:
@@ -325,10 +276,6 @@ def _without_middle(name: str) -> str:
     return f"{name[: kept - kept // 2]}...{name[-(kept // 2) :]}"
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(column: Column[Row], row: Row) -> str:
     """What is unknown, such as the rank of some traces, or undefined is `-`."""
-    if value is None:
-        return "-"
-    if name.endswith("_us"):
-        return f"{value:,.1f}"
-    return f"{value:.2f}" if name == "overlap_ratio" else str(value)
+    return "-" if column.value(row) is None else column.text(row)

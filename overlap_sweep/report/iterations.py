@@ -9,15 +9,18 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Extent, Gantt, GanttBar, Group, Lane
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
-from overlap_sweep.trace import spans
+from overlap_sweep.trace.activity import KINDS, PHASE_OF_PASS, Activity, activity_of
+from overlap_sweep.trace.files import reader_digest
 from overlap_sweep.trace.intervals import rows_without_overlap
-from overlap_sweep.trace.kernel_classes import function_name
-from overlap_sweep.trace.spans import Iteration, Span, typical_iteration
+from overlap_sweep.trace.kernel_classes import Kind, function_name
+from overlap_sweep.trace.kineto import read_trace
+from overlap_sweep.trace.overlap import overlap_rows, startup_iterations
 
 CLASSES = {
     "gemm": "GEMM",
@@ -43,6 +46,32 @@ LONGEST_NAME = 90
 
 
 @dataclass(frozen=True)
+class Span:
+    """One kernel or copy, or on a CPU one operator. Microseconds from the iteration's first start."""
+
+    start_us: float
+    end_us: float
+    process: str
+    """The device, or on a CPU the process."""
+    stream: str
+    """The stream, or on a CPU the thread."""
+    kind: Kind
+    library: str
+    name: str
+    phase: str
+    """`fwd`, `bwd`, `recompute`, or empty for what belongs to neither pass."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one rank did in one iteration, by start."""
+
+    rank: int | None
+    number: int
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
 class Side:
     """What one half is taken from; no trace, no half."""
 
@@ -64,7 +93,7 @@ def timeline(title: str, none: Side, best: Side, pass_name: str | None = None) -
         if side.trace is None:
             notes.append(f"Of {side.title} there is no trace to draw beside it.")
             continue
-        iteration = _iteration(side.trace)
+        iteration = _kept_iteration(side.trace)
         if iteration is None:
             notes.append(f"{side.trace.name} of {side.title} cannot be read.")
             continue
@@ -123,27 +152,53 @@ def _by_stream(shown: Sequence[Span]) -> list[list[Span]]:
     return [row for stream in by_stream.values() for row in _packed(stream)]
 
 
-def _iteration(path: Path) -> Iteration | None:
-    """None where the trace cannot be read, which analysis has said already. Kept, since reading takes a while."""
+def typical_iteration(path: Path | str) -> Iteration:
+    """The iteration whose span is the (lower) median of those that are no start-up. UserError when there is none."""
+    trace = read_trace(path)
+    activity = activity_of(trace)
+    rows = overlap_rows(activity, str(path), trace.rank)
+    startup = startup_iterations(rows)
+    whole = sorted((row.span_us, row.iteration) for row in rows if row.phase == "all" and row.iteration not in startup)
+    number = whole[(len(whole) - 1) // 2][1]
+    return Iteration(trace.rank, number, _spans(activity, number))
+
+
+def _spans(activity: Activity, number: int) -> list[Span]:
+    events, assigned = activity.events, activity.assignment
+    chosen = np.flatnonzero(assigned.iteration == number)
+    chosen = chosen[np.argsort(events.start_ns[chosen], kind="stable")]
+    origin_ns = events.start_ns[chosen[0]]
+    return [
+        Span(
+            start_us=int(events.start_ns[i] - origin_ns) / 1000,
+            end_us=int(events.end_ns[i] - origin_ns) / 1000,
+            process=activity.lanes[events.lane[i]][0],
+            stream=activity.lanes[events.lane[i]][1],
+            kind=KINDS[activity.kind[i]],
+            library=activity.classes[int(events.label[i])].library,
+            name=activity.labels[events.label[i]][1],
+            phase=PHASE_OF_PASS.get(int(assigned.pass_[i]), ""),
+        )
+        for i in chosen
+    ]
+
+
+def _kept_iteration(path: Path) -> Iteration | None:
+    """Returns the typical iteration, read once; None where the trace cannot be read, as analysis has said already."""
 
     def read() -> bytes:
         return msgspec.json.encode(typical_iteration(path))
 
     try:
-        key = hashlib.sha256(path.read_bytes()).digest() + _reader_digest()
+        key = f"{hashlib.sha256(path.read_bytes()).hexdigest()} {reader_digest()} {_own_digest()}"
         return msgspec.json.decode(cached_bytes("timelines", key, read), type=Iteration)
     except (UserError, OSError):
         return None
 
 
 @cache
-def _reader_digest() -> bytes:
-    """Of all that decides what is read from a trace."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(spans.__file__).parent.iterdir()):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    return digest.digest()
+def _own_digest() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def _group(title: str, shown: Sequence[Span], longest: Sequence[Span]) -> Group:

@@ -25,6 +25,8 @@ FWD, BWD, NEITHER, RECOMPUTE = range(4)
 whole. So does a CUDA graph that autograd does not know, since it may hold both passes. RECOMPUTE is the part of the
 backward pass in which checkpoints run forward again."""
 
+PHASE_OF_PASS = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "recompute"}
+
 NO_ITERATION = -1
 """Outside the profiler's steps, in a trace that has them."""
 

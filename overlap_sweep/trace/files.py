@@ -1,17 +1,16 @@
 """Trace files, each read and analysed once: several large ones by several processes, and what is found is kept.
 
-`python -m overlap_sweep.trace.files` is one of those processes. Kept is by the trace's content and by the code that
-reads it, as Parquet, see `overlap_sweep.cache`.
+`python -m overlap_sweep.trace.files` is one of those processes. Findings are kept by the trace's content and by the
+code that reads it, see `overlap_sweep.cache`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib import resources
@@ -20,8 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlap_sweep.cache import find as find_bytes
-from overlap_sweep.cache import keep as keep_bytes
+from overlap_sweep.cache import find, keep
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.kineto import read_trace
@@ -36,15 +34,15 @@ WORTH_A_PROCESS_S = 0.4
 """A process needs about 0.2 s to start."""
 
 _KIND = "traces"
-_HEAD = b"findings"
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
-_PATH = "\0"
-"""In front of a kept sentence, for where the trace lies: all sentences about it begin so, and it may be moved."""
+_T = TypeVar("_T")
 
-_NOT_OF_ITS_CONTENT = f"{_PATH} cannot be read ("
+_NOWHERE = Path("\0")
+"""In kept findings, instead of where the trace lies: it may be moved."""
+
+_NOT_OF_ITS_CONTENT = " cannot be read ("
 """The disk's or the network's problem, which may pass."""
-
-_Row = TypeVar("_Row", TraceRow, PartRow)
 
 
 class TraceFile(msgspec.Struct, dict=True):
@@ -77,13 +75,6 @@ class TraceFile(msgspec.Struct, dict=True):
     def steady_parts(self) -> list[PartRow]:
         """Those of `parts` that are no start-up."""
         return [part for part in self.parts if part.iteration not in self.startup]
-
-
-class _Request(msgspec.Struct):
-    """What another process is asked for."""
-
-    paths: list[str]
-    with_parts: bool
 
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
@@ -135,31 +126,22 @@ def _read_all(paths: Sequence[Path], with_parts: bool) -> list[TraceFile]:
 
 
 def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | None:
-    """Starts a process that reads these traces; None where that cannot be, or it ends at once."""
+    """Starts a process that reads these traces; None where that cannot be."""
     command = [sys.executable, "-m", "overlap_sweep.trace.files"]
     try:
-        request = msgspec.msgpack.encode(_Request([str(path) for path in paths], with_parts))
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with tempfile.TemporaryFile() as request:
+            request.write(msgspec.msgpack.encode((list(map(str, paths)), with_parts)))
+            request.seek(0)
+            return subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE)
     except (OSError, UnicodeError):
         # UnicodeError: a path that is no text.
         return None
-    try:
-        assert process.stdin
-        process.stdin.write(request)
-        process.stdin.close()
-    except OSError:
-        process.kill()
-    process.stdin = None
-    return process
 
 
 def _answers(process: subprocess.Popen[bytes] | None, count: int) -> list[TraceFile] | None:
     """Returns what the process found; None where that is not as many as asked for."""
-    if process is None:
-        return None
-    answered, _ = process.communicate()
     try:
-        answers = msgspec.msgpack.decode(answered, type=list[TraceFile], dec_hook=lambda kind, value: kind(value))
+        answers = _decoded(process.communicate()[0], list[TraceFile]) if process else []
     except msgspec.MsgspecError:
         return None
     return answers if len(answers) == count else None
@@ -167,9 +149,16 @@ def _answers(process: subprocess.Popen[bytes] | None, count: int) -> list[TraceF
 
 def _answer_request() -> None:
     """Reads a request from stdin, and writes what the traces hold to stdout."""
-    asked = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Request)
-    found = [read_trace_file(Path(path), asked.with_parts) for path in asked.paths]
-    sys.stdout.buffer.write(msgspec.msgpack.encode(found, enc_hook=str))
+    paths, with_parts = msgspec.msgpack.decode(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(_encoded([read_trace_file(Path(path), with_parts) for path in paths]))
+
+
+def _encoded(found: Any) -> bytes:
+    return msgspec.msgpack.encode(found, enc_hook=str)
+
+
+def _decoded(content: bytes, kind: type[_T]) -> _T:
+    return msgspec.msgpack.decode(content, type=kind, dec_hook=lambda path, text: path(text))
 
 
 def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
@@ -197,91 +186,59 @@ def _key_of(path: Path) -> str | None:
     """Returns what the trace's findings are kept by; None where the file cannot be read."""
     try:
         with path.open("rb") as file:
-            return f"{_reader()} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+            return f"{reader_digest()} {hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError:
         return None
 
 
 def _kept(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
     """Returns what was found before; None where nothing is kept, or what is kept is damaged."""
-    rows = find_bytes(_KIND, f"{key} rows") if key else None
-    parts = find_bytes(_KIND, f"{key} parts") if key and with_parts else b""
-    if rows is None or parts is None:
+    content = find(_KIND, f"{key} {with_parts}") if key else None
+    if content is None or content[:_DIGEST_BYTES] != hashlib.sha256(content[_DIGEST_BYTES:]).digest():
         return None
     try:
-        found, head = _read(rows, TraceRow, path)
-        head["warnings"] = [_with_path(warning, path) for warning in head["warnings"]]
-        if head["problem"] is not None:
-            return TraceFile(path, **head | {"problem": _with_path(head["problem"], path)})
-        of_parts = _read(parts, PartRow, path)[0] if with_parts else []
-        if not found or (with_parts and not of_parts):
-            raise ValueError("a trace without rows would have a problem")
-        return TraceFile(path, **head, rows=found, parts=of_parts)
-    except Exception:
-        # Whatever a damaged file makes its readers raise: the trace is there to be read again.
+        return _moved(_decoded(content[_DIGEST_BYTES:], TraceFile), path)
+    except msgspec.MsgspecError:
         return None
 
 
 def _keep(key: str | None, file: TraceFile, with_parts: bool) -> None:
     """Keeps what was found; what is wrong with the trace, too: that may have taken as long as anything else to find."""
-    if key is None:
+    moved = _moved(file, _NOWHERE)
+    if key is None or moved is None or (file.problem or "").startswith(f"{file.path}{_NOT_OF_ITS_CONTENT}"):
         return
-    warnings = [_without_path(warning, file.path) for warning in file.warnings]
-    problem = None if file.problem is None else _without_path(file.problem, file.path)
-    if None in warnings or (file.problem and (problem is None or problem.startswith(_NOT_OF_ITS_CONTENT))):
-        return
-    if (warnings or problem) and _key_of(file.path) != key:
+    if (file.warnings or file.problem) and _key_of(file.path) != key:
         # Somebody is writing it just now: this was found in more of it than the key is of.
         return
-    head = {"rank": file.rank, "world_size": file.world_size, "warnings": warnings, "problem": problem}
-    keep_bytes(_KIND, f"{key} rows", _written(file.rows, TraceRow, head))
-    if with_parts:
-        keep_bytes(_KIND, f"{key} parts", _written(file.parts, PartRow, {}))
+    for parts in {False, with_parts}:
+        content = _encoded(moved if parts else msgspec.structs.replace(moved, parts=[]))
+        keep(_KIND, f"{key} {parts}", hashlib.sha256(content).digest() + content)
 
 
-def _without_path(sentence: str, path: Path) -> str | None:
-    """None where it isn't the sentence's beginning, or not only that."""
-    rest = sentence.removeprefix(str(path))
-    return _PATH + rest if rest != sentence and rest[:1] in (" ", ":") else None
-
-
-def _with_path(sentence: str, path: Path) -> str:
-    if not sentence.startswith(_PATH):
-        raise ValueError("a sentence about a trace begins with its path")
-    return str(path) + sentence.removeprefix(_PATH)
+def _moved(file: TraceFile, path: Path) -> TraceFile | None:
+    """Returns the same of a trace that lies elsewhere; None where a sentence does not begin with where it lies."""
+    sentences = [*file.warnings, *([file.problem] if file.problem else [])]
+    ends = [sentence.removeprefix(str(file.path)) for sentence in sentences]
+    if any(end == sentence or end[:1] not in (" ", ":") for end, sentence in zip(ends, sentences, strict=True)):
+        return None
+    told = [f"{path}{end}" for end in ends]
+    return TraceFile(
+        path=path,
+        rank=file.rank,
+        world_size=file.world_size,
+        rows=[msgspec.structs.replace(row, file=str(path)) for row in file.rows],
+        parts=[msgspec.structs.replace(part, file=str(path)) for part in file.parts],
+        warnings=told[: len(file.warnings)],
+        problem=told[-1] if file.problem else None,
+    )
 
 
 @cache
-def _reader() -> str:
+def reader_digest() -> str:
     """Returns a hash that changes with the code and the kernel classes."""
     files = sorted(resources.files(__package__).iterdir(), key=lambda file: file.name)
     sources = [file.read_bytes() for file in files if file.name.endswith((".py", ".yaml"))]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()
-
-
-def _written(rows: Sequence[_Row], kind: type[_Row], head: dict[str, Any]) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
-
-    # A path need not be text. What was found doesn't depend on it.
-    columns = [name for name in kind.__struct_fields__ if name != "file"]
-    table = pyarrow.table({name: [getattr(row, name) for row in rows] for name in columns})
-    stream = io.BytesIO()
-    table = table.replace_schema_metadata({_HEAD: json.dumps(head)})
-    parquet.write_table(
-        table, stream, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
-    )
-    return stream.getvalue()
-
-
-def _read(content: bytes, kind: type[_Row], path: Path) -> tuple[list[_Row], dict[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    file = parquet.ParquetFile(pyarrow.BufferReader(content), page_checksum_verification=True)
-    table = file.read(use_threads=False)
-    rows = msgspec.convert([{"file": str(path), **row} for row in table.to_pylist()], list[kind])  # type: ignore[valid-type]
-    return rows, json.loads(table.schema.metadata[_HEAD])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ class RankRow(msgspec.Struct, kw_only=True):
     run: str
     phase: str
     num_ranks: int
+    world_size: int | None
+    """None when no trace says."""
+    missing: str | None
+    """The ranks whose traces are not there, or could not be analysed."""
     slowest_rank: int
     slowest_us: float
     """Its span."""
@@ -97,33 +101,30 @@ def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
     world_size = max((file.world_size or 0 for file in files.values()), default=0) or None
     read = {rank: file for rank, file in sorted(files.items()) if not file.problem}
     missing = sorted(set(range(world_size or max(files) + 1)) - set(read))
-    return RunRanks(name=name, world_size=world_size, ranks=list(read), missing=missing, rows=_rows(name, read))
-
-
-def _rows(name: str, files: dict[int, TraceFile]) -> list[RankRow]:
-    if len(files) < 2:
-        return []
     by_phase: dict[str, dict[int, PhaseSummary]] = {}
-    for rank, file in files.items():
+    for rank, file in read.items():
         for summary in summarise(file.steady_rows):
             by_phase.setdefault(summary.phase, {})[rank] = summary
     rows = []
-    for phase, of_phase in by_phase.items():
+    for phase, of_phase in by_phase.items() if len(read) > 1 else ():
         slowest, fastest = (pick(of_phase, key=lambda rank: of_phase[rank].span_us) for pick in (max, min))
+        summary = of_phase[slowest]
         rows.append(
             RankRow(
                 run=name,
                 phase=phase,
                 num_ranks=len(of_phase),
+                world_size=world_size,
+                missing=",".join(map(str, missing)) or None,
                 slowest_rank=slowest,
-                slowest_us=of_phase[slowest].span_us,
+                slowest_us=summary.span_us,
                 fastest_rank=fastest,
                 fastest_us=of_phase[fastest].span_us,
-                skew_us=of_phase[slowest].span_us - of_phase[fastest].span_us,
-                exposed_comm_us=of_phase[slowest].exposed_comm_us,
-                wait_us=of_phase[slowest].wait_us,
-                overlap_ratio=of_phase[slowest].overlap_ratio,
-                startup_iterations=len(files[slowest].startup),
+                skew_us=summary.span_us - of_phase[fastest].span_us,
+                exposed_comm_us=summary.exposed_comm_us,
+                wait_us=summary.wait_us,
+                overlap_ratio=summary.overlap_ratio,
+                startup_iterations=len(read[slowest].startup),
             )
         )
-    return rows
+    return RunRanks(name=name, world_size=world_size, ranks=list(read), missing=missing, rows=rows)

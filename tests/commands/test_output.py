@@ -47,6 +47,8 @@ EXPRESSIONS = {
     "1 < num_sm < 8": [0],
     "num_sm in [4, 5]": [0],
     "num_sm == [4, 5]": [0],
+    # As long as there are rows.
+    "tp_size % 3 == [1, 5, 6]": [1],
     "`num_sm` == 4 and num_sm == `num_sm`": [0],
     "`pass` == 'bwd' and slot != 'a `pass` @ b'": [0],
     "launch_bound": [1],

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from overlap_sweep.analysis.sweep import sections_of_points
-from overlap_sweep.commands.trace_rows import FIELDS, PART_FIELDS, RANK_FIELDS
+from overlap_sweep.commands.trace_rows import PARTS, PHASES, RANKS
 from overlap_sweep.compare import history, trace_rows
 from overlap_sweep.compare import rows as comparison_rows
 from overlap_sweep.report.terminal import print_section
@@ -73,11 +73,11 @@ TABLES: dict[str, Sequence[str]] = {
     "query training": list(training.TABLE.types),
     "query copies": list(copies.TABLE.types),
     "query stacks": list(tp_training.TABLE.types),
-    f"trace {DEFAULT} {CPU}": FIELDS,
-    f"trace {DEFAULT} --median": of_medians(FIELDS),
-    f"trace {DEFAULT} --median --by kernel --phase all --top 3": of_medians(PART_FIELDS),
-    f"trace {DEFAULT} --by kernel --phase bwd": PART_FIELDS,
-    "trace ranks/ranks --by rank": RANK_FIELDS,
+    f"trace {DEFAULT} {CPU}": list(PHASES.types),
+    f"trace {DEFAULT} --median": of_medians(list(PHASES.types)),
+    f"trace {DEFAULT} --median --by kernel --phase all --top 3": of_medians(list(PARTS.types)),
+    f"trace {DEFAULT} --by kernel --phase bwd": list(PARTS.types),
+    "trace ranks/ranks --by rank": list(RANKS.types),
     "compare compared/old compared/new": list(comparison_rows.POINT_COLUMNS),
     "compare compared/old compared/new --by slot": list(comparison_rows.SLOT_COLUMNS),
     f"compare {NONE} {DEFAULT}": list(trace_rows.QUANTITY_COLUMNS),

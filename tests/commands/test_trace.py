@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from overlap_sweep.commands.trace_rows import LONGEST_NAME, short_names
-from overlap_sweep.report.timeline.ranks import read_rank
-from overlap_sweep.report.timeline.trace_file import build
+from overlap_sweep.report.timeline import build, read_rank
 from overlap_sweep.trace.directories import is_timeline
 from overlap_sweep.trace.intervals import intersect, length, merge
 from overlap_sweep.trace.overlap import analyse_trace

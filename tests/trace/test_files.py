@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import itertools
 import os
 import shutil
@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from overlap_sweep.trace import files
 from overlap_sweep.trace.files import TraceFile, read_trace_file, read_trace_files
@@ -94,21 +92,22 @@ def test_content_counts_not_the_path(tmp_path: Path, no_ratio: Path, read_paths:
 
 
 def test_another_reader_reads_again(no_ratio: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    files._reader.cache_clear()
-    assert len(files._reader()) == 64
+    files.reader_digest.cache_clear()
+    assert len(files.reader_digest()) == 64
     read_trace_files([no_ratio])
-    monkeypatch.setattr(files, "_reader", lambda: "changed")
+    monkeypatch.setattr(files, "reader_digest", lambda: "changed")
     assert read_trace_files([no_ratio]) == [alone(no_ratio)]
     assert len(read_paths) == 2
 
 
-def rewritten(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
-    """Another valid table: `change` of what was kept."""
+def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+    """Other findings, kept whole: `change` of those that were."""
 
     def of(content: bytes) -> bytes:
-        stream = io.BytesIO()
-        parquet.write_table(change(parquet.read_table(pyarrow.BufferReader(content))), stream)
-        return stream.getvalue()
+        found = msgspec.msgpack.decode(content[32:])
+        change(found)
+        text = msgspec.msgpack.encode(found)
+        return hashlib.sha256(text).digest() + text
 
     return of
 
@@ -119,13 +118,13 @@ def rewritten(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
         lambda content: content[: len(content) // 2],
         lambda content: content[:-1],
         lambda content: b"",
-        lambda content: b"PAR1garbagePAR1",
+        lambda content: b"garbage",
         lambda content: b"\0" * len(content),
         lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
-        rewritten(lambda table: table.drop_columns(["phase"])),
-        rewritten(lambda table: table.replace_schema_metadata(None)),
-        rewritten(lambda table: table.replace_schema_metadata({b"findings": b'{"other": 1}'})),
-        rewritten(lambda table: table.slice(0, 0)),
+        rewritten(lambda found: [row.pop("phase") for row in found["rows"]]),
+        rewritten(lambda found: found.pop("path")),
+        rewritten(lambda found: found.update(rows=None)),
+        rewritten(lambda found: found.update(warnings=["no path in front"])),
     ],
 )
 def test_a_damaged_cache_is_read_around_and_mended(

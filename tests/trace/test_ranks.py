@@ -36,7 +36,7 @@ def test_slowest_rank_and_skew_of_medians_over_iterations() -> None:
     # The fastest is the first of two that are as fast.
     same = {"run": run.name, "num_ranks": 3, "slowest_rank": 1, "slowest_us": 300.0, "fastest_rank": 0}
     same |= {"fastest_us": 100.0, "skew_us": 200.0, "exposed_comm_us": 37.5, "wait_us": 18.75, "overlap_ratio": 0.5}
-    same["startup_iterations"] = 0
+    same |= {"startup_iterations": 0, "world_size": 3, "missing": None}
     assert run.rows == [RankRow(phase=phase, **same) for phase in ("fwd", "all")]
 
 

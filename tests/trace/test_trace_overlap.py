@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_sweep.report.iterations import Span, typical_iteration
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.overlap import TraceRow, analyse_trace, measure, measure_groups, summarise
-from overlap_sweep.trace.spans import Span, typical_iteration
 from tests.trace import independent_check
 
 TIMES = {

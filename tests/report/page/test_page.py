@@ -16,11 +16,10 @@ from overlap_sweep.report.charts.figures import figure
 from overlap_sweep.report.charts.lines import spread
 from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
 from overlap_sweep.report.charts.rows import wrapped
-from overlap_sweep.report.iterations import MOST_SPANS, at_once_us, lanes
+from overlap_sweep.report.iterations import MOST_SPANS, Span, at_once_us, lanes
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
-from overlap_sweep.trace.spans import Span
 from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines

@@ -1,0 +1,299 @@
+"""All ranks of a run on one timeline, as a trace that Perfetto and chrome://tracing load: a process for each rank, with
+tracks for its iterations and passes, and for each kind of kernels as many as streams are busy at once."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import PASS_WORDS, some_ranks
+from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, IGNORE, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
+from overlap_sweep.trace.directories import TIMELINE_MARK
+from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
+from overlap_sweep.trace.kernel_classes import function_name
+from overlap_sweep.trace.kineto import read_trace
+from overlap_sweep.trace.overlap import phases_of
+from overlap_sweep.trace.stream import blocks
+
+WHOLE = "all"
+"""The phase that is the whole iteration."""
+COUNTER = "GEMM and communication at once"
+KINDS = {
+    GEMM: ("GEMM", "gemm", "thread_state_running"),
+    COMPUTE: ("computation", "compute", "rail_response"),
+    COMM: ("communication", "comm", "thread_state_iowait"),
+    WAIT: ("wait", "wait", "grey"),
+    MEMORY: ("copies", "memory", "rail_load"),
+}
+"""From top to bottom: title, category, and one of chrome://tracing's colours; Perfetto colours by name."""
+LONGEST_NUMBER = 20
+"""Digits of a stream's number; what is longer is a name."""
+STREAMS_NAMED = 3
+"""In the name of a track that several share."""
+
+_Span = tuple[int, int, str, dict[str, Any]]
+"""Something on a track: start and end in the trace's own nanoseconds, name, other fields of the event."""
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """One rank's work."""
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    base_time_ns: int
+    """Since 1970; 0 where the trace doesn't say what it counts from."""
+    device: str
+    """Such as `NVIDIA H200, device 0`."""
+    streams: list[str]
+    """By lane what its stream is called, or on a CPU its thread; with its device where there are several."""
+    activity: Activity
+    phases: dict[int, dict[str, NDArray[np.intp]]]
+    """By iteration and phase, which of the activity's events are in it."""
+
+    def span_ns(self, iteration: int, phase: str = WHOLE) -> tuple[int, int]:
+        """From the first start to the last end, as the trace counts."""
+        events, inside = self.activity.events, self.phases[iteration][phase]
+        return int(events.start_ns[inside].min()), int(events.end_ns[inside].max())
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A trace of all ranks."""
+
+    content: bytes
+    """JSON."""
+    ranks: int
+    spans: int
+    iterations: list[int]
+    notes: list[str]
+    """One sentence each: how the ranks were aligned, and which are missing."""
+
+
+class _Event(msgspec.Struct, omit_defaults=True):
+    """Of Chrome's trace format."""
+
+    ph: str
+    pid: int
+    tid: int
+    name: str
+    ts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    dur: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    cat: str = ""
+    cname: str = ""
+    args: dict[str, Any] = {}
+
+
+def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
+    """Returns one rank's work, and what its reader warned of. UserError when it cannot be read or has no iteration."""
+    trace = read_trace(path)
+    activity = activity_of(trace)
+    phases: dict[int, dict[str, NDArray[np.intp]]] = {}
+    for iteration, phase, of_phase in phases_of(activity):
+        drawn = of_phase[activity.kind[of_phase] != IGNORE]
+        if len(drawn):
+            phases.setdefault(iteration, {})[phase] = drawn
+    if not phases:
+        raise UserError(f"{path} holds no work inside its iterations; profile at least one forward pass.")
+    devices = sorted({activity.lanes[lane][0] for lane in np.unique(activity.events.lane)})
+    timeline = RankTimeline(
+        path=path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        base_time_ns=trace.base_time_ns,
+        device=_named(devices, path) if len(trace.device) else "CPU",
+        streams=[f"{device}:{stream}" if len(devices) > 1 else stream for device, stream in activity.lanes],
+        activity=activity,
+        phases=phases,
+    )
+    return timeline, trace.warnings
+
+
+def _named(devices: list[str], path: Path) -> str:
+    """Kineto lists the host's devices before its events."""
+    head = next(blocks(path, lambda _: None), b"").partition(b'"traceEvents"')[0]
+    listed = re.findall(rb'"id":\s*(\d+),\s*"name":\s*"([^"]+)"', head)
+    names = {number.decode(): name.decode(errors="replace") for number, name in listed}
+    kinds = dict.fromkeys(names[number] for number in devices if number in names)
+    return ", ".join([*kinds, f"device {' and '.join(devices)}"])
+
+
+def build(ranks: Sequence[RankTimeline], iteration: int | None = None) -> Timeline:
+    """Returns all iterations or one of them. UserError where two ranks are the same, or none has the iteration."""
+    ordered = _in_order(ranks)
+    wanted = sorted({number for rank in ordered for number in rank.phases})
+    if iteration is not None:
+        if iteration not in wanted:
+            raise UserError(
+                f"There is no iteration {iteration}; choose among {', '.join(map(str, wanted[:20]))}, or all."
+            )
+        wanted = [iteration]
+    shifts, notes = _shifts_ns(ordered)
+    numbers = [[number for number in wanted if number in rank.phases] for rank in ordered]
+    first_ns = min(
+        rank.span_ns(number)[0] + shift
+        for rank, shift, own in zip(ordered, shifts, numbers, strict=True)
+        for number in own
+    )
+    tids = itertools.count(1)
+    events = [
+        event
+        for pid, (rank, shift, own) in enumerate(zip(ordered, shifts, numbers, strict=True), start=1)
+        for event in _events(rank, pid, tids, first_ns - shift, own)
+    ]
+    document = {
+        # First, so that it is found without reading the rest.
+        "otherData": {"made_by": TIMELINE_MARK, "traces": [str(rank.path) for rank in ordered]},
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+    }
+    return Timeline(
+        content=msgspec.json.encode(document),
+        ranks=len(ordered),
+        spans=sum("kernel" in event.args for event in events),
+        iterations=wanted,
+        notes=[*_missing_ranks(ordered), *notes],
+    )
+
+
+def _in_order(ranks: Sequence[RankTimeline]) -> list[RankTimeline]:
+    seen: dict[int, RankTimeline] = {}
+    for rank in ranks:
+        if rank.rank is not None and (other := seen.setdefault(rank.rank, rank)) is not rank:
+            raise UserError(f"{other.path} and {rank.path} are both of rank {rank.rank}; give the traces of one run.")
+    return sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))
+
+
+def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
+    """Returns a sentence, if any are."""
+    sizes = {rank.world_size for rank in ranks if rank.world_size}
+    if len(sizes) > 1:
+        return [f"The traces are of runs of {' and '.join(map(str, sorted(sizes)))} ranks; are they of one run?"]
+    if not sizes or any(rank.rank is None for rank in ranks):
+        return []
+    (size,) = sizes
+    missing = sorted(set(range(size)) - {rank.rank for rank in ranks})
+    are = "are" if len(missing) > 1 else "is"
+    return [f"{len(missing)} of {size} ranks {are} missing: {some_ranks(missing)}."] if missing else []
+
+
+def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
+    """Returns what to add to each rank's own times so that they are of one clock, and a note if it is a guess."""
+    common = sorted(set.intersection(*(set(rank.phases) for rank in ranks)))
+    spans_ns = [rank.span_ns(common[0] if common else min(rank.phases)) for rank in ranks]
+    bases_ns = [rank.base_time_ns for rank in ranks]
+    last_start_ns, first_end_ns = (
+        pick(span_ns[i] + base_ns for span_ns, base_ns in zip(spans_ns, bases_ns, strict=True))
+        for i, pick in enumerate((max, min))
+    )
+    same_base = all(bases_ns) or not any(bases_ns)
+    # Ranks that communicate work on the same iteration at the same time.
+    if len(ranks) == 1 or (common and same_base and last_start_ns < first_end_ns):
+        return bases_ns, []
+    what = f"iteration {common[0]}" if common else "each rank's first iteration, for none is common to all"
+    note = f"The ranks' clocks don't agree: aligned at the start of {what}, so that skew between them is not shown."
+    return [-start_ns for start_ns, _ in spans_ns], [note]
+
+
+def _events(
+    rank: RankTimeline, pid: int, tids: Iterator[int], origin_ns: int, iterations: Sequence[int]
+) -> Iterator[_Event]:
+    """`origin_ns`: where the timeline begins, as the rank's own trace counts."""
+    name = rank.path.name if rank.rank is None else f"rank {rank.rank}"
+    yield _Event("M", pid, 0, "process_name", args={"name": f"{name} ({rank.device})"})
+    yield _Event("M", pid, 0, "process_sort_index", args={"sort_index": pid - 1})
+    if not iterations:
+        return
+    chosen = np.concatenate([rank.phases[iteration][WHOLE] for iteration in iterations])
+    for title, spans in _tracks(rank, iterations, chosen):
+        tid = next(tids)
+        yield _Event("M", pid, tid, "thread_name", args={"name": title})
+        yield _Event("M", pid, tid, "thread_sort_index", args={"sort_index": tid})
+        for start_ns, end_ns, name, fields in spans:
+            yield _Event("X", pid, tid, name, _us(start_ns - origin_ns), _us(end_ns - start_ns), **fields)
+    intervals, kind = rank.activity.events.intervals[chosen], rank.activity.kind[chosen]
+    for start_ns, end_ns in intersect(merge(intervals[kind == GEMM]), merge(intervals[kind == COMM])).tolist():
+        yield _Event("C", pid, 0, COUNTER, _us(start_ns - origin_ns), args={"both": 1})
+        yield _Event("C", pid, 0, COUNTER, _us(end_ns - origin_ns), args={"both": 0})
+
+
+def _us(nanoseconds: int) -> msgspec.Raw:
+    """Microseconds with three decimals: exact, where a float would have as many digits as it likes."""
+    sign = "-" if nanoseconds < 0 else ""
+    return msgspec.Raw(f"{sign}{abs(nanoseconds) // 1000}.{abs(nanoseconds) % 1000:03d}".encode())
+
+
+def _tracks(
+    rank: RankTimeline, iterations: Sequence[int], chosen: NDArray[np.intp]
+) -> Iterator[tuple[str, list[_Span]]]:
+    """Yields titles with their spans, by start; what overlaps on a track would be drawn wrong, and is on one below."""
+    whole: list[_Span] = [(*rank.span_ns(number), f"iteration {number}", {"cat": "iteration"}) for number in iterations]
+    passes: list[_Span] = [
+        (*rank.span_ns(number, phase), name, {"cat": "pass", "args": {"iteration": number}})
+        for number in iterations
+        for phase, name in PASS_WORDS.items()
+        if phase in rank.phases[number]
+    ]
+    for title, spans in (("iterations", whole), ("passes", passes), *_kernels(rank, chosen)):
+        ordered = sorted(spans, key=lambda span: span[:2])
+        for number, row in enumerate(rows_without_overlap(span[:2] for span in ordered), start=1):
+            yield title if number == 1 else f"{title} ({number})", [ordered[i] for i in row]
+
+
+def _kernels(rank: RankTimeline, chosen: NDArray[np.intp]) -> Iterator[tuple[str, list[_Span]]]:
+    """Yields spans by kind, then by stream. Streams that are never busy at once share a track, since userbuffers take
+    some for every slot."""
+    activity, events = rank.activity, rank.activity.events
+    for kind, (title, *drawn) in KINDS.items():
+        of_kind = chosen[activity.kind[chosen] == kind]
+        shared: list[tuple[list[int], Intervals]] = []
+        for lane in sorted(np.unique(events.lane[of_kind]).tolist(), key=lambda lane: _natural(activity.lanes[lane])):
+            busy = merge(events.intervals[of_kind[events.lane[of_kind] == lane]])
+            free = next((i for i, (_, taken) in enumerate(shared) if not len(intersect(taken, busy))), None)
+            if free is None:
+                shared.append(([lane], busy))
+            else:
+                lanes, taken = shared[free]
+                shared[free] = [*lanes, lane], merge(np.concatenate((taken, busy)))
+        for lanes, _ in shared:
+            spans = [_kernel(rank, int(i), *drawn) for i in of_kind[np.isin(events.lane[of_kind], lanes)]]
+            yield f"{title} · {_streams(rank, lanes)}", spans
+
+
+def _kernel(rank: RankTimeline, event: int, category: str, colour: str) -> _Span:
+    activity, events = rank.activity, rank.activity.events
+    source, name = activity.labels[events.label[event]]
+    short = (function_name(name) if source == "kernel" else name) or name
+    args = {
+        "kernel": name,
+        "library": activity.classes[int(events.label[event])].library,
+        "stream": rank.streams[events.lane[event]],
+        "phase": PHASE_OF_PASS.get(int(activity.assignment.pass_[event]), ""),
+        "iteration": int(activity.assignment.iteration[event]),
+    }
+    fields = {"cat": category, "cname": colour, "args": args}
+    return int(events.start_ns[event]), int(events.end_ns[event]), short, fields
+
+
+def _streams(rank: RankTimeline, lanes: Iterable[int]) -> str:
+    """`stream 7`, `streams 7, 359, 366 and 5 more`, `threads 12, 13`."""
+    named = [rank.streams[lane] for lane in lanes]
+    noun = ("thread" if rank.device == "CPU" else "stream") + ("s" if len(named) > 1 else "")
+    more = f" and {len(named) - STREAMS_NAMED} more" if len(named) > STREAMS_NAMED else ""
+    return f"{noun} {', '.join(named[:STREAMS_NAMED])}{more}"
+
+
+def _natural(lane: tuple[str, str]) -> tuple[tuple[bool, int, str], ...]:
+    """Returns a key to sort lanes by: numbers count by their value."""
+    numbers = [int(part) if part.isdecimal() and len(part) < LONGEST_NUMBER else None for part in lane]
+    return tuple((number is None, number or 0, part) for number, part in zip(numbers, lane, strict=True))
