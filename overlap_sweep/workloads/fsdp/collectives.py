@@ -1,7 +1,6 @@
 """Every collective of a training step, in one of three modes: as configured, alone on the device, or not at all.
 
-So one model serves the point and what it is compared with: the modes differ in nothing else. FSDP2 asks for its
-collectives in `fully_sharded`, DDP in `replicated`.
+So one model serves the point and what it is compared with: the modes differ in nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch.futures import Future
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Mark
-from overlap_sweep.workloads.fsdp.spans import Queue, Recorder, Span
+from overlap_sweep.workloads.fsdp.recording import Queue, Recorder, Span
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
 
 POINT, NONE, FLOOR = "point", "none", "floor"
@@ -35,8 +34,8 @@ GLOO_THREADS = 2
 WAITING = "waiting"
 """Runs nothing, and waits for what NCCL does on its own stream."""
 
-Issue = Callable[[bool], dist.Work | None]
-"""Calls a collective, asynchronously or not."""
+Issue = Callable[..., dist.Work | None]
+"""Calls a collective, with `async_op`."""
 
 
 class Streams:
@@ -128,7 +127,7 @@ class Collectives:
     def _recorded(self, stream: str, issue: Issue, queue: Queue | None = None) -> None:
         """On what is current."""
         span = self._recorder.begin(stream, queue)
-        issue(False)
+        issue(async_op=False)
         self._recorder.launched(span)
         self._recorder.end(span)
 
@@ -150,7 +149,7 @@ class Collectives:
 
     def _handed_over(self, stream: str, issue: Issue) -> tuple[Span, dist.Work]:
         span = self._recorder.begin(stream, self._queue)
-        work = issue(True)
+        work = issue(async_op=True)
         assert work is not None
         self._recorder.launched(span)
         return span, work

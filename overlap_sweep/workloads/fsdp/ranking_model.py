@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overlap_sweep.measure.ranks import Ranks, stream
-from overlap_sweep.workloads.fsdp.spans import Recorder, Unit
+from overlap_sweep.workloads.fsdp.recording import Recorder, Unit
 
 EPSILON = 1e-5
 INIT_STD = 0.02

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,17 @@ from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp import fully_sharded
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Streams
-from overlap_sweep.workloads.fsdp.compiling import compile_layers
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, initialise
-from overlap_sweep.workloads.fsdp.recording import Recording
-from overlap_sweep.workloads.fsdp.replicated import replicate
+from overlap_sweep.workloads.fsdp.recording import Recorder, Recording
 from overlap_sweep.workloads.fsdp.result import TrainingRun
-from overlap_sweep.workloads.fsdp.spans import Recorder
+from overlap_sweep.workloads.fsdp.sharding import DTYPES, replicate, shard
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
+
+NOT_COMPILED = "no"
+LONGEST_REASON = 200
+"""Characters: inductor lists all of its options in a line."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Trained:
         self.collectives.mode = mode
         return self.steps.run()
 
+    def forward(self, mode: str) -> Callable[[int], Step]:
+        return lambda _turn: self.step(mode)
+
 
 def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """The measured fields of the point's Result. Collective."""
@@ -55,11 +59,12 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
         for _ in range(point["training"]["max_steps"]):
             recording.add(trained.step(POINT))
         recording.write()
-        peak_gb = _peak_gb(ranks)
+        on_gpu = ranks.device.type == "cuda"
+        peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
         traces, warnings = _profile(point, trained, recording, directory, ranks)
         trained.recorder.on = False
     trained.steps.freeze()
-    in_mode = {mode: Variant(partial(_step, trained, mode)) for mode in (POINT, NONE, FLOOR)}
+    in_mode = {mode: Variant(trained.forward(mode)) for mode in (POINT, NONE, FLOOR)}
     if traces:
         traces += capture_each({NONE: in_mode[NONE]}, ranks, point["profiling"]["active"], directory)
     times, host_us = _compare(point, in_mode, ranks)
@@ -91,23 +96,17 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> Trained:
     compiled = compile_layers(layers, point["compile"], partial(_try, point), ranks)
     with streams.computing():
         # DDP's gradients are summed up on the stream that it was made on.
-        distributed = _distributed(model, point, ranks, collectives)
-    steps = TrainingSteps(distributed, point, ranks, collectives, streams, recorder)
+        trained: nn.Module = model
+        if point["backend"] == "ddp":
+            trained = replicate(model, point, ranks, collectives)
+        else:
+            shard(model, point, ranks, collectives)
+    steps = TrainingSteps(trained, point, ranks, collectives, streams, recorder)
     if ranks.device.type == "cuda":
         # Not of the whole model that every rank has had until it was sharded.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return Trained(steps, collectives, recorder, parameters, compiled)
-
-
-def _peak_gb(ranks: Ranks) -> float | None:
-    if ranks.device.type != "cuda":
-        return None
-    return ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0]
-
-
-def _step(trained: Trained, mode: str, _turn: int) -> Step:
-    return trained.step(mode)
 
 
 def _compare(
@@ -157,17 +156,10 @@ def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -
     return model
 
 
-def _distributed(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> nn.Module:
-    if point["backend"] == "ddp":
-        return replicate(model, point, ranks, collectives)
-    fully_sharded.shard(model, point, ranks, collectives)
-    return model
-
-
 def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
     """Forward and backward of one layer as they will be called."""
     device = next(layer.parameters()).device
-    dtype = fully_sharded.DTYPES[point["precision"]]
+    dtype = DTYPES[point["precision"]]
     tokens = point["workload"]["tokens"] // _samples_per_step(point)
     shape = point["training"]["batch_size"], tokens, point["model"]["hidden_size"]
     x = torch.randn(shape, device=device, requires_grad=True)
@@ -179,3 +171,66 @@ def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
 def _samples_per_step(point: Mapping[str, Any]) -> int:
     training = point["training"]
     return int(training["batch_size"] * training["gradient_accumulation"] * point["distributed"]["dp_size"])
+
+
+def compile_layers(
+    layers: Sequence[nn.Module], config: Mapping[str, Any], example: Callable[[nn.Module], None], ranks: Ranks
+) -> str:
+    """Compile every layer in place, as `config` (`config.Compile`) asks; collective.
+
+    `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: where
+    that raises on any rank, all ranks keep their layers as they were. Called before anything is sharded, since a layer
+    that fails inside of FSDP2's hooks leaves its parameters gathered.
+
+    `nn.Module.compile` replaces how the module is called, not the module: a wrapper of `torch.compile(layer)` would put
+    `_orig_mod.` into the name of every parameter, and with it into the state dict.
+
+    Returns `no`, the backend's name, or `no: ` and the reason, which is printed, too.
+    """
+    if not config["enabled"]:
+        return NOT_COMPILED
+    # What other points of the process have compiled would decide what is compiled now, and whether at all.
+    torch._dynamo.reset()
+    options = _options(config)
+    try:
+        layers[0].compile(**options)
+        example(layers[0])
+        failure = None
+    except Exception as error:
+        failure = _told(error)
+    reason = _shared(failure, ranks)
+    if reason is not None:
+        # What `compile` set; there is no function that takes it back.
+        layers[0]._compiled_call_impl = None
+        print(f"torch.compile is left out: {reason}", flush=True)
+        return f"{NOT_COMPILED}: {reason}"
+    for layer in layers[1:]:
+        layer.compile(**options)
+    return str(options["backend"])
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of torch.compile."""
+    options = {name: config[name] for name in ("backend", "fullgraph", "dynamic")}
+    if torch.version.hip and config["backend"] == "inductor":
+        print("torch.compile: on ROCm aot_eager instead of inductor, without its mode and options", flush=True)
+        return {**options, "backend": "aot_eager"}
+    return {**options, "mode": config["mode"], "options": dict(config["options"]) or None}
+
+
+def _told(error: Exception) -> str:
+    """`<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
+    cause = getattr(error, "inner_exception", error)
+    line = next(iter(str(cause).splitlines()), "")
+    return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"
+
+
+def _shared(failure: str | None, ranks: Ranks) -> str | None:
+    """The failure of the first rank that had one, on all of them."""
+    (last,) = ranks.slowest([0.0 if failure is None else float(ranks.world_size - ranks.rank)])
+    if not last:
+        return None
+    told = [failure]
+    if ranks.world_size > 1:
+        dist.broadcast_object_list(told, ranks.world_size - int(last))
+    return told[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Streams
-from overlap_sweep.workloads.fsdp.fully_sharded import DTYPES
 from overlap_sweep.workloads.fsdp.ranking_model import SyntheticData
-from overlap_sweep.workloads.fsdp.spans import Recorder, Span
+from overlap_sweep.workloads.fsdp.recording import Recorder, Span
+from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
 HELD_UP = 0.9
@@ -88,7 +89,8 @@ class TrainingSteps:
         self._collectives.start_step()
         with self._streams.computing():
             begin = self._recorder.mark()
-            losses = [self._micro_batch(last) for last in self._micro_batches()]
+            count = self._training["gradient_accumulation"]
+            losses = [self._micro_batch(last=index == count - 1) for index in range(count)]
             self._collectives.end_step()
             self._recorder.begin_computing()
             grad_norm = self._update()
@@ -120,12 +122,7 @@ class TrainingSteps:
             group["lr"] = 0.0
         self._schedule.base_lrs = [0.0] * len(self._schedule.base_lrs)
 
-    def _micro_batches(self) -> Iterator[bool]:
-        """Whether each is the step's last."""
-        count = self._training["gradient_accumulation"]
-        yield from (index == count - 1 for index in range(count))
-
-    def _micro_batch(self, last: bool) -> Tensor:
+    def _micro_batch(self, *, last: bool) -> Tensor:
         count = self._training["gradient_accumulation"]
         batch = self._data[self._taken_micro_batches]
         self._taken_micro_batches += 1
@@ -171,12 +168,8 @@ class TrainingSteps:
             return nn.utils.get_total_norm(gradients)
         squares = nn.utils.get_total_norm([gradient.to_local() for gradient in sharded]) ** 2
         group = sharded[0].device_mesh.get_group()
-
-        def issue(asynchronously: bool) -> dist.Work | None:
-            return dist.all_reduce(squares, group=group, async_op=asynchronously)
-
         if self._collectives.mode != FLOOR:
-            self._collectives.alone(ALL_REDUCE, issue)
+            self._collectives.alone(ALL_REDUCE, partial(dist.all_reduce, squares, group=group))
         return squares.sqrt()
 
 

@@ -1,4 +1,4 @@
-"""FSDP2: every unit of the model sharded, its collectives and their schedule as the point says."""
+"""Who holds what of the model: FSDP2, each unit sharded, and DDP, a model on every rank."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.futures import Future
+from torch.nn.functional import pad
+from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.fsdp.collectives import FLOOR, POINT, Collectives
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, REDUCE_SCATTER
 
@@ -69,17 +72,13 @@ def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collec
             unit.backward_ended = partial(units[index - 1].unshard, async_op=True)
         if fsdp["limit_all_gathers"]:
             unit.forward_ended = collectives.layer_computed
-            unit.backward_ended = _both(collectives.layer_computed, unit.backward_ended)
+            unit.backward_ended = partial(_both, collectives.layer_computed, unit.backward_ended)
 
 
 def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collectives, gradients: Tensor) -> None:
     """All-reduce what the reduce-scatter left to this rank."""
-
-    def issue(asynchronously: bool) -> dist.Work | None:
-        return dist.all_reduce(gradients, group=group, async_op=asynchronously)
-
     if collectives.mode != FLOOR:
-        collectives.now(ALL_REDUCE, issue)
+        collectives.now(ALL_REDUCE, partial(dist.all_reduce, gradients, group=group))
     gradients.div_(replicas)
     if gradients.is_cuda:
         # FSDP2 lets go of them once they are cast, and the stream of the reduce-scatter that made them would reuse the
@@ -87,12 +86,9 @@ def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collecti
         gradients.record_stream(torch.cuda.current_stream())
 
 
-def _both(first: Any, second: Any) -> Any:
-    def call() -> None:
-        first()
-        second()
-
-    return call
+def _both(first: Any, second: Any) -> None:
+    first()
+    second()
 
 
 class _Gather(AllGather):
@@ -118,10 +114,7 @@ class _Gather(AllGather):
             return None
         if self._limited and self._collectives.mode == POINT:
             self._collectives.wait_for_layers()
-
-        def issue(asynchronously: bool) -> dist.Work | None:
-            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, asynchronously)
-
+        issue = partial(dist.all_gather_into_tensor, output_tensor, input_tensor, group)
         # On a CPU there is no stream that could wait: FSDP2 waits for the work.
         if async_op or output_tensor.device.type == "cpu":
             return self._collectives.later(AUXILIARY, issue)
@@ -144,9 +137,53 @@ class _Scatter(ReduceScatter):
         if self._collectives.mode == FLOOR:
             output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
             return None
-
-        def issue(asynchronously: bool) -> dist.Work | None:
-            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, asynchronously)
-
+        issue = partial(dist.reduce_scatter_tensor, output_tensor, input_tensor, op, group)
         self._collectives.now(REDUCE_SCATTER, issue)
         return None
+
+
+def replicate(
+    model: nn.Module, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives
+) -> DistributedDataParallel:
+    """Returns the model in DDP, its buckets reduced by a communication hook. Collective."""
+    distributed = point["distributed"]
+    replicated = DistributedDataParallel(
+        model,
+        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        bucket_cap_mb=distributed["bucket_cap_mb"],
+        gradient_as_bucket_view=distributed["gradient_as_bucket_view"],
+        init_sync=point["fsdp"]["sync_module_states"],
+    )
+
+    def hook(_: None, bucket: dist.GradBucket) -> Future[Tensor]:
+        gradients = bucket.buffer()
+        gradients.div_(ranks.world_size)
+        if distributed["overlap_reduce_scatter"] and collectives.mode != FLOOR:
+            _add_load(gradients, distributed["overlap_clone_for_reduce_scatter"], ranks, collectives)
+        return collectives.reduced(ALL_REDUCE, partial(dist.all_reduce, gradients), gradients)
+
+    # As its own hooks are: DDP looks for these annotations among the builtins.
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": Future[Tensor]}
+    replicated.register_comm_hook(None, hook)
+    return replicated
+
+
+def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collectives) -> None:
+    """A reduce-scatter of the bucket that nobody needs, beside its all-reduce."""
+    short = -gradients.numel() % ranks.world_size
+    whole = gradients.clone() if clone else gradients
+    whole = pad(whole, (0, short)) if short else whole
+    part = torch.empty(whole.numel() // ranks.world_size, dtype=whole.dtype, device=whole.device)
+    issue = partial(dist.reduce_scatter_tensor, part, whole, group=_group_of_load(ranks.world_size))
+    if collectives.mode == NONE:
+        collectives.alone(REDUCE_SCATTER, issue)
+    else:
+        collectives.beside_step(REDUCE_SCATTER, issue, (whole, part))
+
+
+@cache
+def _group_of_load(world_size: int) -> dist.ProcessGroup:
+    """Of its own, so that it waits for none of the all-reduces."""
+    group = dist.new_group(list(range(world_size)))
+    assert group is not None
+    return group
