@@ -108,14 +108,27 @@ class RuntimeConfig(msgspec.Struct):
 
 
 class ComposedConfig(msgspec.Struct, kw_only=True):
-    """What analysis reads of a point's configuration as Hydra composed it: null is what workload or machine decide."""
+    """What analysis reads of every point's configuration as Hydra composed it: null is what workload or machine
+    decide."""
 
-    model: ModelConfig
     workload: WorkloadConfig
     runtime: RuntimeConfig
-    tp_size: Count
     backend: str
     precision: str | None
+
+
+class ShardedConfig(ComposedConfig, kw_only=True):
+    """Of a workload that runs a model, or a part of one, on tensor-parallel ranks."""
+
+    model: ModelConfig
+    tp_size: Count
+
+
+class ResolvedConfig(ShardedConfig, kw_only=True):
+    """As it was run, with sizes and precision."""
+
+    workload: SizedWorkload
+    precision: str
 
 
 class Speedup(NamedTuple):
@@ -134,9 +147,8 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     """What a point measured. Every workload has its own type, `MEASURED` of its module `result`, whose tag is the
     workload's name and whose `__post_init__` raises ValueError for what cannot be."""
 
-    composed: ClassVar[type[ComposedConfig]]
-    resolved: ClassVar[type[ComposedConfig]]
-    """The same as it was run, with sizes and precision."""
+    composed: ClassVar[type[ComposedConfig]] = ShardedConfig
+    resolved: ClassVar[type[ComposedConfig]] = ResolvedConfig
 
     def check(self, result: Result) -> None:
         """ValueError where it cannot be what the result's point measured."""

@@ -1,7 +1,7 @@
 """The protocol that every workload keeps, and the registry of them: the only place that knows which there are.
 
 A workload is a package with an object `WORKLOAD`. Those of other distributions are entry points of the group
-`overlap_sweep.workloads`.
+`overlap_sweep.workloads`, and have their YAML files in a folder `conf` beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from overlap_sweep import backends
 from overlap_sweep.config import PointConfig
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 """The configuration of one point as plain data: as it was asked for, or after `complete` as it is measured."""
+
+
+Run = Callable[[Config, Path, "Ranks"], dict[str, Any]]
+
+
+def run_of(package: str) -> Run:
+    """Returns `run` of the package's module `run`, which is imported when it is called."""
+    return lambda point, directory, ranks: import_module(f"{package}.run").run(point, directory, ranks)
 
 
 def _tp_size(config: Config) -> int:
@@ -94,16 +102,16 @@ class Searchable:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What one point runs. Only `run` imports torch, and `section` what analyses."""
+    """What one point runs. Only its module `run` imports torch, and `section` what analyses."""
 
     name: str
     package: str
-    """Of its modules: `section` with the table of its points and what is said of them, `result` with what it
-    measures."""
+    """Of its modules: `config` with its options, `run` with what the workers run, `result` with what it measures,
+    `section` with the table of its points and what is said of them."""
     complete: Callable[[Config], dict[str, Any]]
     """Returns the point with what its configuration only names filled in: the backend, knobs, the content of files.
     What comes after reads nothing else. UserError when something of the user's cannot be understood."""
-    run: Callable[[Config, Path, Ranks], dict[str, Any]]
+    run: Run
     """Called on every rank of the group: writes what belongs into the run directory, and returns the measured fields of
     the point's `Result`. `Refused` from it skips the point with that reason, `WrongNumbers` fails it."""
     subject: Callable[[Config], str]
@@ -148,6 +156,8 @@ class Workload:
         return import_module(f"{self.package}.{name}")
 
 
+GROUP = "overlap_sweep.workloads"
+"""Of the entry points of other packages."""
 BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
 WITH_SECTIONS = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
 """The workloads whose `section` module says all that is told of them."""
@@ -156,20 +166,31 @@ WITH_SECTIONS = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
 @cache
 def names() -> tuple[str, ...]:
     """Returns the names of all workloads: ours, and those of other distributions."""
-    return (*BUILT_IN, *sorted(entry.name for entry in entry_points(group="overlap_sweep.workloads")))
+    return (*BUILT_IN, *sorted(entry.name for entry in entry_points(group=GROUP)))
 
 
 @cache
 def load(name: str) -> Workload:
     """Returns the workload of that name. UserError where there is none."""
     if name in BUILT_IN:
-        workload: Workload = import_module(f"{__name__}.{name}").WORKLOAD
-        return workload
-    found = {entry.name: entry for entry in entry_points(group="overlap_sweep.workloads")}
-    if name not in found:
+        return cast(Workload, import_module(f"{__name__}.{name}").WORKLOAD)
+    entry = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
+    if entry is None:
         raise UserError(f"workload={name} is not known; choose one of {', '.join(names())}.")
-    loaded: Workload = found[name].load()
-    return loaded
+    try:
+        return cast(Workload, entry.load())
+    except Exception as error:
+        # Of somebody else's code, whatever it fails with when it is run for the first time.
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(
+            f"workload={name} cannot be loaded from {entry.value} ({reason}); mend or uninstall it."
+        ) from error
+
+
+def config_folders() -> list[str]:
+    """Returns the folders that other packages have with the YAML files of their workloads: `conf` beside `WORKLOAD`."""
+    packages = [import_module(load(name).package) for name in names()[len(BUILT_IN) :]]
+    return [str(Path(str(package.__file__)).parent / "conf") for package in packages]
 
 
 def of(config: Config) -> Workload:

@@ -10,7 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+from overlap_sweep import workloads
 from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.frame import Row, to_frame
@@ -38,6 +41,7 @@ from tests.make_point import (
     stack_config,
     variant,
 )
+from tests.sweeps import ROOT
 
 
 def test_dates_sweeps_and_single_points_are_all_directories_of_points(tmp_path: Path) -> None:
@@ -147,6 +151,16 @@ _KERNEL = {
     **{"model": {"name": "llama3_8b"}, "backend": "auto", "implementations": None, "runtime": {"device": "auto"}},
     "workload": {"name": "kernel", "tokens": "${m}", "repeats": "${iters}"},
 }
+
+
+def test_what_hydra_composes_describes_a_point_of_every_workload(tmp_path: Path) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        for name in workloads.names():
+            config = compose("config", overrides=[f"workload={name}"])
+            missing_point(tmp_path, OmegaConf.to_container(config), name)
+    reading = read_points(tmp_path)
+    assert (reading.problems, {point.workload for point in reading.points}) == ([], set(workloads.names()))
+    assert all(point.case.name for point in reading.points)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_stock_launchers_name_gives_each_point_a_job_of_ours() -> None:
         asked_for(f"hydra/launcher={launcher}", "hydra.sweep.dir=swept") for launcher in ("submitit_slurm", "slurm")
     )
     assert options == {**ours, "points_per_job": 1, "max_jobs": None}
-    assert options["_target_"] == "hydra_plugins.slurm_launcher.SlurmLauncher"
+    assert options["_target_"].endswith(".SlurmLauncher")
 
 
 def test_a_point_that_ends_while_a_launcher_begins_stays_with_its_job(tmp_path: Path) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.kernel_shape import CUSTOM, PRECISION_OF_DTYPE
-from overlap_sweep.workloads import Workers, Workload
-
-if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads import Workers, Workload, run_of
 
 _KEPT = ("runtime", "profile", "repetition", "workload")
 
@@ -39,13 +35,6 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return None
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Time GEMMs and copies alone, in sequence and at once."""
-    from overlap_sweep.workloads.copy_engine.run import run_copies
-
-    return run_copies(point, directory, ranks)
-
-
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     copy = point["copy_engine"]
     return ["copy", copy["direction"], f"gemm{copy['matrix_size']}", f"{copy['copy_mb']:g}mb"]
@@ -56,7 +45,7 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
-    run=run,
+    run=run_of(__name__),
     subject=lambda point: "{matrix_size} GEMM, {copy_mb:g} MiB {direction}".format(**point["copy_engine"]),
     words=_words,
     named={f"copy_engine.{name}" for name in ("matrix_size", "copy_mb", "direction")},

@@ -13,7 +13,7 @@ from overlap_sweep.results.measured import (
     Count,
     Measured,
     Name,
-    SizedWorkload,
+    ResolvedConfig,
     Speedup,
     Timing,
     Total,
@@ -37,9 +37,8 @@ class ComposedCopies(ComposedConfig, kw_only=True):
     copy_engine: _CopyEngine
 
 
-class ResolvedCopies(ComposedCopies, kw_only=True):
-    workload: SizedWorkload
-    precision: str
+class ResolvedCopies(ResolvedConfig, kw_only=True):
+    copy_engine: _CopyEngine
 
 
 class CopyTimes(Measured, kw_only=True, tag="copy_engine"):

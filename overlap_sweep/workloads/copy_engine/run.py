@@ -59,7 +59,7 @@ class Work:
             pass
 
 
-def run_copies(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """The measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
     asked, workload = point["copy_engine"], point["workload"]
     with ExitStack() as stack, torch.no_grad():

@@ -14,6 +14,7 @@ from overlap_sweep.results.measured import (
     FileName,
     Gb,
     Measured,
+    ModelConfig,
     Name,
     SizedWorkload,
     Speedup,
@@ -90,6 +91,7 @@ class _Compile(msgspec.Struct):
 
 
 class ComposedTraining(ComposedConfig, kw_only=True):
+    model: ModelConfig
     ranking: _Ranking
     fsdp: _Fsdp
     training: _Training
@@ -99,6 +101,7 @@ class ComposedTraining(ComposedConfig, kw_only=True):
 
 
 class ResolvedTraining(ComposedTraining, kw_only=True):
+    tp_size: Count
     workload: SizedWorkload
     precision: str
 

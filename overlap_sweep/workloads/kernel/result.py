@@ -9,11 +9,11 @@ import msgspec
 
 from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.results.measured import (
-    ComposedConfig,
     Count,
     Measured,
     Name,
     Scalar,
+    ShardedConfig,
     SizedWorkload,
     Speedup,
     Timing,
@@ -62,7 +62,7 @@ class ImplementationTimes(msgspec.Struct, kw_only=True):
         msgspec.convert(self.setting, _Setting)
 
 
-class ComposedKernel(ComposedConfig, kw_only=True):
+class ComposedKernel(ShardedConfig, kw_only=True):
     backend: Name
     operator: Name | None = None
     kernel: Kernel | None

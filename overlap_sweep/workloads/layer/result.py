@@ -9,10 +9,10 @@ import msgspec
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.results.measured import (
     AskedWorkload,
-    ComposedConfig,
     Count,
     Measured,
     Setting,
+    ShardedConfig,
     Slot,
     Speedup,
     Timing,
@@ -58,7 +58,7 @@ class _Layer(msgspec.Struct):
     configurations: dict[str, _Configuration] = {}
 
 
-class LayerConfig(ComposedConfig, kw_only=True):
+class LayerConfig(ShardedConfig, kw_only=True):
     workload: AskedWorkload
     layer: _Layer
 

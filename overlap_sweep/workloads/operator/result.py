@@ -10,9 +10,9 @@ import msgspec
 from overlap_sweep.overlap import space
 from overlap_sweep.results.measured import (
     AskedWorkload,
-    ComposedConfig,
     Count,
     Measured,
+    ShardedConfig,
     Speedup,
     Timing,
     WholeSetting,
@@ -51,7 +51,7 @@ def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
     return [found[key] for key in sorted(found)]
 
 
-class OperatorConfig(ComposedConfig, kw_only=True):
+class OperatorConfig(ShardedConfig, kw_only=True):
     workload: AskedWorkload
     operator: Annotated[str, one_of(space.OPERATORS)]
     phase: Annotated[str, one_of((*space.PHASES, "all"))]

@@ -7,18 +7,15 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlap_sweep.backends.transformer_engine import missing
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Workers, Workload
+from overlap_sweep.workloads import Workers, Workload, run_of
 from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture, language_model
-
-if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
 
 _OF_ALL = ("runtime", "profile", "repetition", "model", "tp_size")
 _ONLY_OF = {
@@ -222,13 +219,6 @@ _REFUSALS = {
 }
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Train, profile some more steps, and leave nothing behind for the next point."""
-    from overlap_sweep.workloads.tp_training.run import run_tp_training
-
-    return run_tp_training(point, directory, ranks)
-
-
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     sizes = [f"tp{point['tp_size']}", f"dp{point['dp_size'] or 1}"]
     return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
@@ -252,8 +242,8 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
+    run=run_of(__name__),
     overlap_configs=overlap_configs,
-    run=run,
     subject=lambda point: f"{point['impl']} step",
     words=_words,
     named={"tp_size", "impl", "dp_size", "tp_training.output_dir"},

@@ -12,11 +12,11 @@ import msgspec
 from overlap_sweep.results.checks import excess
 from overlap_sweep.results.measured import (
     PRINTABLE,
-    ComposedConfig,
     Count,
     Gb,
     Measured,
     Name,
+    ShardedConfig,
     SizedWorkload,
     Timing,
     Total,
@@ -70,7 +70,7 @@ class _LanguageModel(msgspec.Struct):
     num_hidden_layers: Count
 
 
-class ComposedStack(ComposedConfig, kw_only=True):
+class ComposedStack(ShardedConfig, kw_only=True):
     impl: _Impl | None
     dp_size: Count | None
     tp_training: _Options

@@ -26,7 +26,7 @@ HOST_LEADS = 0.05
 the optimizer, since some stacks wait for the device there."""
 
 
-def run_tp_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """The measured fields of the point's Result. Collective."""
     training, workload, model = point["tp_training"], point["workload"], point["language_model"]
     _check_memory(point, ranks)

@@ -15,7 +15,7 @@ import overlap_sweep.workloads.copy_engine.run as copy_overlap
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.trace.overlap import analyse_trace
-from overlap_sweep.workloads.copy_engine.run import run_copies
+from overlap_sweep.workloads.copy_engine.run import run
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -33,7 +33,7 @@ def point(profile: str = "none", **asked: Any) -> dict[str, Any]:
 def test_everything_is_timed_side_by_side_and_what_runs_at_once_and_in_sequence_is_profiled(
     tmp_path: Path, dtype: str
 ) -> None:
-    found = run_copies(point("all", dtype=dtype), tmp_path, ALONE)
+    found = run(point("all", dtype=dtype), tmp_path, ALONE)
     copies = found["measured"]
     assert list(copies.times) == ["gemm", "copy", "sequential", "overlapped"]
     assert all(len(timing.samples_us) == 5 and timing.median_us > 0 for timing in copies.times.values())
@@ -99,7 +99,7 @@ def test_gpus_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.Monke
 def test_on_gpus_copies_run_beside_gemms_within_the_time(tmp_path: Path, direction: str) -> None:
     ranks = Ranks(0, 1, torch.device("cuda", 0))
     asked = point("all", direction=direction, dtype="bfloat16", matrix_size=4096, copy_mb=16.0, gemms=4, copies=4)
-    found = run_copies(asked, tmp_path, ranks)
+    found = run(asked, tmp_path, ranks)
     assert not found["launch_bound"]
     us = {name: timing.median_us for name, timing in found["measured"].times.items()}
     # All of both is inside of what is timed.

@@ -24,7 +24,7 @@ from tests.workloads.tp_training.stacks import differences, train_points
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[dict[str, Any], list[bool]]:
     """What the run returns, and whether its model is still there after the run's own collection of garbage."""
     from overlap_sweep.workloads.tp_training import fsdp_dtensor
-    from overlap_sweep.workloads.tp_training.run import run_tp_training
+    from overlap_sweep.workloads.tp_training.run import run
 
     build, built = fsdp_dtensor.build, []
 
@@ -34,7 +34,7 @@ def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[dict[str
         return new
 
     with patch.object(fsdp_dtensor, "build", watched):
-        found = run_tp_training(point, directory, ranks)
+        found = run(point, directory, ranks)
     return found, [model() is not None for model in built]
 
 
@@ -73,7 +73,7 @@ def test_a_full_device_is_told_with_what_takes_less(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(implementation, "load", lambda _name: SimpleNamespace(build=build))
     monkeypatch.setattr(run, "groups_of", lambda *_: SimpleNamespace(dp_rank=0))
     with pytest.raises(torch.OutOfMemoryError) as error:
-        run.run_tp_training(tp_point("tp_size=1"), tmp_path, Ranks(0, 1, torch.device("cpu")))
+        run.run(tp_point("tp_size=1"), tmp_path, Ranks(0, 1, torch.device("cpu")))
     assert re.fullmatch(r".*activation_checkpointing=true.*Tried to allocate 2.00 GiB.*", str(error.value))
 
 

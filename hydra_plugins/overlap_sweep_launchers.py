@@ -1,25 +1,30 @@
-"""`hydra/launcher=slurm` and `submitit_slurm`: see overlap_sweep/runtime/slurm/launcher.py."""
+"""`hydra/launcher=torchrun`, which is the default, `slurm` and `submitit_slurm`: see `overlap_sweep.runtime`."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import DictConfig
 
-from hydra_plugins.torchrun_launcher import TorchrunLauncher
+
+@dataclass
+class TorchrunLauncherConf:
+    _target_: str = "hydra_plugins.overlap_sweep_launchers.TorchrunLauncher"
 
 
 @dataclass
 class SlurmLauncherConf(SlurmQueueConf):
     """The stock launcher's options, resolved for every point, and how points are packed."""
 
-    _target_: str = "hydra_plugins.slurm_launcher.SlurmLauncher"
+    _target_: str = "hydra_plugins.overlap_sweep_launchers.SlurmLauncher"
     gpus_per_node: int | None = "${gpus_of_point:}"  # type: ignore[assignment]
     """What the point needs: tp_size; none with runtime.device=cpu."""
     cpus_per_task: int | None = "${cpus_of_point:}"  # type: ignore[assignment]
@@ -41,7 +46,8 @@ class OnePointLauncherConf(SlurmLauncherConf):
     max_jobs: int | None = None
 
 
-ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="overlap_sweep")
+for _name, _options in {"torchrun": TorchrunLauncherConf, "slurm": SlurmLauncherConf}.items():
+    ConfigStore.instance().store(group="hydra/launcher", name=_name, node=_options, provider="overlap_sweep")
 
 
 class StockNamePlugin(SearchPathPlugin):
@@ -50,6 +56,37 @@ class StockNamePlugin(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         store = ConfigStore.instance()
         store.store(group="hydra/launcher", name="submitit_slurm", node=OnePointLauncherConf, provider="overlap_sweep")
+
+
+class TorchrunLauncher(Launcher):
+    """Feeds the points of a sweep to one torchrun group per world size."""
+
+    checks_all_first = True
+    """It composes every point before it runs any."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from overlap_sweep.errors import UserError
+        from overlap_sweep.runtime.jobs import Sweep
+
+        try:
+            self._sweep = Sweep.of(config, hydra_context, task_function)
+        except UserError as error:
+            sys.exit(f"error: {error}")
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Exits with one line for a UserError, which Hydra would wrap in lines of its own."""
+        from overlap_sweep.errors import UserError
+
+        try:
+            return self.function()(self._sweep, job_overrides, initial_job_idx)
+        except UserError as error:
+            sys.exit(f"error: {error}")
+
+    def function(self) -> Callable[..., list[JobReturn]]:
+        """Returns what launches."""
+        from overlap_sweep.runtime.launcher import launch
+
+        return launch
 
 
 class SlurmLauncher(TorchrunLauncher):

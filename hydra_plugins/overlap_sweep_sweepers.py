@@ -1,0 +1,73 @@
+"""`hydra/sweeper=...`: the grid, which is the default, and the searches, which are in `overlap_sweep.search` and
+`overlap_sweep.tuner`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+SEARCHES = {
+    "bisect": "overlap_sweep.search.sweeper:sweep",
+    "knobs": "overlap_sweep.search.knob_sweeper:sweep",
+    "tuner": "overlap_sweep.tuner.workflow:tune",
+}
+"""By the sweeper's name the function that searches."""
+
+
+@dataclass
+class GridSweeperConf(BasicSweeperConf):
+    _target_: str = "hydra_plugins.overlap_sweep_sweepers.GridSweeper"
+
+
+@dataclass
+class SearchSweeperConf:
+    search: str
+    _target_: str = "hydra_plugins.overlap_sweep_sweepers.SearchSweeper"
+    params: dict[str, Any] = field(default_factory=dict)
+    """Values to choose from, by key; the command line's win."""
+
+
+# Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
+ConfigStore.instance().store(group="hydra/sweeper", name="basic", node=GridSweeperConf)
+for _name, _search in SEARCHES.items():
+    ConfigStore.instance().store(group="hydra/sweeper", name=_name, node=SearchSweeperConf(_search))
+
+
+class GridSweeper(BasicSweeper):
+    """Hydra's basic sweeper. It composes every point before any is run, which our launchers do themselves."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        if not getattr(self.launcher, "checks_all_first", False):
+            super().validate_batch_is_legal(batch)
+
+
+class SearchSweeper(Sweeper):
+    """Searches the space that the swept values span instead of measuring all of it."""
+
+    def __init__(self, search: str, params: dict[str, Any]) -> None:
+        self._search, self._params = search, params
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config, self.hydra_context = config, hydra_context
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: Sequence[str]) -> None:
+        """Exits with one line for a UserError, which Hydra would wrap in lines of its own."""
+        from overlap_sweep.errors import UserError
+
+        module, _, function = self._search.partition(":")
+        try:
+            search = getattr(import_module(module), function)
+            search(self.config, self.hydra_context, self.launcher, self._params, arguments)
+        except UserError as error:
+            sys.exit(f"error: {error}")

@@ -1,0 +1,15 @@
+"""The all-reduce of a tensor-parallel operator's output, cut into chunks: a workload in a package of its own."""
+
+from overlap_sweep.overlap import models
+from overlap_sweep.workloads import Workload, run_of
+
+WORKLOAD = Workload(
+    name="toy",
+    package=__name__,
+    complete=lambda point: {**point, "backend": "torch"},
+    refusal=lambda point: None if point["tp_size"] > 1 else "tp_size=1 communicates nothing",
+    run=run_of(__name__),
+    subject=lambda point: "all-reduce",
+    words=lambda point, _: [models.short_name(point["model"]), f"tp{point['tp_size']}", f"x{point['toy']['chunks']}"],
+    named={"tp_size", "toy.chunks"},
+)
