@@ -22,8 +22,8 @@ from overlap_sweep.backends.torch.kernels import baselines_of
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.runtime.group_config import NO_MULTICAST
-from overlap_sweep.workloads.kernel import bench as kernel_bench
-from overlap_sweep.workloads.kernel.bench import Call
+from overlap_sweep.workloads.kernel import run as kernel_run
+from overlap_sweep.workloads.kernel.run import Call
 
 ITERATIONS = 20
 REPEATS = 21
@@ -57,11 +57,11 @@ def measure(kernel: str, m: int, k: int, n: int, ranks: Ranks) -> None:
         **{"k": k if gathers else k * ranks.world_size, "tp_size": ranks.world_size, "precision": "bf16"},
         **{"repetition": 0, "workload": {"seed": 0}},
     }
-    problem = kernel_bench.draw_problem(point, ranks)
+    problem = kernel_run.draw_problem(point, ranks)
     calls = baselines_of(problem, ranks)
     calls["ring"] = module.build(point, module.implementations(point)["ring"], problem, ranks)
     naive_us = {name: naive(call, len(problem.inputs), ranks) for name, call in calls.items()}
-    variants = {name: kernel_bench.variant(call, problem) for name, call in calls.items()}
+    variants = {name: kernel_run.variant(call, problem) for name, call in calls.items()}
     samples = time_variants(variants, ranks, 3, REPEATS)
     for name, taken in samples.items():
         bound = f"{summarise(taken.us['all']).median_us:13.1f}{' (launch-bound)' if taken.launch_bound else ''}"

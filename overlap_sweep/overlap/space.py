@@ -183,20 +183,25 @@ def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(p for p in PASSES if p in touched)
 
 
-TOLERANCE = {"fp32": 1e-4}
+FP32_TOLERANCE = 1e-4
 DEFAULT_TOLERANCE = 2e-2
+"""Of fp16 and bf16, which round each partial sum. A wrong chunk is off by 1."""
 FP8_SUM_TOLERANCE = 0.2
 """Where partial sums are rounded to FP8 (two or three bits of mantissa) before they are added."""
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
     """The largest relative error at which an operator point still counts as right."""
+    sums_fp8 = any(setting.get("fp8_buf") for setting in settings(point).values())
+    return allowed_error(point, FP8_SUM_TOLERANCE if sums_fp8 else None)
+
+
+def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float:
+    """The relative error that a point allows: the user's, else `usual`, else what its precision makes of one GEMM."""
+    if usual is None:
+        usual = FP32_TOLERANCE if point["precision"] == "fp32" else DEFAULT_TOLERANCE
     given: float | None = point["workload"].get("tolerance")
-    if given is not None:
-        return given
-    if any(setting.get("fp8_buf") for setting in settings(point).values()):
-        return FP8_SUM_TOLERANCE
-    return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)
+    return usual if given is None else given
 
 
 _SHORT_KNOBS = {

@@ -10,9 +10,10 @@ import pytest
 from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import KERNELS
 from overlap_sweep.workloads import kernel
-from overlap_sweep.workloads.kernel import bench as kernel_bench
+from overlap_sweep.workloads.kernel import run as kernel_run
 from tests.points import kernel_point
 from tests.processes import run_ranks
 
@@ -30,11 +31,11 @@ def _errors(ranks: Ranks, backend: str) -> dict[str, float]:
         point = kernel.complete(kernel_point(**SIZES, **asked))
         if kernel.refusal(point):
             continue
-        problem = kernel_bench.draw_problem(point, ranks)
-        calls, left_out = kernel_bench.build_all(point, problem, ranks)
+        problem = kernel_run.draw_problem(point, ranks)
+        calls, left_out = kernel_run.build_all(point, problem, ranks)
         errors |= {f"{name} {dtype} {left}: {reason}": float("inf") for left, reason in left_out.items()}
         for implementation, call in calls.items():
-            errors[f"{name} {dtype} {implementation}"] = kernel_bench.check(call, problem, ranks).error
+            errors[f"{name} {dtype} {implementation}"] = kernel_run.check(call, problem, ranks).error
         backends.load_kernels(backend).close()
     return errors
 
@@ -47,4 +48,4 @@ def test_every_implementation_computes_what_float32_does(backend: str) -> None:
     found = run_ranks(2, _errors, backend, device="cuda")[0]
     sure = {name: error for name, error in found.items() if not name.endswith(UNSURE)}
     assert len(sure) >= 10
-    assert {name: error for name, error in sure.items() if error > kernel.DEFAULT_TOLERANCE} == {}
+    assert {name: error for name, error in sure.items() if error > space.DEFAULT_TOLERANCE} == {}

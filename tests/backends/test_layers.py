@@ -20,7 +20,7 @@ from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
-from overlap_sweep.workloads.layer import variants as layer_variants
+from overlap_sweep.workloads import layer as layer_variants
 from tests.backends import symm_mem_on_cpu
 from tests.points import layer_point
 from tests.processes import run_ranks

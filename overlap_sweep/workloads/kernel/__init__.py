@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import backends
-from overlap_sweep.errors import Refused, UserError, WrongNumbers
+from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, space
-from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, KernelShape
 from overlap_sweep.workloads import Workload
-from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
-    from overlap_sweep.measure.timing import Variant
 
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
-TOLERANCE = {"fp32": 1e-4}
-DEFAULT_TOLERANCE = 2e-2
-"""Of results in fp16 and bf16, which round each partial sum, and of FP8, added up fast. A wrong chunk is off by 1."""
 WARMUP = {"cuda": 3, "cpu": 1}
 
 _KEPT = ("tp_size", "precision", "profile", "repetition", "runtime")
@@ -113,90 +107,11 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return reason
 
 
-def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """None: no library reads a kernel's settings from a file."""
-    return {}
-
-
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile every implementation; the fields of `Result` that were measured."""
-    module = backends.load_kernels(point["backend"])
-    try:
-        measured = _measure(point, directory, ranks)
-    except (Refused, WrongNumbers):
-        module.close()
-        raise
-    # Whatever else one rank raises, the others may still wait for it, and it must not wait for them in a close.
-    module.close()
-    return measured
+    from overlap_sweep.workloads.kernel.run import run_kernel
 
-
-def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    from overlap_sweep.backends.torch.kernels import baselines_of
-    from overlap_sweep.measure.timing import summarise, time_variants
-    from overlap_sweep.workloads.kernel import bench as kernel_bench
-
-    problem = kernel_bench.draw_problem(point, ranks)
-    baselines = baselines_of(problem, ranks)
-    calls, left_out = kernel_bench.build_all(point, problem, ranks)
-    checks = {
-        name: kernel_bench.check(call, problem, ranks)
-        for name, call in {SEQUENTIAL: baselines[SEQUENTIAL], **calls}.items()
-    }
-    wrong = {name: found.error for name, found in checks.items() if found.error > tolerance(point)}
-    left_out |= {
-        name: f"wrong numbers: relative error {error:.2g} against float32, tolerance {tolerance(point):g}"
-        for name, error in wrong.items()
-    }
-    if SEQUENTIAL in wrong or not set(calls) - set(wrong):
-        said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise WrongNumbers(said, wrong) if wrong else Refused(said)
-    right = baselines | {name: call for name, call in calls.items() if name not in wrong}
-    variants = {name: kernel_bench.variant(call, problem) for name, call in right.items()}
-    samples = time_variants(variants, ranks, point["workload"]["warmup"], point["workload"]["repeats"])
-    found = {}
-    for name, taken in samples.items():
-        found[name] = ImplementationTimes(
-            time=summarise(taken.us["all"]),
-            setting=point["implementations"].get(name, {}),
-            relative_error=checks[name].error if name in checks else None,
-            independent=name in checks and checks[name].independent,
-            launch_bound=taken.launch_bound,
-        )
-    traces = _profile(point, found, variants, directory, ranks)
-    return {
-        "measured": KernelTimes(implementations=found, left_out=left_out),
-        "objective_us": found[_fastest(found)].time.median_us,
-        "relative_error": wrong,
-        "launch_bound": any(one.launch_bound for one in found.values()),
-        "traces": traces,
-    }
-
-
-def _fastest(found: Mapping[str, ImplementationTimes]) -> str:
-    """Of the backend's implementations; one that is no way to compute the kernel only where there is no other."""
-    own = {name: one for name, one in found.items() if name not in BASELINES}
-    return min(own, key=lambda name: (own[name].independent, own[name].time.median_us))
-
-
-def _profile(
-    point: Mapping[str, Any],
-    found: Mapping[str, ImplementationTimes],
-    variants: Mapping[str, Variant],
-    directory: Path,
-    ranks: Ranks,
-) -> list[str]:
-    """Capture what `profile` asks for; the names of the traces. `best` is the fastest, and the same in sequence."""
-    from overlap_sweep.measure.profile import capture_each
-
-    wanted = {"all": [*variants], "best": [SEQUENTIAL, _fastest(found)], "none": []}[point["profile"]]
-    return capture_each({name: variants[name] for name in wanted}, ranks, point["workload"]["profiled"], directory)
-
-
-def tolerance(point: Mapping[str, Any]) -> float:
-    """The largest relative error at which an implementation still counts as right."""
-    given: float | None = point["workload"]["tolerance"]
-    return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE) if given is None else given
+    return run_kernel(point, directory, ranks)
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -212,8 +127,7 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
-    overlap_configs=overlap_configs,
-    run=run,
+    run=_run,
     subject=lambda point: "{kernel} {m}x{n}x{k}".format(**point),
     words=_words,
     named={"tp_size", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *space.KNOBS},

@@ -1,10 +1,11 @@
-"""Kernels: which implementation of one GEMM with one collective is the fastest at which m, whoever's it is."""
+"""Kernels: which implementation of one GEMM with one collective is the fastest at which m, whoever's it is, and what to
+know before believing it."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -13,7 +14,6 @@ from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, GEMM_ONLY, 
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
-from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
@@ -51,7 +51,7 @@ class ImplementationRow:
     shape: KernelShape
     precision: str
     estimate: Estimate
-    """Relative to the `sequential` that was measured beside it; its noise is NaN in a single point."""
+    """Relative to the `sequential` beside it; its noise is NaN in a single point."""
     baselines_us: Mapping[str, float]
     """The times that it is compared with."""
     relative_error: float | None
@@ -84,16 +84,14 @@ class ImplementationRow:
 
     @property
     def link_gb_per_s(self) -> float:
-        """What a GPU receives over the whole time: of `comm_only` the link's own rate, of the others what they sustain.
-        NaN of `gemm_only`."""
+        """What a GPU receives over the whole time. NaN of `gemm_only`."""
         return math.nan if self._is(GEMM_ONLY) else self.shape.link_bytes(self.precision) / self.time_us / 1e3
 
     @property
     def hidden_fraction(self) -> float:
         """NaN, like the two that follow, of `gemm_only` and `comm_only`, which are no ways to compute the kernel."""
-        if self._is(GEMM_ONLY, COMM_ONLY):
-            return math.nan
-        return hidden_fraction(self.time_us, self.baselines_us[SEQUENTIAL], self.baselines_us[GEMM_ONLY])
+        none_us, floor_us = self.baselines_us[SEQUENTIAL], self.baselines_us[GEMM_ONLY]
+        return math.nan if self._is(GEMM_ONLY, COMM_ONLY) else hidden_fraction(self.time_us, none_us, floor_us)
 
     @property
     def speedup(self) -> float:
@@ -134,6 +132,8 @@ class ShapeAnalysis:
     """By label, why it was not timed."""
     wrong: frozenset[str]
     """The labels of those left out that computed wrong numbers."""
+    contenders: list[ImplementationRow]
+    """What can be used instead of `sequential`, from simple to complex."""
 
     @property
     def chosen(self) -> ImplementationRow | None:
@@ -152,21 +152,11 @@ class ShapeAnalysis:
     @property
     def binding(self) -> ImplementationRow:
         """The longer of the GEMM and the communication."""
-        return _binding(self.baselines)
+        return max(self.baselines[GEMM_ONLY], self.baselines[COMM_ONLY], key=lambda row: row.time_us)
 
     @property
     def bound_us(self) -> float:
         return self.binding.time_us
-
-    @property
-    def contenders(self) -> list[ImplementationRow]:
-        """What can be used instead of `sequential`, from simple to complex."""
-        return _contenders(self.implementations, self.wrong)
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether that is the answer."""
-        return self.chosen is not None and self.chosen.name != SEQUENTIAL
 
     @property
     def answer(self) -> str:
@@ -203,6 +193,10 @@ def subjects(points: Iterable[Point]) -> list[str]:
     """Returns the operators whose sizes the points have, `llama3_70b fc1`; none where sizes were given."""
     named = ((point.config["model"]["name"], point.config.get("operator")) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
+
+
+_Key = tuple[str | None, str]
+"""Backend and name; no backend of baselines."""
 
 
 class Beside(NamedTuple):
@@ -279,18 +273,17 @@ def implementation_row(
 
 def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAnalysis:
     measured = _measured(points)
-    anchor = pooled_none([one.times.time for one in _trusted(measured[None, SEQUENTIAL])])
-    estimates = _estimates(measured, anchor, points[0].config["runtime"]["device"])
+    estimates = _estimates(measured, points[0].config["runtime"]["device"])
     baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
-
-    def row(key: tuple[str | None, str]) -> ImplementationRow:
-        return implementation_row(*key, points[0], measured[key], estimates[key], baselines_us)
-
-    baselines = {name: row((None, name)) for name in BASELINES}
-    implementations = [row(key) for key in measured if key[0] is not None]
-    left_out, wrong = _left_out(points, {one.label for one in implementations})
-    chosen, reason = _choose(baselines[SEQUENTIAL], implementations, _contenders(implementations, wrong))
-    binding = _binding(baselines)
+    rows = {
+        key: implementation_row(*key, points[0], same, estimates[key], baselines_us) for key, same in measured.items()
+    }
+    left_out, wrong = _left_out(points, {row.label for row in rows.values()})
+    overlapped = [row for row in rows.values() if row.backend]
+    # Whose time says something about the device, that compute the kernel, and never computed it wrong.
+    usable = [row for row in overlapped if row.comparable and not row.independent and row.label not in wrong]
+    chosen, reason = _choose(rows[None, SEQUENTIAL], overlapped, usable)
+    binding = max(rows[None, GEMM_ONLY], rows[None, COMM_ONLY], key=lambda row: row.time_us)
 
     def judged(row: ImplementationRow) -> ImplementationRow:
         said = {
@@ -306,27 +299,24 @@ def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAn
         case=case,
         m=m,
         points=list(points),
-        baselines={name: judged(row) for name, row in baselines.items()},
-        implementations=[judged(row) for row in implementations],
+        baselines={name: judged(rows[None, name]) for name in BASELINES},
+        implementations=[judged(row) for row in overlapped],
         reason=reason,
         left_out=left_out,
         wrong=frozenset(wrong),
+        contenders=[judged(row) for row in usable],
     )
 
 
-def _binding(baselines: Mapping[str, ImplementationRow]) -> ImplementationRow:
-    return max(baselines[GEMM_ONLY], baselines[COMM_ONLY], key=lambda row: row.time_us)
-
-
-def _contenders(implementations: Iterable[ImplementationRow], wrong: Collection[str]) -> list[ImplementationRow]:
-    """Those whose time says something about the device, that compute the kernel, and never computed it wrong."""
-    return [row for row in implementations if row.comparable and not row.independent and row.label not in wrong]
-
-
-def _measured(points: Iterable[Point]) -> dict[tuple[str | None, str], list[Beside]]:
+def _measured(points: Iterable[Point]) -> dict[_Key, list[Beside]]:
     """By backend and name, simplest first; the repetitions of one backend's points together."""
-    found: dict[tuple[str | None, str], list[Beside]] = defaultdict(list)
-    for point in sorted(points, key=_simplicity):
+
+    def simplicity(point: Point) -> tuple[int, str]:
+        backend = point.config["backend"]
+        return SIMPLEST_FIRST.index(backend) if backend in SIMPLEST_FIRST else len(SIMPLEST_FIRST), backend
+
+    found: dict[_Key, list[Beside]] = defaultdict(list)
+    for point in sorted(points, key=simplicity):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
@@ -341,30 +331,16 @@ def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
 
-def _simplicity(point: Point) -> tuple[int, str]:
-    backend = point.config["backend"]
-    return SIMPLEST_FIRST.index(backend) if backend in SIMPLEST_FIRST else len(SIMPLEST_FIRST), backend
-
-
-def _trusted(same: Sequence[Beside]) -> Sequence[Beside]:
-    """Without those that say nothing about the device, if there are others."""
-    return [one for one in same if one.clean] or same
-
-
-def _estimates(
-    measured: Mapping[tuple[str | None, str], Sequence[Beside]], anchor: Estimate, device_kind: str
-) -> dict[tuple[str | None, str], Estimate]:
-    pairs: dict[tuple[str | None, str], list[tuple[Timing, Timing]]] = {
-        key: [(one.times.time, one.sequential.time) for one in _trusted(same)]
-        for key, same in measured.items()
-        if key != (None, SEQUENTIAL)
-    }
-    typical = verdict.TYPICAL_SCATTER[device_kind]
+def _estimates(measured: Mapping[_Key, Sequence[Beside]], device_kind: str) -> dict[_Key, Estimate]:
+    # Without those that say nothing about the device, if there are others.
+    trusted = {key: [one for one in same if one.clean] or same for key, same in measured.items()}
+    anchor = pooled_none([one.times.time for one in trusted.pop((None, SEQUENTIAL))])
+    pairs = {key: [(one.times.time, one.sequential.time) for one in same] for key, same in trusted.items()}
     baselines: list[list[Estimate]] = []
     repeated: list[list[Estimate]] = []
     for (backend, _), same in pairs.items():
-        (baselines if backend is None else repeated).append([normalised([pair], anchor) for pair in same])
-    between = verdict.scatter(repeated, typical, baselines)
+        (repeated if backend else baselines).append([normalised([pair], anchor) for pair in same])
+    between = verdict.scatter(repeated, verdict.TYPICAL_SCATTER[device_kind], baselines)
     found = {key: between.added_to(normalised(same, anchor), len(same)) for key, same in pairs.items()}
     return {**found, (None, SEQUENTIAL): anchor}
 
@@ -376,7 +352,13 @@ def _choose(
     if not sequential.comparable:
         return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
     if not usable:
-        return sequential, f"nothing else can be used: {', '.join(f'{row.label} {_unfit(row)}' for row in measured)}"
+        unfit = (
+            f"{row.label} is independent of its communication"
+            if row.independent
+            else f"{row.label} {'computed wrong numbers' if row.comparable else 'was launch-bound'}"
+            for row in measured
+        )
+        return sequential, f"nothing else can be used: {', '.join(unfit)}"
     choice = verdict.choose([sequential, *usable], lambda row: row.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
@@ -389,12 +371,6 @@ def _choose(
     else:
         reason = f"fastest of {len(usable) + 1}, {SEQUENTIAL} included"
     return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
-
-
-def _unfit(row: ImplementationRow) -> str:
-    if row.independent:
-        return "is independent of its communication"
-    return "computed wrong numbers" if row.comparable else "was launch-bound"
 
 
 def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, str], set[str]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments
-from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelAnalysis, ShapeAnalysis
+from overlap_sweep.workloads.kernel.answer import KernelAnalysis, ShapeAnalysis
+
+K = TypeVar("K")
 
 
 def warnings(analysis: KernelAnalysis) -> list[str]:
@@ -35,51 +38,38 @@ def cautions(analysis: KernelAnalysis) -> list[str]:
 
 def _beyond_bound(analysis: KernelAnalysis) -> Iterator[str]:
     for shape in analysis.shapes:
-        faster = sorted(
-            (
-                row
-                for row in shape.implementations
-                if row.comparable and row.time_us < shape.bound_us and row.estimate.differs_from(shape.binding.estimate)
-            ),
-            key=lambda row: row.time_us,
-        )
-        if faster and not shape.binding.launch_bound:
-            yield f"m={shape.m}: {_who(faster, shape)}{_why(faster, shape)}."
-
-
-def _who(faster: Sequence[ImplementationRow], shape: ShapeAnalysis) -> str:
-    """Of the implementations that beat the bound, from fast to slow."""
-    fastest = faster[0]
-    by = f"by {1 - fastest.time_us / shape.bound_us:.1%}"
-    if len(faster) == 1:
-        return f"{fastest.label} beats the bound {by}"
-    return f"{len(faster)} of {len(shape.implementations)} beat the bound, {fastest.label} {by}"
-
-
-def _why(faster: Sequence[ImplementationRow], shape: ShapeAnalysis) -> str:
-    if shape.binding.name == COMM_ONLY:
-        return ": its communication is faster than the library's, so the bound is none there"
-    same_gemm = next((row for row in faster if row.backend == "torch"), None)
-    if same_gemm:
-        also = "" if same_gemm is faster[0] else f", {same_gemm.label} among them"
-        return f"{also}: its GEMM is the one that was measured alone, so that baseline is doubtful; measure it again"
-    return ": its GEMM is faster than torch's, so the bound is none there"
+        faster = [
+            row
+            for row in sorted(shape.implementations, key=lambda row: row.time_us)
+            if row.comparable and row.time_us < shape.bound_us and row.estimate.differs_from(shape.binding.estimate)
+        ]
+        if not faster or shape.binding.launch_bound:
+            continue
+        fastest, several = faster[0], len(faster) > 1
+        by = f"by {1 - fastest.time_us / shape.bound_us:.1%}"
+        many = f"{len(faster)} of {len(shape.implementations)} beat the bound, {fastest.label} {by}"
+        who = many if several else f"{fastest.label} beats the bound {by}"
+        same_gemm = next((row for row in faster if row.backend == "torch"), None)
+        if shape.binding.name == COMM_ONLY:
+            why = ": its communication is faster than the library's, so the bound is none there"
+        elif same_gemm:
+            also = "" if same_gemm is fastest else f", {same_gemm.label} among them"
+            why = f"{also}: its GEMM is the one that was measured alone, so that baseline is doubtful; measure it again"
+        else:
+            why = ": its GEMM is faster than torch's, so the bound is none there"
+        yield f"m={shape.m}: {who}{why}."
 
 
 def _launch_bound(analysis: KernelAnalysis) -> Iterator[str]:
-    by_label: dict[str, list[int]] = defaultdict(list)
-    for shape in analysis.shapes:
-        for row in shape.rows:
-            if row.launch_bound:
-                by_label[row.label].append(shape.m)
-    for label, ms in by_label.items():
-        where = f"m={', '.join(map(str, ms))}"
+    found = _ms_by((row.label, shape.m) for shape in analysis.shapes for row in shape.rows if row.launch_bound)
+    for label, where in found.items():
         if label == SEQUENTIAL:
-            yield f"{label} was launch-bound at {where}: nothing can be compared with it there."
+            what = ": nothing can be compared with it there."
         elif label in BASELINES:
-            yield f"{label} was launch-bound at {where}: the bound and the hidden fractions there are of the host."
+            what = ": the bound and the hidden fractions there are of the host."
         else:
-            yield f"{label} was launch-bound at {where}, and is left out of the choice there."
+            what = ", and is left out of the choice there."
+        yield f"{label} was launch-bound at {where}{what}"
 
 
 def _wrong_numbers(analysis: KernelAnalysis) -> Iterator[str]:
@@ -106,13 +96,18 @@ def _environments(points: Sequence[Point]) -> int:
 
 def _left_out(analysis: KernelAnalysis) -> list[str]:
     """What was not timed, but for wrong numbers: a sentence for each reason."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for shape in analysis.shapes:
-        for label, reason in shape.left_out.items():
-            if label not in shape.wrong:
-                first_line = next(iter(reason.splitlines()), "no reason given")
-                found.setdefault((label, first_line), []).append(shape.m)
-    return [
-        f"Left out: {label} at m={', '.join(map(str, ms))}: {reason.removesuffix('.')}."
-        for (label, reason), ms in found.items()
-    ]
+    found = _ms_by(
+        ((label, next(iter(reason.splitlines()), "no reason given")), shape.m)
+        for shape in analysis.shapes
+        for label, reason in shape.left_out.items()
+        if label not in shape.wrong
+    )
+    return [f"Left out: {label} at {where}: {reason.removesuffix('.')}." for (label, reason), where in found.items()]
+
+
+def _ms_by(pairs: Iterable[tuple[K, int]]) -> dict[K, str]:
+    """Returns by what was found at which m: `m=64, 128`."""
+    found: dict[K, list[int]] = defaultdict(list)
+    for what, m in pairs:
+        found[what].append(m)
+    return {what: f"m={', '.join(map(str, ms))}" for what, ms in found.items()}

@@ -46,7 +46,7 @@ from overlap_sweep.workloads.kernel.answer import (
 )
 from overlap_sweep.workloads.kernel.cautions import cautions, warnings
 from overlap_sweep.workloads.kernel.chart import kernel_chart
-from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
+from overlap_sweep.workloads.kernel.result import KernelTimes
 
 MOST_TABLES = 3
 """More would not be read on a terminal."""
@@ -213,6 +213,11 @@ LEGEND = (
     "Times are relative to the sequential beside them; TFLOP/s and GB/s (received) are of one rank. The bound is the "
     "longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM)."
 )
+ABOUT_CHARTS = {
+    False: "A chart over m shows of each backend the best that can be used at each m, and rings the answer.",
+    True: "A chart at one m shows every implementation: in green the answer, hollow what cannot be one.",
+}
+"""By whether a single m was measured."""
 EXPLAINED = (
     "One GEMM with one collective, by every implementation that was measured. The bound is the longer of the GEMM "
     "alone and the communication alone, as torch and the collective library have them: no overlap of these two takes "
@@ -230,11 +235,12 @@ def section(sources: Sources) -> Section | None:
     shapes = [shape for analysis in analyses for shape in analysis.shapes]
     number_of_case = {analysis.case: number for number, analysis in enumerate(analyses)}
     rows = list(_point_rows(points, shapes, sources.reading.root))
+    singles = {len(analysis.shapes) == 1 for analysis in analyses}
     return Section(
         name="kernels",
         what="kernels",
         title="Kernels",
-        explained=" ".join([EXPLAINED, *_about_charts(analyses)]),
+        explained=" ".join([EXPLAINED, *(ABOUT_CHARTS[single] for single in sorted(singles))]),
         answers=[_answer(analysis) for analysis in analyses],
         points=Listing(
             *(TABLE, rows, "Every implementation of every point of a kernel, as measured in that point."),
@@ -244,26 +250,14 @@ def section(sources: Sources) -> Section | None:
         report={"kernels": [_report(analysis) for analysis in analyses], "kernel_points": TABLE.records(rows)},
         decided=Listing(
             *(ANSWERS, shapes, "Kernels: what to use; times in microseconds, speedups over the sequential."),
-            chosen=lambda shape: shape.overlaps,
+            chosen=lambda shape: shape.chosen is not None and shape.chosen.name != SEQUENTIAL,
             link=lambda shape: number_of_case[shape.case],
         ),
         most_tables=MOST_TABLES,
         most_charts=MOST_CHARTS,
-        launch_bound=sum(point.status == "ok" and _is_launch_bound(point) for point in points),
+        launch_bound=len({row.directory for row in rows if row.is_launch_bound}),
         subjects=list(dict.fromkeys(analysis.case.kernel for analysis in analyses if not analysis.subjects)),
     )
-
-
-def _about_charts(analyses: Iterable[KernelAnalysis]) -> Iterator[str]:
-    singles = {len(analysis.shapes) == 1 for analysis in analyses}
-    if False in singles:
-        yield "A chart over m shows of each backend the best that can be used at each m, and rings the answer."
-    if True in singles:
-        yield "A chart at one m shows every implementation: in green the answer, hollow what cannot be one."
-
-
-def _is_launch_bound(point: Point) -> bool:
-    return any(one.launch_bound for one in point.measured_as(KernelTimes).implementations.values())
 
 
 def _place(row: PointRow[ImplementationRow]) -> tuple[object, ...]:
@@ -294,20 +288,16 @@ def _measured_rows(point: Point, answer: ImplementationRow | None) -> dict[str, 
     the points of all backends."""
     measured = point.measured_as(KernelTimes).implementations
     baselines_us = {name: measured[name].time.median_us for name in BASELINES}
-
-    def row(name: str, times: ImplementationTimes) -> ImplementationRow:
+    rows = {}
+    for name, times in measured.items():
         backend, told = None if name in BASELINES else point.config["backend"], name_in_tables(name, point.config)
-        alone = [Beside(point.name, times, measured[SEQUENTIAL])]
         time = Estimate(times.time.median_us, math.nan, len(times.time.samples_us))
+        alone = [Beside(point.name, times, measured[SEQUENTIAL])]
+        row = implementation_row(backend, told, point, alone, time, baselines_us)
         chosen = answer is not None and (answer.backend, answer.name) == (backend, told)
-        return replace(
-            implementation_row(backend, told, point, alone, time, baselines_us),
-            quartiles_us=(times.time.q1_us, times.time.q3_us),
-            chosen=chosen,
-            note="use this" if chosen else "",
-        )
-
-    return {name: row(name, times) for name, times in measured.items()}
+        quartiles_us = (times.time.q1_us, times.time.q3_us)
+        rows[name] = replace(row, quartiles_us=quartiles_us, chosen=chosen, note="use this" if chosen else "")
+    return rows
 
 
 def _answer(analysis: KernelAnalysis) -> Answer:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep import backends
-from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.variants import FILE
+from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload
-from overlap_sweep.workloads.layer import variants as layer_variants
-from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
-    from overlap_sweep.measure.timing import Variant
 
-TOLERANCE = {"fp32": 1e-4}
+NOT_OVERLAPPED = ("none", "floor")
+
+_EVERY, _COLUMN, _ROW = tuple(space.OPERATORS), ("qkv", "fc1"), ("proj", "fc2")
+_OFF = {**dict.fromkeys(overlap_cfg.SWITCH_DEFAULTS, False), "tp_comm_overlap": True}
+_SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
+_METHODS: dict[str, tuple[tuple[tuple[str, str, tuple[str, ...]], ...], tuple[str, ...]]] = {
+    "bulk": ((("bulk", "all", _EVERY),), ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")),
+    "ring_exchange": (
+        (("ring_exchange", "all", _EVERY),),
+        ("tp_comm_overlap_ag", "tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad"),
+    ),
+    "pipeline": ((("pipeline", "all", _EVERY),), ("tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad")),
+    "split": (_SPLIT, ("tp_comm_overlap_ag", "tp_comm_overlap_rs")),
+}
+"""By preset which method each phase of which operators gets, where the slot takes it, and the switches that are on."""
+PRESETS = ("default", *_METHODS, "rs_dgrad", "atomic")
+
 DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
 """FP8 has two or three bits of mantissa: sums taken in another order round some activations to a neighbour, and the
@@ -34,14 +49,13 @@ _OPERATORS_OF_KIND = {
 }
 _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "phases": None}
 """Nothing reads it, but earlier results have it, and equal points are recognised by all that they record."""
-_WITH_ATTENTION = ("multihead_attention", "transformer_layer")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the backend, and record the configuration that each variant stands for in it, as its file is now."""
     backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend}
-    configs = layer_variants.configurations(chosen) if backend in backends.LAYERS else {}
+    configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}
     return {**chosen, "layer": {**point["layer"], "configurations": recorded}}
 
@@ -61,147 +75,117 @@ def refusal(point: Mapping[str, Any]) -> str | None:
             f"{tokens} tokens are no layer.micro_batch_size={layer['micro_batch_size']} sequences "
             f"that divide by tp_size={point['tp_size']}"
         )
-    if lacking := models.lacks(point["model"], _OPERATORS_OF_KIND[layer["kind"]]):
+    operators = _OPERATORS_OF_KIND[layer["kind"]]
+    if lacking := models.lacks(point["model"], operators):
         return lacking
-    for operator in _OPERATORS_OF_KIND[layer["kind"]]:
+    for operator in operators:
         unset = {"operator": operator, "phase": "all", "method": "none", "phases": None}
         reason = models.refusal(point["model"], operator, tokens, point["tp_size"])
         if reason := reason or backend.refusal({**point, **unset}):
             return str(reason)
-    refused = _refused(point)
+    refused = refused_variants(point)
     if refused and len(refused) == len(_configs(point)):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
 
 
-def _refused(point: Mapping[str, Any]) -> dict[str, str]:
+def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
     """By name, why variants that overlap cannot run."""
-    reasons = {name: _variant_refusal(point, config) for name, config in _configs(point).items()}
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
-def _variant_refusal(point: Mapping[str, Any], config: OverlapConfig) -> str | None:
-    if point["tp_size"] == 1:
-        return "tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
     kind = point["layer"]["kind"]
     operators = _OPERATORS_OF_KIND[kind]
-    if not overlap_cfg.overlaps(config, operators):
-        return f"it overlaps nothing in layer={kind}"
-    reason: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
-    return reason
+
+    def reason(config: OverlapConfig) -> str | None:
+        if point["tp_size"] == 1:
+            return "tp_size=1 communicates nothing that could overlap; give layer.comm_overlap=false"
+        if not overlap_cfg.overlaps(config, operators):
+            return f"it overlaps nothing in layer={kind}"
+        refused: str | None = backends.load(point["backend"]).layer_refusal(point, config, operators)
+        return refused
+
+    reasons = {name: reason(config) for name, config in _configs(point).items()}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
     """By variant that can run. One that cannot is left out, with a warning, as long as another can."""
-    refused = _refused(point)
+    refused = refused_variants(point)
     return {name: config for name, config in _configs(point).items() if name not in refused}
 
 
-def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Check, time and profile every variant; the fields of `Result` that were measured."""
-    from overlap_sweep.measure.timing import summarise, time_variants
-    from overlap_sweep.workloads.layer.bench import layer_bench
+    from overlap_sweep.workloads.layer.run import run_layer
 
-    refused, configs = _refused(point), overlap_configs(point)
-    names = [name for name in layer_variants.names(point) if name not in refused]
-    # `none` is what the others are checked against, also where the user did not ask for its time.
-    to_build = list(dict.fromkeys(["none", *names]))
-    variants, refused_there = layer_bench(point, to_build, configs, ranks)
-    refused |= refused_there
-    configs = {name: config for name, config in configs.items() if name in variants}
-    if refused and not configs:
-        raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    reference = variants["none"] if "none" in names else variants.pop("none")
-    errors = _errors(list(configs), variants, reference, ranks)
-    wrong = _wrong(errors, tolerance(point))
-    wrong_errors = {f"{name} {tensor}": error for name in wrong for tensor, error in errors[name].items()}
-    if wrong and len(wrong) == len(configs):
-        raise WrongNumbers(" ".join(wrong.values()), wrong_errors)
-    workload = point["workload"]
-    right = {name: variant for name, variant in variants.items() if name not in wrong}
-    samples = time_variants(right, ranks, workload["warmup"], workload["repeats"])
-    found = {
-        name: VariantTimes(
-            times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
-            settings=configs[name].slots if name in configs else {},
-            switches=configs[name].switches if name in configs else {},
-            relative_error=errors.get(name, {}),
-            launch_bound=taken.launch_bound,
-        )
-        for name, taken in samples.items()
-    }
-    traces = _profile(point, found, right, directory, ranks)
-    attention, attention_warnings = None, []
-    if point["layer"]["kind"] in _WITH_ATTENTION:
-        attention, attention_warnings = backends.load(point["backend"]).attention(point, ranks)
-    return {
-        "measured": LayerTimes(variants=found, attention_backend=attention),
-        "objective_us": found[_fastest(found)].times["all"].median_us,
-        "launch_bound": any(times.launch_bound for times in found.values()),
-        "traces": traces,
-        "relative_error": wrong_errors,
-        "warnings": [
-            *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
-            *wrong.values(),
-            *attention_warnings,
-        ],
-    }
-
-
-def _errors(
-    names: Sequence[str], variants: Mapping[str, Variant], reference: Variant, ranks: Ranks
-) -> dict[str, dict[str, float]]:
-    """By variant, its relative errors against `none`, each under its own userbuffers."""
-    from overlap_sweep.measure.timing import relative_error
-
-    errors = {}
-    for name in names:
-        variants[name].get_ready()
-        errors[name] = relative_error(variants[name], reference, ranks)
-    return errors
-
-
-def _wrong(errors: Mapping[str, Mapping[str, float]], allowed: float) -> dict[str, str]:
-    """What to say of the variants that are off by more than is allowed."""
-    said = {}
-    for name, error in errors.items():
-        worst = max(error, key=error.__getitem__)
-        if error[worst] > allowed:
-            said[name] = (
-                f"{name} computes wrong numbers and was not measured: {worst} differs from none by "
-                f"{error[worst]:.2g} of its largest value, tolerance {allowed:g}."
-            )
-    return said
-
-
-def _fastest(found: Mapping[str, VariantTimes]) -> str:
-    """The floor is no way to compute a layer."""
-    return min((name for name in found if name != "floor"), key=lambda name: found[name].times["all"].median_us)
-
-
-def _profile(
-    point: Mapping[str, Any],
-    found: Mapping[str, VariantTimes],
-    variants: Mapping[str, Variant],
-    directory: Path,
-    ranks: Ranks,
-) -> list[str]:
-    """Capture the variants that `profile` asks for; the names of the traces. `best` is the fastest and `none`."""
-    from overlap_sweep.measure.profile import capture_each
-
-    wanted = {"all": set(found), "best": {"none", _fastest(found)}, "none": set[str]()}[point["profile"]]
-    profiled = {name: variant for name, variant in variants.items() if name in wanted}
-    return capture_each(profiled, ranks, point["workload"]["profiled"], directory)
+    return run_layer(point, directory, ranks)
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
     """The largest relative error at which a variant still counts as right."""
-    given: float | None = point["workload"]["tolerance"]
-    if given is not None:
-        return given
-    if point["precision"].startswith("fp8"):
-        return FP8_TOLERANCE
-    return TOLERANCE.get(point["precision"], DEFAULT_TOLERANCE)
+    if point["precision"] == "fp32":
+        return space.allowed_error(point)
+    return space.allowed_error(point, FP8_TOLERANCE if point["precision"].startswith("fp8") else DEFAULT_TOLERANCE)
+
+
+def names(point: Mapping[str, Any]) -> list[str]:
+    """The variants that are measured, in order: `floor` always last, `none` as well unless the user's own list leaves
+    it out. UserError where two options say different things of what overlaps."""
+    layer = point["layer"]
+    asked = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
+    if layer["comm_overlap"] and len(asked) > 1:
+        raise UserError(
+            f"layer.{asked[0]} and layer.{asked[1]} both say how the layer overlaps; give one of them "
+            "(in layer.variants a file is file:<path>)."
+        )
+    given = layer["variants"]
+    if given is None and layer["tp_comm_overlap_cfg"]:
+        given = ["none", FILE + str(layer["tp_comm_overlap_cfg"])]
+    elif given is None and layer["ub_overlap_rs_dgrad"]:
+        given = ["none", "rs_dgrad"]
+    elif given is None:
+        given = ["none", *(["default"] if backends.load(point["backend"]).LAYER_HAS_DEFAULT else [])]
+    if not layer["comm_overlap"]:
+        given = [name for name in given if name in NOT_OVERLAPPED]
+    others = [name for name in given if name != "floor"] or ["none"]
+    return [*dict.fromkeys(others), "floor"]
+
+
+def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
+    """By name, the configuration of every variant that overlaps. UserError for a name or a file that is none."""
+    overlapped = [name for name in names(point) if name not in NOT_OVERLAPPED]
+    written = {settings_file(name): name for name in overlapped}
+    for name in overlapped:
+        if (other := written[settings_file(name)]) != name:
+            raise UserError(f"layer.variants: files of {name} and {other} would have one name; rename one of the two.")
+    return {name: _configuration(name, point) for name in overlapped}
+
+
+def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
+    if name.startswith(FILE):
+        return overlap_cfg.read(Path(name.removeprefix(FILE)).expanduser())
+    if name not in PRESETS:
+        known = ", ".join((*NOT_OVERLAPPED, *PRESETS, FILE + "<path>"))
+        raise UserError(f"layer.variants: {name} is not known; choose among {known}.")
+    if name == "default":
+        return OverlapConfig()
+    if name == "rs_dgrad":
+        slots = {slot: {"method": "ring_exchange"} for slot in ("qkv_dgrad", "fc1_dgrad")}
+        return OverlapConfig(slots, {**overlap_cfg.SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True})
+    if name == "atomic":
+        return OverlapConfig(_slots({**point, "atomic_gemm": True}, [("ring_exchange", "fprop", _EVERY)]))
+    wanted, switched_on = _METHODS[name]
+    return OverlapConfig(_slots(point, wanted), {**_OFF, **dict.fromkeys(switched_on, True)})
+
+
+def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
+    """The slots of these methods, phases and operators, with the point's knobs or the backend's defaults."""
+    slots: dict[str, space.Setting] = {}
+    given = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
+    for method, phase, operators in wanted:
+        defaults = backends.load(point["backend"]).default_knobs(method)
+        complete = {**point, **defaults, **given, "method": method, "phase": phase, "phases": None}
+        for operator in operators:
+            slots |= space.settings({**complete, "operator": operator})
+    return slots
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -222,7 +206,7 @@ WORKLOAD = Workload(
     complete=complete,
     refusal=refusal,
     overlap_configs=overlap_configs,
-    run=run,
+    run=_run,
     subject=lambda point: str(point["layer"]["kind"]),
     words=_words,
     named={"tp_size", "layer", "layer.num_replicas"},

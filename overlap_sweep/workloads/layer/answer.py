@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_sweep.overlap.variants import FLOOR, NONE, named, without_folders
-from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, Interval, estimate, gap_noise_us, hidden_fraction
+from overlap_sweep.results.estimate import EXACTLY_ONE, Interval, estimate, gap_noise_us, hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
@@ -76,10 +76,6 @@ class VariantRow:
     def interval(self) -> Interval:
         return self.to_reference.interval
 
-    @property
-    def differs(self) -> bool:
-        return self.to_reference.differs
-
 
 @dataclass(frozen=True)
 class LayerAnalysis:
@@ -110,11 +106,6 @@ class LayerAnalysis:
         return next((row for row in self.contenders if row.to_reference.faster), None)
 
     @property
-    def launch_bound(self) -> bool:
-        """Whether some variant's times say nothing about the device."""
-        return any(row.launch_bound for row in self.rows)
-
-    @property
     def verdict(self) -> str:
         """One line: what is faster than the reference beyond the noise, and what is not."""
         if any(row.launch_bound for row in self.rows if row.name == self.reference):
@@ -131,12 +122,11 @@ class LayerAnalysis:
     @property
     def cautions(self) -> list[str]:
         """What to know before believing the ratios."""
-        lines = []
-        if self.reference != NONE:
-            lines.append(f"none was not measured: ratios are to {self.reference}.")
-        if launch_bound := [row.label for row in self.rows if row.launch_bound]:
-            lines.append(f"Launch-bound, left out of the verdict: {', '.join(launch_bound)}.")
-        return lines
+        launch_bound = ", ".join(row.label for row in self.rows if row.launch_bound)
+        return [
+            *([f"none was not measured: ratios are to {self.reference}."] if self.reference != NONE else []),
+            *([f"Launch-bound, left out of the verdict: {launch_bound}."] if launch_bound else []),
+        ]
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
@@ -153,60 +143,37 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     tried = max(len(variants.keys() - {reference, FLOOR}), 1)
     pairs = [(variant, variants[reference]) for variant in variants.values()]
     compared = compare(pairs, point.config["runtime"]["device"], tried)
+    whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}
     short = without_folders(variants)
-    rows = [
-        _row(name, named(short[name], point.case.backend), reference, variants, found)
-        for name, found in zip(variants, compared, strict=True)
-    ]
-    return LayerAnalysis(point, rows)
+
+    def row(name: str, variant: VariantTimes, to_reference: Comparison) -> VariantRow:
+        step, both = variant.times.get("step"), {NONE, FLOOR} <= variants.keys()
+        return VariantRow(
+            name=name,
+            label=named(short[name], point.case.backend),
+            reference=reference,
+            rounds=len(variant.times["all"].samples_us),
+            fwd_us=variant.times["fwd"].median_us,
+            bwd_us=variant.times["bwd"].median_us,
+            step_us=step.median_us if step else None,
+            all_us=whole_us[name],
+            to_reference=to_reference,
+            hidden_fraction=hidden_fraction(whole_us[name], whole_us[NONE], whole_us[FLOOR]) if both else math.nan,
+            launch_bound=variant.launch_bound,
+            relative_error=max(variant.relative_error.values(), default=None),
+        )
+
+    return LayerAnalysis(point, [row(*one, found) for one, found in zip(variants.items(), compared, strict=True)])
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
     """Each first variant with its second: their i-th samples were taken side by side. `tried` is how many the best is
     looked for among."""
-    ratios = [
-        EXACTLY_ONE if one is other else ratio_of_rounds(_rounds(one, other), device_kind) for one, other in pairs
-    ]
-    return [_comparison(ratio, tried) for ratio in steadied(ratios)]
-
-
-def _rounds(one: VariantTimes, other: VariantTimes) -> list[float]:
-    samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
-    return [time_us / other_us for time_us, other_us in samples]
-
-
-def _comparison(ratio: Estimate, tried: int) -> Comparison:
-    noise = gap_noise_us(ratio, EXACTLY_ONE, tried)
-    return Comparison(ratio.time_us, Interval(ratio.time_us - noise, ratio.time_us + noise))
-
-
-def ratio_of_rounds(ratios: Sequence[float], device_kind: str) -> Estimate:
-    """Of two variants, with what such a ratio differs by from one point to the next."""
-    return Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind]).added_to(estimate(ratios), 1)
-
-
-def _row(
-    name: str, label: str, reference: str, variants: Mapping[str, VariantTimes], to_reference: Comparison
-) -> VariantRow:
-    variant = variants[name]
-    whole, step = variant.times["all"], variant.times.get("step")
-    return VariantRow(
-        name=name,
-        label=label,
-        reference=reference,
-        rounds=len(variants[reference].times["all"].samples_us),
-        fwd_us=variant.times["fwd"].median_us,
-        bwd_us=variant.times["bwd"].median_us,
-        step_us=step.median_us if step else None,
-        all_us=whole.median_us,
-        to_reference=to_reference,
-        hidden_fraction=_hidden(whole.median_us, variants),
-        launch_bound=variant.launch_bound,
-        relative_error=max(variant.relative_error.values(), default=None),
-    )
-
-
-def _hidden(time_us: float, variants: Mapping[str, VariantTimes]) -> float:
-    if NONE not in variants or FLOOR not in variants:
-        return math.nan
-    return hidden_fraction(time_us, variants[NONE].times["all"].median_us, variants[FLOOR].times["all"].median_us)
+    between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
+    ratios = []
+    for one, other in pairs:
+        samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
+        rounds = [time_us / other_us for time_us, other_us in samples]
+        ratios.append(EXACTLY_ONE if one is other else between.added_to(estimate(rounds), 1))
+    noises = [(ratio.time_us, gap_noise_us(ratio, EXACTLY_ONE, tried)) for ratio in steadied(ratios)]
+    return [Comparison(ratio, Interval(ratio - noise, ratio + noise)) for ratio, noise in noises]

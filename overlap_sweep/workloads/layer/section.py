@@ -1,13 +1,16 @@
-"""Whole layers for people and programs: the variants of each side by side, and which of them is fastest."""
+"""Whole layers for people and programs: the variants of each side by side, which of them is fastest, and charts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from overlap_sweep.overlap.variants import FLOOR
+from overlap_sweep.report.charts import Axis, Bar, Bars, Gantt, Key, Reference
+from overlap_sweep.report.charts import Column as CellColumn
+from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -29,9 +32,12 @@ from overlap_sweep.report.table import (
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, measured_when
+from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
-from overlap_sweep.workloads.layer.chart import fastest_timeline, heading, layer_bars
 from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
+
+RANK = 0
+"""Whose trace a timeline is made of."""
 
 C = Column[VariantRow]
 OfPoint = Column[PointRow[VariantRow]]
@@ -69,7 +75,7 @@ TIMES = (
     C("ratio_low", lambda row: row.interval.low, "The interval's lower end.", queried=True),
     C("ratio_high", lambda row: row.interval.high, "The interval's upper end.", queried=True),
     C("coverage", lambda row: CONFIDENCE, "The interval's confidence."),
-    C("differs", lambda row: row.differs, "Whether the interval excludes 1.", "flag"),
+    C("differs", lambda row: row.to_reference.differs, "Whether the interval excludes 1.", "flag"),
     C(
         *("hidden_fraction", lambda row: row.hidden_fraction, "(none - all_us) / (none - floor)."),
         header="hidden",
@@ -95,23 +101,20 @@ def section(sources: Sources) -> Section | None:
     layers = {point.directory: analyse_layer(point) for point in points if point.status == "ok"}
     elsewhere = _told_with_operators(sources)
     root = sources.reading.root
+    rows = [
+        PointRow(point, root, row)
+        for point in points
+        for row in (layers[point.directory].rows if point.directory in layers else [None])
+    ]
     return Section(
         name="layers",
         what="layers",
         title="Whole layers",
         explained="Times in milliseconds: medians of the rounds, in each of which all variants ran side by side.",
         answers=[_answer(layer) for directory, layer in layers.items() if directory not in elsewhere],
-        points=Listing(
-            TABLE,
-            [
-                PointRow(point, root, row)
-                for point in points
-                for row in (layers[point.directory].rows if point.directory in layers else [None])
-            ],
-            "Every variant of the whole layers.",
-        ),
+        points=Listing(TABLE, rows, "Every variant of the whole layers."),
         report={"layers": [_report(point, layers.get(point.directory), root) for point in points]},
-        launch_bound=sum(layer.launch_bound for layer in layers.values()),
+        launch_bound=sum(any(row.launch_bound for row in layer.rows) for layer in layers.values()),
     )
 
 
@@ -180,18 +183,83 @@ def legend(layer: LayerAnalysis) -> str:
 
 def _report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
     result, row = point.result, PointRow[VariantRow](point, root, None)
+    variants = []
+    for cells in COMPARED.records(layer.rows) if layer else ():
+        measured = point.measured_as(LayerTimes).variants[cells["variant"]]
+        variants.append({**cells, "settings": measured.settings, "switches": measured.switches})
     return {
         **{column.name: column.value(row) for column in OF_POINT if column.name},
         "measured": measured_when([point]),
         "environment": result.environment if result else {},
         "warnings": result.warnings if result else [],
         "verdict": layer.verdict if layer else None,
-        "variants": list(_variants(layer)) if layer else [],
+        "variants": variants,
     }
 
 
-def _variants(layer: LayerAnalysis) -> Iterator[dict[str, Any]]:
-    variants = layer.point.measured_as(LayerTimes).variants
-    for row, cells in zip(layer.rows, COMPARED.records(layer.rows), strict=True):
-        measured = variants[row.name]
-        yield {**cells, "settings": measured.settings, "switches": measured.switches}
+def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
+    """Returns the variants from fast to slow; `best` is the one to mark."""
+    interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
+    return Bars(
+        title=title,
+        subtitle=f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} "
+        f"rounds{interval}",
+        axis=Axis(format="+.1~%"),
+        parts=[Key("change", "accent")],
+        columns=[CellColumn("time"), CellColumn("change [interval]", "left")],
+        bars=[_bar(row, best) for row in sorted(layer.rows, key=lambda row: row.ratio)],
+        references=[Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
+    )
+
+
+def _bar(row: VariantRow, best: str | None) -> Bar:
+    change, low, high = (ratio - 1 for ratio in (row.ratio, row.interval.low, row.interval.high))
+    is_floor, is_best = row.name == FLOOR, row.name == best
+    notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
+    time_text = f"{as_ms(row.all_us)} ms"
+    change_text = f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
+    change_text = "reference" if row.name == row.reference else change_text
+    shown = f"{row.label} ({', '.join(notes)})" if notes else row.label
+    return Bar(
+        name=shown,
+        ends=[change],
+        cells=[time_text, change_text],
+        low=low,
+        high=high,
+        colour="wait" if is_floor else "good" if is_best else "bad" if change > 0 else "accent",
+        bold=is_best,
+        details={
+            "variant": shown,
+            "time": time_text,
+            "of it": f"forward {as_ms(row.fwd_us)} ms, backward {as_ms(row.bwd_us)} ms",
+            f"against {row.reference}": change_text,
+            "hidden": as_percent(row.hidden_fraction),
+        },
+    )
+
+
+def fastest_timeline(layer: LayerAnalysis) -> Gantt | None:
+    """Returns the timeline of the fastest variant below that of the reference; None where it was not traced."""
+    best = layer.winner or next(iter(layer.contenders), None)
+    if best is None:
+        return None
+    shown = layer_timeline(heading(layer), layer.point, (layer.reference, layer.reference), (best.label, best.name))
+    return shown.chart if shown else None
+
+
+def heading(layer: LayerAnalysis) -> str:
+    """Returns what a chart of the layer is called."""
+    return f"{layer.point.config['layer']['kind']}, TP={layer.point.config['tp_size']}"
+
+
+def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:
+    """Returns the variant without overlap above the best, each given as what it is called and its name in the point;
+    None where the latter has no trace."""
+    upper, lower = (Side(name, listed_trace(point, trace_file(RANK, variant))) for name, variant in (none, best))
+    return timeline(title, upper, lower) if lower.trace else None
+
+
+def listed_trace(point: Point, name: str) -> Path | None:
+    """Returns where a trace of the point is, None where it has none of this name."""
+    path = point.directory / name
+    return path if point.result and name in point.result.traces and path.is_file() else None

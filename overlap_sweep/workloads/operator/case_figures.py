@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from overlap_sweep.overlap.variants import NONE, TUNED, named
 from overlap_sweep.report.charts.figures import Figure, figure
 from overlap_sweep.report.iterations import Timeline
-from overlap_sweep.workloads.layer.chart import layer_bars, layer_timeline
+from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import charts
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis
 from overlap_sweep.workloads.operator.cases import CaseAnalysis

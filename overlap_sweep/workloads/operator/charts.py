@@ -14,7 +14,7 @@ from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.workloads.layer.chart import RANK, listed_trace
+from overlap_sweep.workloads.layer.section import RANK, listed_trace
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.failures import frozen, of_pass

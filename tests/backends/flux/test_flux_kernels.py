@@ -48,14 +48,14 @@ def computed(
     import gc
     import weakref
 
-    from overlap_sweep.workloads.kernel import bench as kernel_bench
+    from overlap_sweep.workloads.kernel import run as kernel_run
 
     fake = _become(capability)
     found: dict[str, float | str] = {}
     held = []
     for kernel, of_kernel in names.items():
         point = flux_point(kernel, precision)
-        problem = kernel_bench.draw_problem(point, ranks)
+        problem = kernel_run.draw_problem(point, ranks)
         built = {}
         for name in of_kernel:
             setting = kernels.named(point, name)
@@ -64,7 +64,7 @@ def computed(
                 built[name] = kernels.build(point, setting, problem, ranks)
             except Refused as reason:
                 found[name] = str(reason)
-        found |= {name: kernel_bench.check(call, problem, ranks).error for name, call in built.items()}
+        found |= {name: kernel_run.check(call, problem, ranks).error for name, call in built.items()}
         held += [weakref.ref(one) for one in fake.ALLOCATED]
         fake.ALLOCATED.clear()
         kernels.close()
@@ -131,13 +131,13 @@ def test_fp8_is_scaled_where_flux_has_it_and_other_gpus_are_refused(
 
 def refused_by_flux(ranks: Ranks, what: str) -> str:
     """Why nothing can be built, with a Flux that lacks something."""
-    from overlap_sweep.workloads.kernel import bench as kernel_bench
+    from overlap_sweep.workloads.kernel import run as kernel_run
 
     fake = _become(HOPPER)
     import flux
 
     point = flux_point("gemm_rs")
-    problem = kernel_bench.draw_problem(point, ranks)
+    problem = kernel_run.draw_problem(point, ranks)
     if what == "not compiled":
         flux.GemmRS = fake.NotCompiled()
     elif what == "not importable":

@@ -23,7 +23,7 @@ from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines
-from overlap_sweep.workloads.layer.chart import layer_timeline
+from overlap_sweep.workloads.layer.section import layer_timeline
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
 from overlap_sweep.workloads.tp_training.chart import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars

@@ -20,7 +20,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, KernelShape
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import kernel
-from overlap_sweep.workloads.kernel import bench as kernel_bench
+from overlap_sweep.workloads.kernel import run as kernel_run
 from tests.points import kernel_point
 from tests.processes import run_ranks
 
@@ -73,14 +73,14 @@ def _errors_on(ranks: Ranks, points: list[dict[str, Any]]) -> dict[str, tuple[fl
     """By kernel and implementation what `check` says of it, on this rank."""
     found = {}
     for point in points:
-        problem = kernel_bench.draw_problem(point, ranks)
-        calls, left_out = kernel_bench.build_all(point, problem, ranks)
+        problem = kernel_run.draw_problem(point, ranks)
+        calls, left_out = kernel_run.build_all(point, problem, ranks)
         assert not left_out
         calls |= {
             name: call for name, call in torch_kernels.baselines_of(problem, ranks).items() if name == "sequential"
         }
         for name, call in calls.items():
-            found[f"{point['kernel']} {point['precision']} {name}"] = tuple(kernel_bench.check(call, problem, ranks))
+            found[f"{point['kernel']} {point['precision']} {name}"] = tuple(kernel_run.check(call, problem, ranks))
     return found
 
 
@@ -115,7 +115,7 @@ def _errors_of_each(ranks: Ranks, points: list[list[dict[str, Any]]]) -> list[di
 
 def _inputs(ranks: Ranks, repetitions: list[int]) -> list[float]:
     points = [completed(repetition=repetition) for repetition in repetitions]
-    return [float(kernel_bench.draw_problem(point, ranks).inputs[0].data[0, 0]) for point in points]
+    return [float(kernel_run.draw_problem(point, ranks).inputs[0].data[0, 0]) for point in points]
 
 
 def test_every_point_draws_anew_and_every_rank_something_else() -> None:
@@ -140,7 +140,7 @@ def _run(ranks: Ranks, directory: Path, spoiled: str | None, names: list[str], p
 
     with patch.object(torch_kernels, "build", spoiling):
         try:
-            return kernel.run(point, directory, ranks)
+            return kernel_run.run_kernel(point, directory, ranks)
         except (WrongNumbers, Refused) as error:
             return type(error).__name__, str(error)
 
@@ -186,7 +186,7 @@ def _refusing(ranks: Ranks) -> tuple[list[str], dict[str, str]]:
         return build(asked, setting, problem, of_ranks)
 
     with patch.object(torch_kernels, "build", refusing):
-        calls, left_out = kernel_bench.build_all(point, kernel_bench.draw_problem(point, ranks), ranks)
+        calls, left_out = kernel_run.build_all(point, kernel_run.draw_problem(point, ranks), ranks)
     return list(calls), left_out
 
 

@@ -14,6 +14,7 @@ from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads import layer
+from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.points import layer_point
 from tests.processes import run_ranks
@@ -91,7 +92,7 @@ def test_a_file_is_read_once_and_recorded(tmp_path: Path) -> None:
 
 
 def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
-    return layer.run(given, directory, ranks)
+    return layer_run.run_layer(given, directory, ranks)
 
 
 def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) 
     ring = overlap.Collectives._ring_gather
     overlap.Collectives._ring_gather = lambda *arguments: ring(*arguments).flip(0)
     try:
-        return layer.run(given, directory, ranks)
+        return layer_run.run_layer(given, directory, ranks)
     finally:
         overlap.Collectives._ring_gather = ring
 

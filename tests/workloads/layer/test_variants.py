@@ -10,8 +10,8 @@ import yaml
 
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
-from overlap_sweep.workloads.layer import variants as layer_variants
-from overlap_sweep.workloads.layer.variants import PRESETS
+from overlap_sweep.workloads import layer as layer_variants
+from overlap_sweep.workloads.layer import PRESETS
 from tests.points import layer_point
 
 

@@ -1,9 +1,10 @@
-"""The tensors of a kernel, what it computes in float32, and the implementations ready to be timed."""
+"""What the workers run: a kernel's tensors, its implementations checked against float32, timed in turns, profiled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,13 @@ from overlap_sweep import backends
 from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch import kernels as plain
 from overlap_sweep.backends.torch.overlap import multiply_by
-from overlap_sweep.errors import Refused
+from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.ranks import Ranks, stream
-from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet
-from overlap_sweep.overlap.kernel_shape import KernelShape
+from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.kernel_shape import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 """Of what is drawn, and of the output."""
@@ -32,6 +36,58 @@ class Check(NamedTuple):
     error: float
     """Largest difference from float32 over the largest magnitude there, over all ranks and two inputs; inf for NaN."""
     independent: bool
+
+
+def run_kernel(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Returns the fields of `Result` that were measured. Collective."""
+    module = backends.load_kernels(point["backend"])
+    try:
+        measured = _measure(point, directory, ranks)
+    except (Refused, WrongNumbers):
+        module.close()
+        raise
+    # Whatever else one rank raises, the others may still wait for it, and it must not wait for them in a close.
+    module.close()
+    return measured
+
+
+def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    problem = draw_problem(point, ranks)
+    baselines = plain.baselines_of(problem, ranks)
+    calls, left_out = build_all(point, problem, ranks)
+    checks = {name: check(call, problem, ranks) for name, call in {SEQUENTIAL: baselines[SEQUENTIAL], **calls}.items()}
+    allowed = space.allowed_error(point)
+    wrong = {name: found.error for name, found in checks.items() if found.error > allowed}
+    left_out |= {
+        name: f"wrong numbers: relative error {error:.2g} against float32, tolerance {allowed:g}"
+        for name, error in wrong.items()
+    }
+    if SEQUENTIAL in wrong or not set(calls) - set(wrong):
+        said = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise WrongNumbers(said, wrong) if wrong else Refused(said)
+    variants = {name: variant(call, problem) for name, call in {**baselines, **calls}.items() if name not in wrong}
+    workload = point["workload"]
+    found = {
+        name: ImplementationTimes(
+            time=summarise(taken.us["all"]),
+            setting=point["implementations"].get(name, {}),
+            relative_error=checks[name].error if name in checks else None,
+            independent=name in checks and checks[name].independent,
+            launch_bound=taken.launch_bound,
+        )
+        for name, taken in time_variants(variants, ranks, workload["warmup"], workload["repeats"]).items()
+    }
+    # What is no way to compute the kernel is the fastest only where there is no other.
+    own = [name for name in found if name not in BASELINES]
+    fastest = min(own, key=lambda name: (found[name].independent, found[name].time.median_us))
+    profiled = {"all": [*variants], "best": [SEQUENTIAL, fastest], "none": []}[point["profile"]]
+    return {
+        "measured": KernelTimes(implementations=found, left_out=left_out),
+        "objective_us": found[fastest].time.median_us,
+        "relative_error": wrong,
+        "launch_bound": any(one.launch_bound for one in found.values()),
+        "traces": capture_each({name: variants[name] for name in profiled}, ranks, workload["profiled"], directory),
+    }
 
 
 def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
@@ -71,7 +127,8 @@ def _whole(x: Operand, weight: Operand, shape: KernelShape, precision: str, rank
 
 def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
     """By name the implementations, and why others cannot be had, the same ones on all ranks. Collective."""
-    module, most_sms = backends.load_kernels(point["backend"]), _sm_count(ranks)
+    module, on_gpu = backends.load_kernels(point["backend"]), ranks.device.type == "cuda"
+    most_sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count if on_gpu else math.inf
     built, left_out = {}, {}
     for name, setting in point["implementations"].items():
         if setting.get("num_sm", 1) > most_sms:
@@ -85,12 +142,6 @@ def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple
         if refused and built.pop(name, None):
             left_out[name] = "another rank was refused it"
     return built, left_out
-
-
-def _sm_count(ranks: Ranks) -> float:
-    if ranks.device.type != "cuda":
-        return math.inf
-    return torch.cuda.get_device_properties(ranks.device).multi_processor_count
 
 
 def variant(call: Call, problem: Problem) -> Variant:

@@ -1,0 +1,153 @@
+"""What the workers run: a layer's variants, each a module of its own with the same weights and inputs, checked against
+`none`, timed in turns, profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from overlap_sweep import backends
+from overlap_sweep.backends import ParallelLayer, Purpose
+from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure.profile import capture_each
+from overlap_sweep.measure.ranks import Ranks, parallel_groups, stream, stream_seed
+from overlap_sweep.measure.timing import Variant, relative_error, summarise, time_variants
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads import layer as workload
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+
+INPUTS = 2
+"""A layer's activations leave nothing of an input in any cache."""
+LEARNING_RATE = 1e-4
+
+
+def run_layer(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Returns the fields of `Result` that were measured. Collective."""
+    refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
+    names = [name for name in workload.names(point) if name not in refused]
+    # `none` is what the others are checked against, also where the user did not ask for its time.
+    variants, refused_there = layer_bench(point, list(dict.fromkeys(["none", *names])), configs, ranks)
+    refused |= refused_there
+    configs = {name: config for name, config in configs.items() if name in variants}
+    if refused and not configs:
+        raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+    reference = variants["none"] if "none" in names else variants.pop("none")
+    errors = {}
+    for name in configs:
+        # Each under its own userbuffers.
+        variants[name].get_ready()
+        errors[name] = relative_error(variants[name], reference, ranks)
+    wrong = _wrong(errors, workload.tolerance(point))
+    wrong_errors = {f"{name} {tensor}": error for name in wrong for tensor, error in errors[name].items()}
+    if wrong and len(wrong) == len(configs):
+        raise WrongNumbers(" ".join(wrong.values()), wrong_errors)
+    right = {name: variant for name, variant in variants.items() if name not in wrong}
+    options = point["workload"]
+    found = {
+        name: VariantTimes(
+            times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
+            settings=configs[name].slots if name in configs else {},
+            switches=configs[name].switches if name in configs else {},
+            relative_error=errors.get(name, {}),
+            launch_bound=taken.launch_bound,
+        )
+        for name, taken in time_variants(right, ranks, options["warmup"], options["repeats"]).items()
+    }
+    # The floor is no way to compute a layer.
+    whole_us = {name: one.times["all"].median_us for name, one in found.items() if name != "floor"}
+    fastest = min(whole_us, key=whole_us.__getitem__)
+    wanted = {"all": set(found), "best": {"none", fastest}, "none": set[str]()}[point["profile"]]
+    profiled = {name: variant for name, variant in right.items() if name in wanted}
+    traces = capture_each(profiled, ranks, options["profiled"], directory)
+    attention, attention_warnings = None, []
+    if point["layer"]["kind"] in ("multihead_attention", "transformer_layer"):
+        attention, attention_warnings = backends.load(point["backend"]).attention(point, ranks)
+    return {
+        "measured": LayerTimes(variants=found, attention_backend=attention),
+        "objective_us": whole_us[fastest],
+        "launch_bound": any(times.launch_bound for times in found.values()),
+        "traces": traces,
+        "relative_error": wrong_errors,
+        "warnings": [
+            *(f"{name} was not measured: {reason}." for name, reason in refused.items()),
+            *wrong.values(),
+            *attention_warnings,
+        ],
+    }
+
+
+def _wrong(errors: Mapping[str, Mapping[str, float]], allowed: float) -> dict[str, str]:
+    """What to say of the variants that are off by more than is allowed."""
+    said = {}
+    for name, error in errors.items():
+        worst = max(error, key=error.__getitem__)
+        if error[worst] > allowed:
+            said[name] = (
+                f"{name} computes wrong numbers and was not measured: {worst} differs from none by "
+                f"{error[worst]:.2g} of its largest value, tolerance {allowed:g}."
+            )
+    return said
+
+
+def layer_bench(
+    point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
+) -> tuple[dict[str, Variant], dict[str, str]]:
+    """By name, the variants, and why the library refuses the others. Collective."""
+    backend = backends.load(point["backend"])
+    _, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
+    seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])
+    variants, refused = {}, {}
+    for name in names:
+        config = configs.get(name, OverlapConfig(switches={}))
+        try:
+            purpose: Purpose = "none" if name == "none" else "floor" if name == "floor" else "point"
+            layer = backend.build_layer(point, purpose, config, ranks, seed)
+        except Refused as reason:
+            if name not in configs:
+                raise
+            refused[name] = str(reason)
+            continue
+        variants[name] = _variant(point, layer, None if name == "floor" else dp_group, ranks)
+    return variants, refused
+
+
+def _variant(
+    point: Mapping[str, Any], layer: ParallelLayer, replicas: dist.ProcessGroup | None, ranks: Ranks
+) -> Variant:
+    training = point["layer"]["training"]
+    parameters = dict(layer.module.named_parameters())
+    module = DistributedDataParallel(layer.module, process_group=replicas) if replicas is not None else layer.module
+    optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE) if training else None
+    generator = stream(ranks.device, point["workload"]["seed"], "inputs", ranks.rank)
+    dtype = next(iter(parameters.values())).dtype
+    inputs = [_draw(layer.input_shape, generator, dtype).requires_grad_() for _ in range(INPUTS)]
+    gradients: list[Tensor] = []
+
+    def forward(repeat: int, first: bool = training) -> Tensor:
+        x = inputs[repeat % INPUTS]
+        for tensor in (x, *parameters.values()):
+            tensor.grad = None
+        output = layer.forward(module, x, first)
+        if not gradients:
+            gradients.extend(_draw(tuple(output.shape), generator, dtype) for _ in range(INPUTS))
+        return output
+
+    def backward(repeat: int, output: Tensor) -> dict[str, Tensor]:
+        x = inputs[repeat % INPUTS]
+        torch.autograd.backward(output, gradients[repeat % INPUTS])
+        found = {"input": x.grad, **{name: parameter.grad for name, parameter in parameters.items()}}
+        return {f"{name}_grad": gradient for name, gradient in found.items() if gradient is not None}
+
+    if layer.calibrate:
+        layer.calibrate(lambda: backward(0, forward(0, first=True)))
+    return Variant(forward, backward, optimizer.step if optimizer else None, layer.prepare)
+
+
+def _draw(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
