@@ -97,7 +97,7 @@ def test_a_measurement_that_several_points_carry_counts_once() -> None:
     assert len(distinct([early, default_timing(95.0, minute=1)])) == 2
 
 
-def hidden_of(point_us: list[float], none_us: list[float], floor_us: list[float]) -> Hidden | None:
+def hidden_of(point_us: list[float], none_us: list[float], floor_us: list[float]) -> Hidden:
     return hidden({"point": timing_of(point_us), "none": timing_of(none_us), "floor": timing_of(floor_us)})
 
 
@@ -114,4 +114,5 @@ def test_a_hidden_fraction_is_told_with_its_noise_or_not_at_all(noise: float, wo
 
 
 def test_without_communication_nothing_is_hidden() -> None:
-    assert hidden_of([9, 9, 9], [9, 9, 9], [9, 9, 9]) is None
+    found = hidden_of([9, 9, 9], [9, 9, 9], [9, 9, 9])
+    assert (found.known, found.in_words) == (False, "-")

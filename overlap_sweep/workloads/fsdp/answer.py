@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import KnobRecord
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.workloads.fsdp.knobs import (
     Knobs,
     brief,
@@ -28,9 +29,7 @@ from overlap_sweep.workloads.fsdp.knobs import (
     setting_in_words,
     train_alike,
 )
-from overlap_sweep.workloads.fsdp.search_answers import answering
 from overlap_sweep.workloads.fsdp.times import (
-    Hidden,
     StepTimes,
     comparison,
     limited_by_host,
@@ -62,7 +61,7 @@ class TrainingCase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainingRow:
+class TrainingRow(StepTimes):
     """One setting, over all points that measured it, or over one of them. Times are of a step unless they say
     otherwise."""
 
@@ -76,16 +75,6 @@ class TrainingRow:
     precision: str
     timing: Timing
     """The steps of all its points as they were measured."""
-    step: Estimate
-    """Its noise is also what points of equal settings are apart, where that was measured."""
-    none: Estimate
-    """Every collective alone on the device."""
-    floor: Estimate
-    """No communication."""
-    hidden: Hidden | None
-    """By the rounds of its points; None where communication costs nothing."""
-    relative: bool
-    """Times are relative to the floor that others have, too; else as measured."""
     host_us: float | None
     """None on a CPU, where it is what computes."""
     launch_bound: bool
@@ -101,18 +90,6 @@ class TrainingRow:
     """`best`, `best, proven`, or `only` where there is no other setting; empty for the others."""
 
     @property
-    def time_us(self) -> float:
-        return self.step.time_us
-
-    @property
-    def none_us(self) -> float:
-        return self.none.time_us
-
-    @property
-    def floor_us(self) -> float:
-        return self.floor.time_us
-
-    @property
     def of_sample(self) -> Estimate:
         """A sample's share of the step."""
         return self.step.relative_to(self.samples_per_step)
@@ -124,36 +101,6 @@ class TrainingRow:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens_per_step / self.time_us * 1e6
-
-    @property
-    def speedup(self) -> float:
-        """Over the same step with every collective alone on the device."""
-        return self.none_us / self.time_us
-
-    @property
-    def hidden_fraction(self) -> float | None:
-        """None where its noise leaves nothing of it."""
-        return self.hidden.fraction if self.hidden and self.hidden.known else None
-
-    @property
-    def hidden_in_words(self) -> str:
-        """With its noise."""
-        return self.hidden.in_words if self.hidden else "-"
-
-    @property
-    def comm_us(self) -> float:
-        """What communication adds to the step where nothing hides it."""
-        return self.none_us - self.floor_us
-
-    @property
-    def communicates(self) -> bool:
-        """Whether that is more than noise: without it there is nothing to hide."""
-        return self.hidden is not None and self.hidden.known
-
-    @property
-    def exposed_us(self) -> float:
-        """What it adds as configured."""
-        return self.time_us - self.floor_us
 
     @property
     def simplicity(self) -> tuple[Any, ...]:
@@ -235,7 +182,7 @@ class TrainingAnalysis:
 def analyse_training(
     points: Iterable[Point], searches: Mapping[Path, KnobRecord] | None = None
 ) -> list[TrainingAnalysis]:
-    """The `ok` points of training runs by case; `searches` by their directories."""
+    """Returns the analyses of the `ok` points of training runs, by case; `searches` by their directories."""
     cases: dict[TrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.is_training and point.status == "ok":
@@ -255,7 +202,7 @@ def training_case(point: Point) -> TrainingCase:
 
 
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
-    """The simplest, unless something is faster, and why. What diverges is chosen only where everything does."""
+    """Returns the simplest, unless something is faster, and why. What diverges is chosen where everything does."""
     usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
     if len(rows) == 1:
         return rows[0], "the only one that was measured"
@@ -311,9 +258,9 @@ def point_row(point: Point, standing: str = "") -> TrainingRow:
 def _best(
     rows: Mapping[frozenset[tuple[str, Any]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
 ) -> tuple[TrainingRow, str, bool]:
-    """With why, and whether a search settled it: it measured its answer again after it had chosen it, in alternation
-    with the baseline, and what seems faster here only seemed so when it was tried."""
-    answers = {frozen(knobs_of(point.config)): search for point, search in answering(points, searches)}
+    """Returns the best, why, and whether a search settled it: it measured its answer again after it had chosen it, in
+    alternation with the baseline, and what seems faster here only seemed so when it was tried."""
+    answers = {frozen(knobs_of(point.config)): search for point, search in _answering(points, searches)}
     settled = [key for key, search in answers.items() if search.settles]
     by_table, reason = choose(list(rows.values()))
     if not settled:
@@ -328,6 +275,46 @@ def _best(
     return best, proven + other, True
 
 
+def _answering(points: Iterable[Point], records: Mapping[Path, KnobRecord]) -> Iterator[tuple[Point, KnobSearch]]:
+    """Yields the points that have the answer of a search beside which they lie."""
+    searches = [
+        (directory, search) for directory, record in records.items() for search in record.searches if search.answered
+    ]
+    for point in points:
+        for directory, search in searches:
+            if point.directory.is_relative_to(directory) and _has_answer(point.config, search):
+                yield point, search
+
+
+def _has_answer(config: Mapping[str, Any], search: KnobSearch) -> bool:
+    baseline = {key: values[0] for key, values in search.knobs.items() if values}
+    typed = dict(override.partition("=")[::2] for override in search.overrides)
+    wanted = {**typed, **baseline, **search.best}
+    return all(_in_config(config, key.lstrip("+"), value) for key, value in wanted.items())
+
+
+def _in_config(config: Mapping[str, Any], key: str, value: str) -> bool:
+    """Returns whether it is set there so; true of what is no part of a point."""
+    first, *rest = key.split(".")
+    if first not in config:
+        return True
+    found: Any = config[first]
+    for name in rest:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        # A choice of a group, such as model=llama3_8b.
+        found = found.get("name")
+    return _alike(key, in_words(found)) == _alike(key, value)
+
+
+def _alike(key: str, value: str) -> str:
+    """Without quotes; a number as it is written shortest."""
+    plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+    if key == "fsdp.forward_prefetch":
+        plain = {"false": "0", "true": "1"}.get(plain.lower(), plain)
+    return f"{float(plain):g}" if re.fullmatch(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", plain, re.IGNORECASE) else plain.lower()
+
+
 def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: StepTimes) -> TrainingRow:
     """`shown`: the knobs that the setting is called by."""
     runs = [measured(point.result) for point in points]
@@ -335,6 +322,7 @@ def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: S
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]
     memory_gb = [run.peak_memory_gb for run in runs if run.peak_memory_gb is not None]
     return TrainingRow(
+        **vars(times),
         knobs=knobs,
         setting=setting_in_words(knobs, shown),
         points=tuple(point.name for point in points),
@@ -343,11 +331,6 @@ def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: S
         parameters=runs[0].parameters,
         precision=points[0].config["precision"],
         timing=together([run.step["point"] for run in runs]),
-        step=times.step,
-        none=times.none,
-        floor=times.floor,
-        hidden=times.hidden,
-        relative=times.relative,
         host_us=statistics.median(hosts_us) if hosts_us else None,
         launch_bound="point" in limited,
         baseline_launch_bound=bool(limited - {"point"}),

@@ -110,7 +110,7 @@ def _same_training(point: Point, other: Point) -> bool:
 
 
 def _nothing_to_hide(analysis: TrainingAnalysis) -> Iterator[str]:
-    silent = [row.setting for row in analysis.rows if not row.communicates]
+    silent = [row.setting for row in analysis.rows if not row.hidden.known]
     if silent:
         yield (
             f"What communication costs without overlap cannot be told from noise {_where(silent, analysis)}: hidden "

@@ -43,7 +43,7 @@ def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Bar:
         ends=[end * scale for end in cut(row.floor_us, row.time_us, row.none_us)],
         low=max(0.0, row.time_us - noise_us) * scale,
         high=(row.time_us + noise_us) * scale,
-        cells=[as_ms(row.time_us), row.hidden_in_words, f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"],
+        cells=[as_ms(row.time_us), row.hidden.in_words, f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"],
         bold=row is analysis.best,
         details={
             "setting": row.setting,
@@ -51,7 +51,7 @@ def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Bar:
             "no overlap": f"{as_ms(row.none_us)} ms",
             "no communication": f"{as_ms(row.floor_us)} ms",
             "exposed": f"{as_ms(row.exposed_us)} ms",
-            "hidden": row.hidden_in_words,
+            "hidden": row.hidden.in_words,
             "samples/s": f"{row.samples_per_s:,.0f}",
         },
     )

@@ -107,12 +107,16 @@ MEASURED = (
     ),
     C("speedup", lambda row: row.speedup, "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
-        *("hidden_fraction", lambda row: row.hidden_fraction, "By rounds; empty where all of it is noise."),
+        *(
+            "hidden_fraction",
+            lambda row: row.hidden.fraction if row.hidden.known else None,
+            "By rounds; empty where all of it is noise.",
+        ),
         header="hidden",
-        words=lambda row: row.hidden_in_words,
+        words=lambda row: row.hidden.in_words,
         high_first=True,
     ),
-    C("hidden_noise", lambda row: row.hidden.noise if row.hidden and row.communicates else None),
+    C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
     C("comm_us", lambda row: row.comm_us, "none_us less floor_us."),
     C(
         *("exposed_us", lambda row: row.exposed_us, "step_us less floor_us."),
@@ -313,7 +317,7 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
     only = len(analysis.rows) == 1
     lines = [
         f"{'measured' if only else 'best'}: {best.setting}, {gains}; {as_ms(best.time_us)} ms a step, "
-        f"{best.speedup:.2f}x none, hidden {best.hidden_in_words}{'' if only else f'; {analysis.reason}'}"
+        f"{best.speedup:.2f}x none, hidden {best.hidden.in_words}{'' if only else f'; {analysis.reason}'}"
     ]
     if analysis.overrides:
         lines.append(f"to set: {analysis.overrides}")

@@ -308,7 +308,7 @@ def _timed(times: dict[str, Timing]) -> dict[str, Aggregate | None]:
         point, none = times["point"].samples_us, times["none"].samples_us
         found["speedup"] = aggregate([slow / fast for fast, slow in zip(point, none, strict=True)])
         of_all = hidden(times)
-        if of_all and of_all.known:
+        if of_all.known:
             found["hidden_fraction"] = Aggregate(
                 of_all.fraction, math.nan, math.nan, math.nan, of_all.noise, len(point)
             )

@@ -23,13 +23,13 @@ _Floor = frozenset[tuple[str, Any]]
 
 
 def measured(result: Result | None) -> TrainingRun:
-    """Of a point that is ok."""
+    """Returns what a point that is ok measured."""
     assert result
     return result.measured_as(TrainingRun)
 
 
 def limited_by_host(result: Result) -> list[str]:
-    """The variants of the step that the host took nearly as long to enqueue as the device to run."""
+    """Returns the variants of the step that the host took nearly as long to enqueue as the device to run."""
     run = measured(result)
     limited = {name for name in VARIANTS if run.host_us.get(name, 0.0) >= HOST_LIMITS * run.step[name].median_us}
     return [name for name in VARIANTS if name in limited or (name == "point" and result.launch_bound)]
@@ -61,8 +61,8 @@ class Hidden(NamedTuple):
         return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else "-"
 
 
-def hidden(step: Mapping[str, Timing]) -> Hidden | None:
-    """None where `none` takes no longer than `floor`: there is nothing to hide.
+def hidden(step: Mapping[str, Timing]) -> Hidden:
+    """Returns what is hidden, which is not known where `none` takes no longer than `floor`: there is nothing to hide.
 
     The medians of the differences of samples that were taken side by side, and their noises; the quotient's noise is
     that of its parts, in quadrature.
@@ -73,21 +73,52 @@ def hidden(step: Mapping[str, Timing]) -> Hidden | None:
     comm = [none - floor for _, none, floor in rounds]
     comm_us = statistics.median(comm)
     if comm_us <= 0:
-        return None
+        return Hidden(math.nan, math.inf)
     fraction = statistics.median(saved) / comm_us
     return Hidden(fraction, math.hypot(estimate(saved).noise_us, fraction * estimate(comm).noise_us) / comm_us)
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Of one setting, over all its points."""
+    """The times of a step in one setting, over all its points."""
 
     step: Estimate
+    """Its noise is also what points of equal settings are apart, where that was measured."""
     none: Estimate
+    """Every collective alone on the device."""
     floor: Estimate
-    hidden: Hidden | None
+    """No communication."""
+    hidden: Hidden
+    """By the rounds of its points."""
     relative: bool
-    """To the floors that were measured beside it; else as measured."""
+    """Times are relative to the floors that were measured beside it; else as measured."""
+
+    @property
+    def time_us(self) -> float:
+        return self.step.time_us
+
+    @property
+    def none_us(self) -> float:
+        return self.none.time_us
+
+    @property
+    def floor_us(self) -> float:
+        return self.floor.time_us
+
+    @property
+    def speedup(self) -> float:
+        """Over the same step with every collective alone on the device."""
+        return self.none_us / self.time_us
+
+    @property
+    def comm_us(self) -> float:
+        """What communication adds to the step where nothing hides it."""
+        return self.none_us - self.floor_us
+
+    @property
+    def exposed_us(self) -> float:
+        """What it adds as configured."""
+        return self.time_us - self.floor_us
 
 
 @dataclass(frozen=True)
@@ -108,11 +139,11 @@ class Comparison:
     """Of the points of equal settings, by whether the host limits them."""
 
     def times(self, points: Sequence[Point]) -> StepTimes:
-        """Of the points of one setting."""
-        steps = [measured(point.result).step for point in points]
+        """Returns the times of the points of one setting."""
+        steps = _steps(points)
         pool = self.floors.get(same_floor(knobs_of(points[0].config)), [])
         # Relative to nothing but itself, a time gains the floor's noise for nothing.
-        limited = any(map(_limited, points))
+        limited = _limited(points)
         relative = self.relative and len(pool) > 1 and not limited
         if relative:
             floor = pooled_none(pool)
@@ -128,54 +159,49 @@ class Comparison:
 
 def times_as_measured(point: Point) -> StepTimes:
     """Returns the times of a point that is ok, beside no other."""
-    steps = measured(point.result).step
+    (steps,) = _steps([point])
     step, none, floor = (replace(estimate(steps[name].samples_us), time_us=steps[name].median_us) for name in VARIANTS)
     return StepTimes(step, none, floor, hidden(steps), relative=False)
 
 
 def comparison(points: Iterable[Point]) -> Comparison:
-    """Of the points of one case."""
+    """Returns how the points of one case are compared."""
     floors, settings = defaultdict(list), defaultdict(list)
     for point in points:
         knobs = knobs_of(point.config)
         settings[frozen(knobs)].append(point)
-        if not _limited(point):
+        if not _limited([point]):
             floors[same_floor(knobs)].append(measured(point.result).step["floor"])
-    repeated = [of_one for of_one in settings.values() if len(of_one) > 1]
-    free = [of_one for of_one in repeated if not any(map(_limited, of_one))]
-    as_measured, to_floor = _scatter(map(_steps_us, free)), _scatter(map(_over_floor, free))
+    repeated = [(_steps(of_one), _limited(of_one)) for of_one in settings.values() if len(of_one) > 1]
+    free = [steps for steps, limited in repeated if not limited]
+    as_measured = _scatter([step["point"].median_us for step in steps] for steps in free)
+    to_floor = _scatter([step["point"].median_us / step["floor"].median_us for step in steps] for steps in free)
     relative = as_measured is None or to_floor is None or to_floor < as_measured
     times = (
-        ([_step(point, relative and of_one in free) for point in of_one], of_one not in free) for of_one in repeated
+        ([_step(step, over_floor=relative and not limited) for step in steps], limited) for steps, limited in repeated
     )
     device_kind = next(iter(settings.values()))[0].config["runtime"]["device"]
     return Comparison(floors, relative, verdict.scatters_of_steps(times, device_kind))
 
 
-def _step(point: Point, over_floor: bool) -> Estimate:
-    step = measured(point.result).step
+def _steps(points: Iterable[Point]) -> list[dict[str, Timing]]:
+    return [measured(point.result).step for point in points]
+
+
+def _limited(points: Iterable[Point]) -> bool:
+    """Whether the host limits any variant of any of them."""
+    return any(limited_by_host(point.result) for point in points if point.result)
+
+
+def _step(step: Mapping[str, Timing], *, over_floor: bool) -> Estimate:
     if over_floor:
         floor = step["floor"]
         return normalised([(step["point"], floor)], Estimate(floor.median_us, 0.0, 1)).relative_to(floor.median_us)
     return estimate(step["point"].samples_us)
 
 
-def _limited(point: Point) -> bool:
-    assert point.result
-    return bool(limited_by_host(point.result))
-
-
-def _steps_us(points: Iterable[Point]) -> list[float]:
-    return [measured(point.result).step["point"].median_us for point in points]
-
-
-def _over_floor(points: Iterable[Point]) -> list[float]:
-    steps = [measured(point.result).step for point in points]
-    return [step["point"].median_us / step["floor"].median_us for step in steps]
-
-
 def _scatter(times: Iterable[Sequence[float]]) -> float | None:
-    """The relative standard deviation within each sequence, over all of them; None where none has two times."""
+    """Returns the relative standard deviation within each sequence, over all; None where none has two times."""
     squares, free = 0.0, 0
     for alike in times:
         mean = statistics.mean(alike)
