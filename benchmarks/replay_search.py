@@ -24,23 +24,14 @@ import typer
 from rich import box
 from rich.table import Table
 
+from overlap_sweep.config import Search
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.report.console import console_for
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.search.bisect import Effort, bisect
-from overlap_sweep.search.cell import (
-    NONE,
-    STARTS,
-    Baselines,
-    Candidate,
-    Cell,
-    Measured,
-    Start,
-    Trail,
-    collectives,
-    usual,
-)
+from overlap_sweep.search import conduct
+from overlap_sweep.search.bisect import bisect
+from overlap_sweep.search.cell import NONE, STARTS, Candidate, Cell, Trail, collectives
 
 REPEATS = 12
 """Behind each recorded median."""
@@ -63,15 +54,13 @@ class RecordedCell:
 
     @property
     def cell(self) -> Cell:
-        label = f"{self.model} TP={self.tp_size} {self.operator} {self.pass_name}"
-        return Cell(label, tuple(candidate for candidate in self.samples if candidate != NONE))
+        return Cell(tuple(candidate for candidate in self.samples if candidate != NONE))
 
     @property
-    def baselines(self) -> Baselines:
-        none = self.samples[NONE]
-        time_us = self.time_us(NONE)
-        noise_us = statistics.median(sample.noise_us for sample in none)
-        return Baselines(Estimate(time_us, noise_us, REPEATS * len(none)), self.floor_us, self.collective_us)
+    def none(self) -> Estimate:
+        samples = self.samples[NONE]
+        noise_us = statistics.median(sample.noise_us for sample in samples)
+        return Estimate(self.time_us(NONE), noise_us, REPEATS * len(samples))
 
     def time_us(self, candidate: Candidate) -> float:
         """The median over the recorded measurements of the candidate."""
@@ -163,21 +152,26 @@ class Row:
     best_us: float
 
 
-def replay(recorded: RecordedCell, effort: Effort, start: Start = usual) -> Trail:
-    """Search one recorded cell to the end. A candidate is measured at most as often as it was recorded."""
-    trail = Trail(recorded.cell, recorded.baselines, most_samples=lambda candidate: len(recorded.samples[candidate]))
-    search = bisect(trail, effort, start)
+class RecordingEndedError(Exception):
+    """A candidate is to be measured more often than it was recorded."""
+
+
+def replay(recorded: RecordedCell, start: str = "usual") -> Trail:
+    """Search one recorded cell to the end, or that of the recording: only contenders are measured again, at last."""
+    trail = Trail(recorded.cell, recorded.none, recorded.floor_us, recorded.collective_us)
+
+    def next_sample(candidate: Candidate) -> Estimate:
+        samples, asked = recorded.samples[candidate], len(trail.samples.get(candidate, ()))
+        if asked == len(samples):
+            raise RecordingEndedError
+        return samples[asked]
+
     try:
-        wanted = next(search)
-        while True:
-            wanted = search.send({candidate: _next_sample(candidate, trail, recorded) for candidate in wanted})
-    except StopIteration as stop:
-        trail.stopped = stop.value
+        steps = bisect(trail, Search(start=start))
+        trail.stopped = conduct(steps, lambda wanted: {candidate: next_sample(candidate) for candidate in wanted})
+    except RecordingEndedError:
+        trail.stopped = "the recording ended"
     return trail
-
-
-def _next_sample(candidate: Candidate, trail: Trail, recorded: RecordedCell) -> Measured:
-    return recorded.samples[candidate][len(trail.samples.get(candidate, ()))]
 
 
 def row(recorded: RecordedCell, trail: Trail) -> Row:
@@ -228,7 +222,7 @@ def main(
     time of what was chosen over that of the best that was recorded, minus 1.
     """
     recorded = [cell for path in files for cell in read(path)]
-    by_start = {name: [row(c, replay(c, Effort(), STARTS[name])) for c in recorded] for name in STARTS}
+    by_start = {name: [row(c, replay(c, name)) for c in recorded] for name in STARTS}
     rows = by_start.pop(start.value)
     saved = [_saved(name, others, rows) for name, others in by_start.items()]
     if format is Format.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlap_sweep.tuner.api import Report, tune
+    from overlap_sweep.tuner import Report, tune
 
 __all__ = ["Report", "tune"]
 
@@ -13,7 +13,7 @@ __all__ = ["Report", "tune"]
 def __getattr__(name: str) -> Any:
     # Every part of the package imports this module: what only users of `tune` need is loaded when they ask.
     if name in __all__:
-        from overlap_sweep.tuner import api
+        from overlap_sweep import tuner
 
-        return getattr(api, name)
+        return getattr(tuner, name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

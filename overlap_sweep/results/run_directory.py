@@ -100,6 +100,11 @@ class Result(msgspec.Struct, kw_only=True):
     reused_from: str | None = None
     """Of a result that was not measured here but taken from a store: which, where and when it was measured."""
 
+    @property
+    def reason(self) -> str:
+        """Why the point is not ok, in a line."""
+        return (self.error or self.status).splitlines()[0]
+
     def measured_as(self, kind: type[_Measured]) -> _Measured:
         """Returns what a point that is ok measured."""
         assert isinstance(self.measured, kind)

@@ -10,29 +10,18 @@ only while it is within reach of the fastest. Everything goes from the fastest a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from overlap_sweep.config import Search as Effort
 from overlap_sweep.overlap import space
-from overlap_sweep.search.cell import NONE, ORDINAL, Arm, Candidate, Search, Start, Steps, Trail, distance, usual
+from overlap_sweep.search.cell import NONE, STARTS, Arm, Candidate, Search, Steps, Trail, distance
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How hard to look. Shares are of the fastest time so far."""
-
-    reach: float = 0.25
-    """An arm that is slower by more than this after its first measurement is dropped: tuning num_sm would have to make
-    it up. Where all are, the fastest gets a second one."""
-    reach_tuned: float = 0.05
-    """The same for an arm that was entered at the num_sm that is best for the arm next to it."""
-    worth: float = 0.01
-    """What a measurement must promise to gain, at best."""
-    repeats: int = 3
-    """How often the last contenders are measured while the noise cannot tell them apart."""
-    contenders: int = 2
-    """How many of them there are at most."""
-
+REACH_TUNED = 0.05
+"""As `search.reach`, of an arm that was entered at the num_sm that is best for the arm next to it."""
+CONTENDERS = 2
+"""How many are measured again at most while the noise cannot tell which of them is fastest."""
 
 Flip = tuple[str, str, str, object]
 """Slot, method, knob and its value."""
@@ -44,7 +33,6 @@ class _Progress:
 
     trail: Trail
     effort: Effort
-    start: Start
     searched: set[Arm] = field(default_factory=set)
     flipped: set[Candidate] = field(default_factory=set)
     tuned: set[Arm] = field(default_factory=set)
@@ -54,7 +42,7 @@ class _Progress:
 
     def within_reach(self, candidate: Candidate) -> bool:
         tuned = self.trail.cell.arm(candidate) in self.tuned
-        reach = self.effort.reach_tuned if tuned else self.effort.reach
+        reach = REACH_TUNED if tuned else self.effort.reach
         return self.trail.time_us(candidate) <= (1 + reach) * self.trail.time_us(self.trail.best)
 
     def has_more(self, candidate: Candidate) -> bool:
@@ -69,11 +57,15 @@ class _Progress:
         return {self.flip_of[arm] for arm in map(self.trail.cell.arm, self.trail.failed) if arm in self.flip_of}
 
 
-def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
-    """Search the trail's cell; see `cell.Search`."""
-    progress = _Progress(trail, effort, start)
-    yield from trail.measure([*trail.seeds, *(_entry(trail, group, start) for group in trail.cell.groups)])
-    yield from trail.measure([_entry(trail, group, start) for group in _not_entered(trail)])
+def bisect(trail: Trail, effort: Effort) -> Search:
+    """Search the trail's cell."""
+    progress = _Progress(trail, effort)
+    groups = trail.cell.groups
+    yield from trail.measure([*trail.seeds, *(_entry(trail, group, effort) for group in groups)])
+    # One failure must not cost a whole method: those that nothing was measured of are entered once more.
+    failed = [group for group in groups if not any(c in trail.samples for c in group)]
+    left = [[c for c in group if c not in trail.failed and not trail.given_up(c)] for group in failed]
+    yield from trail.measure([_entry(trail, group, effort) for group in left if group])
     while (found := _next(progress)) is not None:
         candidate, more = found
         if more:
@@ -89,24 +81,14 @@ def bisect(trail: Trail, effort: Effort, start: Start = usual) -> Search:
     return f"nothing left that could be faster than {trail.best}"
 
 
-def _not_entered(trail: Trail) -> list[list[Candidate]]:
-    """What is left of the groups whose entry failed: one failure must not cost a whole method."""
-    left = [
-        [c for c in group if c not in trail.failed and not trail.given_up(c)]
-        for group in trail.cell.groups
-        if not any(c in trail.samples for c in group)
-    ]
-    return [group for group in left if group]
-
-
-def _entry(trail: Trail, candidates: Sequence[Candidate], start: Start) -> Candidate:
+def _entry(trail: Trail, candidates: Sequence[Candidate], effort: Effort) -> Candidate:
     """With most knobs as the library has them, where most ladders cross, closest to where num_sm should start."""
+    start = STARTS[effort.start]
 
     def rank(candidate: Candidate) -> tuple[float, ...]:
-        ladders = {slot: trail.cell.ladder(candidate, slot) for slot in candidate.ordinal_slots}
         unusual = -sum(_usual_knobs(setting) for setting in candidate.settings.values())
-        crossing = sum(len(ladder) > 1 for ladder in ladders.values())
-        away = sum(distance(candidate, start(trail, slot, ladder)) for slot, ladder in ladders.items())
+        crossing = sum(len(trail.cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
+        away = sum(abs(math.log2(count / start(trail, slot))) for slot, count in candidate.num_sms.items())
         return unusual, -crossing, away
 
     return min(candidates, key=rank)
@@ -134,7 +116,7 @@ def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:
     """Along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so that the best num_sm of
     one does not depend on the other's."""
     for slot in dict(arm):
-        measured = [c for c in trail.overlaps if trail.cell.arm(c) == arm and slot in c.ordinal_slots]
+        measured = [c for c in trail.overlaps if trail.cell.arm(c) == arm and slot in c.num_sms]
         ladders = (trail.cell.ladder(candidate, slot) for candidate in measured)
         # That of the fastest candidate; in a recording with holes it may have none.
         ladder = next((ladder for ladder in ladders if len(ladder) > 1), None)
@@ -150,7 +132,7 @@ def _promising(trail: Trail, ladder: Sequence[Candidate], slot: str, effort: Eff
     Half and twice the best num_sm, then what lies between the best and its neighbours: each only if the bound that
     convexity puts on its time is worth it.
     """
-    by_num_sm = {candidate.settings[slot][ORDINAL]: candidate for candidate in ladder}
+    by_num_sm = {candidate.num_sms[slot]: candidate for candidate in ladder}
     times_us = {n: trail.time_us(c) for n, c in by_num_sm.items() if c in trail.samples}
     untried = [n for n, c in by_num_sm.items() if c not in trail.samples and c not in trail.failed]
     best = min(times_us, key=times_us.__getitem__)
@@ -188,7 +170,7 @@ def _flip(progress: _Progress, candidate: Candidate) -> Steps:
     """Enter the arms that differ from the candidate in one categorical knob: one knob after the other, since what was
     found faster is what the next search starts from."""
     trail, cell = progress.trail, progress.trail.cell
-    on_ladder = any(len(cell.ladder(candidate, slot)) > 1 for slot in candidate.ordinal_slots)
+    on_ladder = any(len(cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
     for (slot, knob), values in cell.flips(candidate).items():
         entries = []
         entered = set(map(cell.arm, (*trail.samples, *trail.failed)))
@@ -201,7 +183,7 @@ def _flip(progress: _Progress, candidate: Candidate) -> Steps:
                 progress.tuned.add(arm)
                 entries.append(min(others, key=lambda other: distance(other, candidate)))
             else:
-                entries.append(_entry(trail, others, progress.start))
+                entries.append(_entry(trail, others, progress.effort))
         yield from trail.measure(entries)
 
 
@@ -209,8 +191,8 @@ def _tell_apart(trail: Trail, effort: Effort) -> Steps:
     """Measure the contenders again while the noise hides which of them is fastest."""
     for _ in range(effort.repeats - 1):
         best = trail.estimate(trail.best)
-        close = [c for c in trail.overlaps if not trail.estimate(c).differs_from(best)][: effort.contenders]
+        close = [c for c in trail.overlaps if not trail.estimate(c).differs_from(best)][:CONTENDERS]
         rivals = len(close) + (not trail.estimate(NONE).differs_from(best))
-        if rivals < 2 or not all(map(trail.can_repeat, close)):
+        if rivals < 2:
             return
         yield from trail.measure_again(close)

@@ -235,7 +235,7 @@ class Searching:
 
     def _answer(self, result: Result) -> Answer:
         if result.status != "ok":
-            return Failure((result.error or result.status).splitlines()[0])
+            return Failure(result.reason)
         sample = searchable(result.point["workload"]["name"]).sample(result)
         self._amount = self._amount or sample.amount
         return sample.scaled(self._amount / sample.amount)

@@ -1,32 +1,40 @@
-"""Search the space that a multirun's values span, through any Hydra launcher, and leave search.json."""
+"""`hydra/sweeper=bisect`: search the settings that a multirun's values span, through any Hydra launcher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import groupby, product
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from overlap_sweep import backends, workloads
+from overlap_sweep import workloads
 from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, write_search_record
 from overlap_sweep.results.run_directory import SEARCH_FILE
 from overlap_sweep.results.traces import own_traces
+from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search.bisect import Effort
-from overlap_sweep.search.cell import NONE, STARTS, Candidate, Cell, Trail
-from overlap_sweep.search.choices import Choices, candidates, combined, compose, read_choices
+from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
 from overlap_sweep.search.measured import Job, Measurements, swept_values
-from overlap_sweep.search.rounds import Request, Task, collective_us, measured, next_round
+from overlap_sweep.search.tasks import (
+    SEARCHED,
+    Request,
+    Task,
+    candidates,
+    cases,
+    collective_us,
+    read_choices,
+    side_by_side,
+)
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
@@ -34,19 +42,67 @@ from overlap_sweep.workloads.operator.choice import PassChoice
 Gate = Callable[[Sequence[Task]], str | None]
 """Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
 
-Asked = set[tuple[str, str, frozenset[tuple[str, Candidate]]]]
-"""By task, what its passes were given."""
+
+def sweep(
+    config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
+) -> None:
+    """Search all passes, print the answers, and leave `search.json` beside the points."""
+    whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
+    for stage in whole.stages:
+        whole.search(stage)
+        whole.profile_answers(stage, lambda: analyse(whole.measurements.directory, AnalysisConfig()))
+    whole.conclude()
 
 
-@dataclass(frozen=True)
 class Sweep:
-    """What is to be searched, and how."""
+    """What is searched, and what came of it so far: lines of progress, and search.json, whole after every round."""
 
-    config: DictConfig
-    context: HydraContext
-    tasks: list[Task]
-    measurements: Measurements
-    report: SearchReport
+    def __init__(
+        self, config: DictConfig, context: HydraContext, launcher: Launcher, values: Mapping[str, Sequence[str]]
+    ) -> None:
+        """UserError when there is nothing to search, or a value is wrong; nothing was started then."""
+        self.config = config
+        self._loader = context.config_loader
+        found = self._find_tasks(values)
+        self.tasks = [task for task in found if task.cells]
+        self.measurements = Measurements.begin(config, launcher)
+        self.dropped: dict[str, str] = {}
+        """By label, why a task was not searched, or not to the end."""
+        self._rounds = 0
+        for task in (task for task in found if not task.cells):
+            self.drop(task.label, "; ".join(task.refused) or "no swept method fits any of its slots")
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """Returns what Hydra gives the job with these overrides."""
+        return compose_point(self._loader, self.config, overrides)
+
+    def _find_tasks(self, values: Mapping[str, Sequence[str]]) -> list[Task]:
+        """Returns one task for each operator of each combination of what is not searched, also where it has no cells.
+
+        UserError when there is nothing to search in any of them.
+        """
+        fixed = {key: texts for key, texts in values.items() if key not in SEARCHED}
+        combinations = [
+            [f"{key}={value}" for key, value in zip(fixed, combination, strict=True)]
+            for combination in product(*fixed.values())
+        ]
+        for overrides in combinations:
+            workload = self.compose(overrides).workload.name
+            if workload != "operator":
+                raise UserError(f"a search is for settings of operators, not for workload={workload}.")
+        choices = read_choices(self.config.search, lambda more: self.compose([*combinations[0], *more]), values)
+        tasks = []
+        for overrides in combinations:
+            point = resolve(self.compose([*overrides, "phases={fprop:{method:none}}"]))
+            # What may not be combined is left out, as a launcher would skip it.
+            found, refused = candidates(point, choices)
+            cells = {name: Cell(tuple(own)) for name, own in found.items() if own}
+            tasks.append(Task(point, overrides, cells, refused))
+        if not any(task.cells for task in tasks):
+            refusals = dict.fromkeys(reason for task in tasks for reason in task.refused)
+            reasons = "; ".join(refusals) or "no swept method fits any of the operator's slots"
+            raise UserError(f"there is nothing to search: {reasons}.")
+        return tasks
 
     @property
     def stages(self) -> list[list[Task]]:
@@ -56,137 +112,129 @@ class Sweep:
         ordered = sorted(self.tasks, key=lambda task: workloads.world_size(task.point))
         return [list(group) for _, group in groupby(ordered, key=lambda task: workloads.world_size(task.point))]
 
+    def drop(self, label: str, reason: str) -> None:
+        self.dropped[label] = reason
+        print(f"search: {label} is not searched: {reason}", flush=True)
 
-def set_up(config: DictConfig, context: HydraContext, launcher: Launcher, values: Mapping[str, Sequence[str]]) -> Sweep:
-    """UserError when there is nothing to search, or a value is wrong; nothing was started then."""
-    tasks = find_tasks(config, context, values)
-    measurements = Measurements.begin(config, launcher)
-    report = SearchReport(measurements, [task for task in tasks if task.cells])
-    for task in (task for task in tasks if not task.cells):
-        report.drop(task.label, "; ".join(task.refused) or "no swept method fits any of its slots")
-    return Sweep(config, context, report.tasks, measurements, report)
+    def search(self, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
+        """Advance all searches of these tasks together until they or the budget end."""
+        budget = self.measurements.budget
+        for of_case in cases(self._measure_baselines(tasks)):
+            if reason := gate(of_case):
+                self.drop(of_case[0].case_label, reason)
+                continue
+            rate_us = collective_us(of_case)
+            for task in of_case:
+                task.begin(rate_us, self.config.search)
+        begun = [task for task in tasks if task.running]
+        while (requests := [request for task in begun for request in task.requests()]) and not budget.why_spent:
+            results = self.measurements.measure([request.job for request in requests])
+            for request, result in zip(requests, results, strict=False):
+                request.task.answer(request, result)
+            self._rounds += 1
+            self._write()
+            trails = [trail for task in begun for trail in task.trails]
+            going = sum(not trail.stopped for trail in trails)
+            if going != len(trails) or self._rounds == 1:
+                state = f"{going} of {len(trails)} searches go on" if going else "all searches are done"
+                print(f"search: {budget.points} points in {budget.elapsed_s:.0f} s; {state}", flush=True)
+        for running in (running for task in begun for running in task.running.values()):
+            running.stop(budget.why_spent)
 
+    def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
+        """Measure every task's operator without overlap; returns the tasks for which that worked."""
+        results = self.measurements.measure([Request(task, {}).job for task in tasks])
+        for task, result in zip(tasks, results, strict=False):
+            if result.status != "ok":
+                self.drop(task.label, f"it cannot be measured without overlap: {result.reason}")
+            elif result.launch_bound:
+                self.drop(task.label, "it is launch-bound: no time says anything about the device")
+            else:
+                task.baseline = result
+        for task in tasks[len(results) :]:
+            self.drop(task.label, self.measurements.budget.why_spent)
+        return [task for task in tasks if task.baseline]
 
-def sweep(
-    config: DictConfig, context: HydraContext, launcher: Launcher, params: Mapping[str, Any], arguments: Sequence[str]
-) -> None:
-    """Search all cells, print the answers, and leave `search.json` beside the points."""
-    whole = set_up(config, context, launcher, swept_values(context, params, arguments))
-    for stage in whole.stages:
-        search(whole, stage)
-        profile_answers(stage, whole.measurements, lambda: analyse(whole.measurements.directory, AnalysisConfig()))
-    whole.report.conclude()
+    def profile_answers(self, tasks: Sequence[Task], analysed: Callable[[], Analysis]) -> None:
+        """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without
+        overlap.
 
+        What that says of the times may change what is chosen, which is profiled then, too. A point is asked for once,
+        whatever comes of it; the search's budget does not count it. Nothing with `profile=none`.
+        """
+        asked: set[Any] = set()
+        wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
+        while wanted:
+            analysis, jobs = analysed(), []
+            for task in wanted:
+                for of_pass in _untraced(task, case_of(task, analysis)):
+                    key = task.label, task.case, frozenset(of_pass.items())
+                    if key not in asked:
+                        asked.add(key)
+                        jobs.append(_profiled(Request(task, of_pass).job))
+            if not jobs:
+                return
+            with self.measurements.budget.paused():
+                self.measurements.run(jobs)
 
-def search(whole: Sweep, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
-    """Advance all searches of these tasks together until they or the budget end."""
-    settings, measurements, report = whole.config.search, whole.measurements, whole.report
-    effort = Effort(reach=settings.reach, worth=settings.worth, repeats=settings.repeats)
-    for case_tasks in cases(measure_baselines(tasks, measurements, report)):
-        if reason := gate(case_tasks):
-            report.drop(case_tasks[0].case_label, reason)
-            continue
-        rate_us = collective_us(case_tasks)
-        for task in case_tasks:
-            task.begin(rate_us, effort, STARTS[settings.start])
-    begun = [task for task in tasks if task.running]
-    while (requests := next_round(begun)) and not measurements.budget.why_spent:
-        for request, result in measured(requests, measurements):
-            request.task.answer(request, result)
-        report.round_done(begun)
-    for running in (running for task in begun for running in task.running.values()):
-        running.stop(measurements.budget.why_spent)
+    def conclude(self) -> None:
+        """Print every answer, and why it is one."""
+        record = self._write()
+        outcomes.answered = any(task.baseline for task in self.tasks)
+        for search in record.searches:
+            print(f"search: {pass_line(search)}")
+        tried = sum(trail.settings_tried for task in self.tasks for trail in task.trails)
+        before = f", {record.reused} of them measured before" if record.reused else ""
+        print(
+            f"search: {record.points} points{before} in {record.elapsed_s:.0f} s; "
+            f"{tried} of {sum(search.exhaustive for search in record.searches)} settings measured; "
+            f"{self.measurements.directory / SEARCH_FILE} says why",
+            flush=True,
+        )
 
-
-def measure_baselines(tasks: Sequence[Task], measurements: Measurements, report: SearchReport) -> list[Task]:
-    """Measure every task's operator without overlap; the tasks for which that worked."""
-    for request, result in measured([task.baseline_request() for task in tasks], measurements):
-        if result.status == "ok" and result.launch_bound:
-            report.drop(request.task.label, "it is launch-bound: no time says anything about the device")
-        elif result.status == "ok":
-            request.task.baseline = result
-        else:
-            reason = (result.error or result.status).splitlines()[0]
-            report.drop(request.task.label, f"it cannot be measured without overlap: {reason}")
-    for task in tasks:
-        if not task.baseline and task.label not in report.dropped:
-            report.drop(task.label, measurements.budget.why_spent)
-    return [task for task in tasks if task.baseline]
-
-
-def cases(tasks: Sequence[Task]) -> list[list[Task]]:
-    """The tasks by what they have in common but the operator."""
-    by_case: dict[str, list[Task]] = {}
-    for task in tasks:
-        by_case.setdefault(task.case, []).append(task)
-    return list(by_case.values())
-
-
-def find_tasks(config: DictConfig, context: HydraContext, values: Mapping[str, Sequence[str]]) -> list[Task]:
-    """One task for each operator of each combination of what is not searched, also where it has no cells.
-
-    UserError when there is nothing to search in any of them.
-    """
-    combinations = combined(values)
-    for overrides in combinations:
-        workload = compose(config, context, overrides).workload.name
-        if workload != "operator":
-            raise UserError(f"a search is for settings of operators, not for workload={workload}.")
-
-    def composed(searched: list[str]) -> DictConfig:
-        job = compose(config, context, [*combinations[0], *searched])
-        # Only for what it has to say of wrong values: minutes later it would be too late.
-        resolve(job)
-        return job
-
-    choices = read_choices(config, composed, values)
-    tasks = [_task(config, context, overrides, choices) for overrides in combinations]
-    if not any(task.cells for task in tasks):
-        refused = dict.fromkeys(reason for task in tasks for reason in task.refused)
-        reasons = "; ".join(refused) or "no swept method fits any of the operator's slots"
-        raise UserError(f"there is nothing to search: {reasons}.")
-    return tasks
-
-
-def _task(config: DictConfig, context: HydraContext, overrides: list[str], choices: Choices) -> Task:
-    """The operator's cells. What may not be combined is left out, as a launcher would skip it."""
-    job = compose(config, context, [*overrides, "phases={fprop:{method:none}}"])
-    point = resolve(job)
-    backend, workload = backends.load(point["backend"]), workloads.load("operator")
-
-    def refusal(phases: Mapping[str, space.Setting]) -> str | None:
-        reason: str | None = workload.refusal({**point, "phases": phases})
-        return reason
-
-    found, refused = candidates(point["operator"], choices, backend.default_knobs, backend.knobs(point), refusal)
-    label = f"{point['model']['name']} TP={point['tp_size']} {point['operator']}"
-    cells = {name: Cell(f"{label} {name}", tuple(found[name])) for name in space.PASSES if found[name]}
-    return Task(point, overrides, cells, refused)
+    def _write(self) -> SearchRecord:
+        measurements = self.measurements
+        record = SearchRecord(
+            points=measurements.budget.points,
+            reused=measurements.reused,
+            elapsed_s=measurements.budget.elapsed_s,
+            rounds=self._rounds,
+            dropped=self.dropped,
+            searches=[
+                _pass_search(task, pass_name, running.trail)
+                for task in self.tasks
+                for pass_name, running in task.running.items()
+            ],
+        )
+        write_search_record(measurements.directory, record)
+        return record
 
 
-def profile_answers(tasks: Sequence[Task], measurements: Measurements, analysed: Callable[[], Analysis]) -> None:
-    """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without overlap.
-
-    What that says of the times may change what is chosen, which is profiled then, too. A point is asked for once,
-    whatever comes of it; the search's budget does not count it. Nothing with `profile=none`.
-    """
-    asked: Asked = set()
-    wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
-    while wanted:
-        analysis = analysed()
-        jobs = [
-            _profiled_job(request)
-            for task in wanted
-            for request in _untraced_requests(task, case_of(task, analysis), asked)
-        ]
-        if not jobs:
-            return
-        with measurements.budget.paused():
-            measurements.run(jobs)
+def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
+    estimates = {candidate: trail.estimate(candidate) for candidate in trail.overlaps}
+    return PassSearch(
+        model=task.point["model"]["name"],
+        tp_size=task.point["tp_size"],
+        operator=task.operator,
+        pass_name=pass_name,
+        chosen=trail.best.settings,
+        time_us=trail.time_us(trail.best),
+        none_us=trail.time_us(NONE),
+        floor_us=trail.floor_us,
+        evaluations=trail.evaluations,
+        exhaustive=len(trail.cell.candidates),
+        stopped=trail.stopped or "not yet",
+        notes=trail.notes,
+        refused=dict(task.refused),
+        tried=[
+            TriedSetting(setting=str(c), time_us=e.time_us, noise_us=e.noise_us, measurements=len(trail.samples[c]))
+            for c, e in estimates.items()
+        ],
+    )
 
 
 def case_of(task: Task, analysis: Analysis) -> CaseAnalysis:
-    """The analysis of the points that may be compared with the task's, which has a baseline."""
+    """Returns the analysis of the points that may be compared with the task's, which has a baseline."""
     assert task.baseline
     environment, point = task.baseline.environment, task.point
     case = Case(
@@ -199,33 +247,25 @@ def case_of(task: Task, analysis: Analysis) -> CaseAnalysis:
     return next(found for found in analysis.operators.cases if found.case == case)
 
 
-def _profiled_job(request: Request) -> Job:
-    job = request.job
+def _profiled(job: Job) -> Job:
     others = [override for override in job.overrides if not override.startswith("profile=")]
     return Job([*others, "profile=all"], {**job.point, "profile": "all"})
 
 
-def _untraced_requests(task: Task, case: CaseAnalysis, asked: Asked) -> Iterator[Request]:
-    """One point for a setting of each pass; they have nothing to do with each other."""
+def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
+    """What should have a trace and has none: no overlap, and the answers, a setting of each pass together."""
     tp_size = task.point["tp_size"]
     plan, of_task = case.plans.get(tp_size), [point for point in case.points if _is_of(point, task)]
     traced = {point.name for point in of_task if own_traces(point)}
-    lacking: dict[str, list[Candidate]] = {}
+    if not any(point.name in traced and point.result and not point.result.settings for point in of_task):
+        yield {}
+    lacking: dict[str, dict[Candidate, None]] = {}
     for choice, final in zip(plan.choices, plan.finals, strict=True) if plan else ():
         if choice.operator == task.operator:
             answers = [choice.chosen, final, *_decided(choice, case, tp_size)]
-            lacking[choice.pass_name] = [
-                Candidate.of(one.settings) for one in answers if one.settings and traced.isdisjoint(one.points)
-            ]
-    none_is_traced = any(point.name in traced and point.result and not point.result.settings for point in of_task)
-    wanted = [] if none_is_traced else [task.baseline_request()]
-    for together in zip_longest(*([(name, one) for one in dict.fromkeys(found)] for name, found in lacking.items())):
-        wanted.append(Request(task, dict(pair for pair in together if pair)))
-    for request in wanted:
-        key = task.label, task.case, frozenset(request.of_pass.items())
-        if key not in asked:
-            asked.add(key)
-            yield request
+            untraced = [one.settings for one in answers if one.settings and traced.isdisjoint(one.points)]
+            lacking[choice.pass_name] = dict.fromkeys(map(Candidate.of, untraced))
+    yield from side_by_side(lacking)
 
 
 def _is_of(point: Point, task: Task) -> bool:
@@ -243,96 +283,3 @@ def _decided(choice: PassChoice, case: CaseAnalysis, tp_size: int) -> list[Measu
     # Files that others wrote leave knobs open.
     whole = overlap_cfg.settings_of_pass(config.slots, choice.operator, choice.pass_name)
     return [candidate for candidate in choice.candidates if dict(candidate.settings) in (own, whole)]
-
-
-class SearchReport:
-    """Says what a sweep's tasks come to while they run, and leaves search.json, always whole, after every round."""
-
-    def __init__(self, measurements: Measurements, tasks: Sequence[Task]) -> None:
-        self.tasks, self._measurements = list(tasks), measurements
-        self.dropped: dict[str, str] = {}
-        """By label, why a task was not searched, or not to the end."""
-        self._rounds = 0
-
-    def drop(self, label: str, reason: str) -> None:
-        self.dropped[label] = reason
-        print(f"search: {label} is not searched: {reason}", flush=True)
-
-    def round_done(self, tasks: Sequence[Task]) -> None:
-        """Write the best so far, and say it in a line."""
-        self._rounds += 1
-        self._write()
-        trails = [trail for task in tasks for trail in task.trails]
-        open_trails = [trail for trail in trails if not trail.stopped]
-        if len(open_trails) != len(trails) or self._rounds == 1:
-            state = f"{len(open_trails)} of {len(trails)} searches go on" if open_trails else "all searches are done"
-            budget = self._measurements.budget
-            print(f"search: {budget.points} points in {budget.elapsed_s:.0f} s; {state}", flush=True)
-
-    def conclude(self) -> None:
-        """Print every answer, and why it is one."""
-        self._write()
-        outcomes.answered = any(task.baseline for task in self.tasks)
-        trails = [trail for task in self.tasks for trail in task.trails]
-        for trail in trails:
-            print(_answer_line(trail))
-        tried, of = sum(trail.settings_tried for trail in trails), sum(len(t.cell.candidates) for t in trails)
-        budget, reused = self._measurements.budget, self._measurements.reused
-        before = f", {reused} of them measured before" if reused else ""
-        print(
-            f"search: {budget.points} points{before} in {budget.elapsed_s:.0f} s; "
-            f"{tried} of {of} settings measured; {self._measurements.directory / SEARCH_FILE} says why",
-            flush=True,
-        )
-
-    def _write(self) -> None:
-        measurements = self._measurements
-        record = SearchRecord(
-            points=measurements.budget.points,
-            reused=measurements.reused,
-            elapsed_s=measurements.budget.elapsed_s,
-            rounds=self._rounds,
-            dropped=self.dropped,
-            searches=[search for task in self.tasks for search in _pass_searches(task)],
-        )
-        write_search_record(measurements.directory, record)
-
-
-def _pass_searches(task: Task) -> list[PassSearch]:
-    return [
-        PassSearch(
-            model=task.point["model"]["name"],
-            tp_size=task.point["tp_size"],
-            operator=task.operator,
-            pass_name=pass_name,
-            chosen=running.trail.best.settings,
-            time_us=running.trail.time_us(running.trail.best),
-            none_us=running.trail.time_us(NONE),
-            floor_us=running.trail.baselines.floor_us,
-            evaluations=running.trail.evaluations,
-            exhaustive=len(running.trail.cell.candidates),
-            stopped=running.trail.stopped or "not yet",
-            notes=running.trail.notes,
-            refused=dict(task.refused),
-            tried=[_tried(running.trail, candidate) for candidate in running.trail.overlaps],
-        )
-        for pass_name, running in task.running.items()
-    ]
-
-
-def _tried(trail: Trail, candidate: Candidate) -> TriedSetting:
-    estimate = trail.estimate(candidate)
-    return TriedSetting(
-        setting=str(candidate),
-        time_us=estimate.time_us,
-        noise_us=estimate.noise_us,
-        measurements=len(trail.samples[candidate]),
-    )
-
-
-def _answer_line(trail: Trail) -> str:
-    best, none_us = trail.best, trail.time_us(NONE)
-    time_us = trail.time_us(best)
-    answer = f"{best}, {time_us / 1e3:.3f} ms, {none_us / time_us:.2f}x none" if best != NONE else "don't overlap"
-    measured = f"{trail.settings_tried} of {len(trail.cell.candidates)} settings measured"
-    return f"search: {trail.cell.label}: {answer} ({measured}; {trail.stopped or 'not stopped'})"

@@ -1,48 +1,62 @@
-"""From a model to files for Megatron-LM: every TP size is searched, tried together, and proven, smallest first."""
+"""From a model to files for Megatron-LM: every TP size is searched, tried together, and proven, smallest first.
+
+The best of each slot need not be the best together: slots share SMs, copy engines and power with their neighbours. So
+the best of each, what is nearly as good, and presets are run side by side on the whole layer.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from overlap_sweep import workloads
 from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import models, space
+from overlap_sweep.overlap import models, overlap_cfg, space
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.variants import DEFAULT, FILE, NONE, TUNED
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.results.records import LayerTrial, TunerRecord, read_tuner_record, write_tuner_record
-from overlap_sweep.results.run_directory import TUNER_FILE, Result
+from overlap_sweep.results.run_directory import TUNER_FILE, Result, write_atomically
 from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
-from overlap_sweep.search.rounds import Task
-from overlap_sweep.search.sweeper import Sweep, case_of, cases, profile_answers, search, set_up, swept_values
-from overlap_sweep.tuner.layer_trials import (
-    DEFAULT,
-    NONE,
-    TUNED,
-    case_word,
-    check_presets,
-    combinations,
-    presets,
-    run_trial,
-    seed_presets,
-    write_config,
-)
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search.cell import Candidate
+from overlap_sweep.search.measured import Job, override_value, swept_values
+from overlap_sweep.search.sweeper import Sweep, case_of
+from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads.layer.answer import compare
+from overlap_sweep.workloads.layer.config import WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.operator.choice import Candidate as Measured
+from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.scaling import ROUNDING
+from overlap_sweep.workloads.operator.switches import plan
 
 TP_SIZES = (2, 4, 8)
+
+BEST = "best of each slot"
+
+CONFIGS = "configs"
+"""Beside the points: the files that the layers overlap by."""
+
+_OF_OPERATORS = ("workload", "operator", "phases", "profile", "repetition")
+
+_OF_LAYERS = {declared.name for declared in fields(WorkloadOptions)}
 
 
 def tune(
@@ -55,11 +69,13 @@ def tune(
     values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
     # Before anything is started or written: it would be noticed minutes later.
     check_presets(config.tuner.presets, values["tp_size"])
-    whole = set_up(config, context, launcher, values)
-    together, proofs = _earlier_trials(whole)
+    whole = Sweep(config, context, launcher, values)
+    path = whole.measurements.directory / TUNER_FILE
+    earlier = read_tuner_record(path) if path.exists() else None
     record = TunerRecord(
-        together=together,
-        proofs=proofs,
+        # Of a run over the same directory that this one goes on from: they hold until they are run again.
+        together=earlier.together if earlier else [],
+        proofs=earlier.proofs if earlier else [],
         command=shlex.join(["python", *sys.argv]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         wall_s=0.0,
@@ -71,39 +87,13 @@ def tune(
         seed_presets(task, config.tuner.presets)
     for stage in whole.stages:
         _tune_stage(whole, stage, record)
-    whole.report.conclude()
+    whole.conclude()
     _keep(whole, record)
     analysis = _analyse(whole)
     written = write_reports(analysis, whole.measurements.directory, record.command)
     console = console_for(sys.stdout)
     text.print_answers(analysis, console)
     text.print_written(written, console, analysis.sections)
-
-
-def _earlier_trials(whole: Sweep) -> tuple[list[LayerTrial], list[LayerTrial]]:
-    """Of a run over the same directory that this one goes on from: they hold until they are run again."""
-    path = whole.measurements.directory / TUNER_FILE
-    if not path.exists():
-        return [], []
-    earlier = read_tuner_record(path)
-    return earlier.together, earlier.proofs
-
-
-def _add(trial: LayerTrial, trials: list[LayerTrial]) -> None:
-    """In place of the same one of an earlier run."""
-    at = next((index for index, other in enumerate(trials) if other.point == trial.point), len(trials))
-    trials[at : at + 1] = [trial]
-
-
-def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:
-    if "tp_size" in values:
-        return values, None
-    if elsewhere():
-        return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes_up_to(config.max_tp_size, None)[0]]}, None
-    gpus = visible_gpus() if config.runtime.device != "cpu" else 0
-    on_gpus = config.runtime.device == "cuda" or (config.runtime.device == "auto" and gpus)
-    tp_sizes, notice = tp_sizes_up_to(config.max_tp_size, gpus if on_gpus else None)
-    return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes]}, notice
 
 
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
@@ -115,7 +105,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     possible = []
     for tasks in cases(stage):
         if tuner.prove and (reason := _layer_refusal(tasks[0])):
-            whole.report.drop(tasks[0].case_label, reason)
+            whole.drop(tasks[0].case_label, reason)
         else:
             possible += tasks
 
@@ -124,19 +114,19 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
             return None
         return cannot_scale([task.baseline for task in tasks if task.baseline], tuner.tp_scaling_tolerance)
 
-    search(whole, possible, gate)
+    whole.search(possible, gate)
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
-    profile_answers(possible, whole.measurements, lambda: _analyse(whole))
+    whole.profile_answers(possible, lambda: _analyse(whole))
     if not tuner.prove:
         return
-    for tasks in cases([task for task in possible if task.running]):
+    for tasks in cases(task for task in possible if task.running):
         with whole.measurements.budget.paused():
-            _prove(whole, tasks, record)
+            _prove(whole, tasks[0], record)
         _keep(whole, record)
     # The layer may have decided for others.
-    profile_answers(possible, whole.measurements, lambda: _analyse(whole))
+    whole.profile_answers(possible, lambda: _analyse(whole))
 
 
 def _layer_refusal(task: Task) -> str | None:
@@ -149,46 +139,117 @@ def _layer_refusal(task: Task) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _prove(whole: Sweep, tasks: Sequence[Task], record: TunerRecord) -> None:
-    """Try the best combinations together, and the best of them against everything else."""
-    tuner, directory, first = whole.config.tuner, whole.measurements.directory, tasks[0]
-    tp_size = first.point["tp_size"]
-    plan = case_of(first, _analyse(whole)).plans.get(tp_size)
-    if plan is None:
+def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
+    """Try the best combinations of the task's case together, and the best of them against everything else."""
+    tuner, tp_size = whole.config.tuner, task.point["tp_size"]
+    chosen = case_of(task, _analyse(whole)).plans.get(tp_size)
+    if chosen is None:
         # Every point of it was launch-bound.
         return
-    choices = plan.choices
-    found = combinations(choices, max(1, tuner.together), tuner.within, tuner.unmeasured)
-    names = {}
-    for index, (label, config) in enumerate(found.items()):
-        # A configuration that overlaps nothing is `none`, and no file says that.
-        overlaps = config.switches["tp_comm_overlap"]
-        names[label] = write_config(directory, f"{case_word(first)}_{index}", config) if overlaps else NONE
+    found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured)
+    names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
     taken: str | None = next(iter(found))
     if len(names) > 1:
-        trial, result = run_trial(whole, first, "together", {NONE: NONE, **names})
-        _add(trial, record.together)
+        result = _run_trial(whole, task, "together", {NONE: NONE, **names}, record.together)
         taken = _fastest_together(names, result)
-    tuned = names[taken] if taken else NONE
-    if taken and tuned != NONE:
-        tuned = write_config(directory, f"{case_word(first)}_tuned", found[taken])
-    own, given = {NONE: NONE, DEFAULT: DEFAULT}, presets(tuner.presets, tp_size)
-    trial, result = run_trial(whole, first, "proof", {**own, TUNED: tuned, **given})
-    _add(trial, record.proofs)
+    tuned = _write_config(whole, task, TUNED, found[taken]) if taken else NONE
+    variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **presets(tuner.presets, tp_size)}
+    result = _run_trial(whole, task, "proof", variants, record.proofs)
     if result.status in ("failed", "timeout") and tuned != NONE:
         # Whether it is the tuned one that breaks the layer must be known before anybody trains with it.
-        trial, _ = run_trial(whole, first, "proof_without_tuned", {**own, **given})
-        _add(trial, record.proofs)
+        del variants[TUNED]
+        _run_trial(whole, task, "proof_without_tuned", variants, record.proofs)
 
 
-def _analyse(whole: Sweep) -> Analysis:
-    tuner = whole.config.tuner
-    config = AnalysisConfig(
-        tp_scaling_tolerance=tuner.tp_scaling_tolerance,
-        overlap_threshold=tuner.overlap_threshold,
-        unmeasured=tuner.unmeasured,
-    )
-    return analyse(whole.measurements.directory, config)
+def _write_config(whole: Sweep, task: Task, name: object, config: OverlapConfig) -> str:
+    """Writes the configuration; returns the variant under which a layer finds it. One that overlaps nothing is `none`,
+    and no file says that."""
+    if not config.switches["tp_comm_overlap"]:
+        return NONE
+    folder = whole.measurements.directory / CONFIGS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{case_word(task)}_{name}.yaml"
+    return f"{FILE}{write_atomically(path, overlap_cfg.text(config).encode())}"
+
+
+def _run_trial(whole: Sweep, task: Task, name: str, variants: Mapping[str, str], trials: list[LayerTrial]) -> Result:
+    """Measure one layer under these variants, given by what they are called in reports, and add it to the trials, in
+    place of the same one of an earlier run."""
+    point = f"{name}_{case_word(task)}"
+    job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())))
+    if variants.get(TUNED) == NONE and not workloads.load("layer").overlap_configs(job.point):
+        # A layer of which nothing can overlap is skipped, and that no overlap is best would remain unproven.
+        job = _layer_job(whole, task, point, [NONE])
+    (result,) = whole.measurements.run([job])
+    at = next((index for index, other in enumerate(trials) if other.point == point), len(trials))
+    trials[at : at + 1] = [LayerTrial(tp_size=task.point["tp_size"], point=point, variants=dict(variants))]
+    return result
+
+
+def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str]) -> Job:
+    overrides = [
+        *(override for override in task.overrides if _holds_for_layers(override)),
+        "workload=layer",
+        f"layer.variants={override_value(variants)}",
+        "profile=none",
+        f"hydra.sweep.subdir={override_value(subdirectory)}",
+    ]
+    return Job(overrides, resolve(whole.compose(overrides)))
+
+
+def case_word(task: Task) -> str:
+    """Fit for a file: what tells the cases of a sweep apart."""
+    point = task.point
+    model = str(point["model"]["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    parts = model, f"tp{point['tp_size']}", point["backend"], point["precision"], f"tokens{point['workload']['tokens']}"
+    name = "_".join(parts)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+
+
+def _holds_for_layers(override: str) -> bool:
+    key = override.lstrip("+~").partition("=")[0]
+    group, _, name = key.partition(".")
+    return key not in _OF_OPERATORS and (group != "workload" or name in _OF_LAYERS)
+
+
+def combinations(
+    choices: Sequence[PassChoice], limit: int, within: float, unmeasured: str = "off"
+) -> dict[str, OverlapConfig]:
+    """At most `limit` different configurations by what they are: first the plan of these choices, then with one pass's
+    setting replaced by another way to overlap it, those that should cost least first.
+
+    A setting that is slower than the chosen one by more than `within` of its time is not tried. Each configuration is
+    what Megatron-Core's switches allow, with slots that nothing was measured of as `unmeasured` says.
+    """
+    found = {BEST: plan(choices, unmeasured).config}
+    for choice, other in _alternatives(choices, within):
+        if len(found) >= limit:
+            break
+        config = plan([replace(c, chosen=other) if c is choice else c for c in choices], unmeasured).config
+        if config not in found.values():
+            found[f"{choice.label} by {other.name}"] = config
+    return found
+
+
+def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tuple[PassChoice, Measured]]:
+    """For each choice its best candidate that overlaps by other methods, and its best one by the same."""
+    near = []
+    for choice in choices:
+        kinds_seen = set()
+        for candidate in sorted(choice.candidates, key=lambda candidate: candidate.time_us):
+            lost_us = candidate.time_us - choice.chosen.time_us
+            same_methods = _methods(candidate) == _methods(choice.chosen)
+            if candidate is choice.chosen or not candidate.measured or same_methods in kinds_seen:
+                continue
+            kinds_seen.add(same_methods)
+            if lost_us <= within * choice.chosen.time_us:
+                near.append((same_methods, lost_us, choice, candidate))
+    for _, _, choice, candidate in sorted(near, key=lambda item: item[:2]):
+        yield choice, candidate
+
+
+def _methods(candidate: Measured) -> dict[str, str]:
+    return {slot: setting["method"] for slot, setting in candidate.settings.items()}
 
 
 def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
@@ -210,10 +271,64 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     return fastest if compared.faster else first
 
 
+def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
+    """Returns the variants of the files that the user named, by what they are called in reports."""
+    files = _preset_files(paths, tp_size)
+    return {f"preset {path.stem}": f"file:{path}" for path in files}
+
+
+def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
+    """UserError where a file that the user named is no tp_comm_overlap_cfg."""
+    for tp_size in tp_sizes:
+        by_name: dict[str, Path] = {}
+        for path in _preset_files(paths, tp_size):
+            overlap_cfg.read(path)
+            other = by_name.setdefault(path.stem, path)
+            if other != path:
+                raise UserError(f"tuner.presets: {other} and {path} would have one name in the report; rename one.")
+
+
+def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
+    return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
+
+
+def seed_presets(task: Task, paths: Sequence[str] | None) -> None:
+    """Have the task's operator measured with the settings of the presets, too, as far as it can be."""
+    workload = workloads.load("operator")
+    for path in _preset_files(paths, task.point["tp_size"]):
+        slots = overlap_cfg.read(path).slots
+        for pass_name in space.PASSES:
+            candidate = Candidate.of(overlap_cfg.settings_of_pass(slots, task.operator, pass_name))
+            phases = {slot.partition("_")[2]: setting for slot, setting in candidate.settings.items()}
+            if phases and not workload.refusal({**task.point, "phases": phases}):
+                task.seed(pass_name, candidate)
+
+
+def _analyse(whole: Sweep) -> Analysis:
+    tuner = whole.config.tuner
+    config = AnalysisConfig(
+        tp_scaling_tolerance=tuner.tp_scaling_tolerance,
+        overlap_threshold=tuner.overlap_threshold,
+        unmeasured=tuner.unmeasured,
+    )
+    return analyse(whole.measurements.directory, config)
+
+
 def _keep(whole: Sweep, record: TunerRecord) -> None:
     record.wall_s = time.monotonic() - whole.measurements.budget.began_s
-    record.dropped |= whole.report.dropped
+    record.dropped |= whole.dropped
     write_tuner_record(whole.measurements.directory, record)
+
+
+def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:
+    if "tp_size" in values:
+        return values, None
+    if elsewhere():
+        return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes_up_to(config.max_tp_size, None)[0]]}, None
+    gpus = visible_gpus() if config.runtime.device != "cpu" else 0
+    on_gpus = config.runtime.device == "cuda" or (config.runtime.device == "auto" and gpus)
+    tp_sizes, notice = tp_sizes_up_to(config.max_tp_size, gpus if on_gpus else None)
+    return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes]}, notice
 
 
 def tp_sizes_up_to(most: int, gpus: int | None) -> tuple[list[int], str | None]:

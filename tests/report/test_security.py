@@ -28,7 +28,7 @@ from overlap_sweep.report.csv_text import csv_cell
 from overlap_sweep.results.points import Case
 from overlap_sweep.results.run_directory import RESULT_FILE, trace_file
 from overlap_sweep.store.sqlite import SqliteStore
-from overlap_sweep.tuner.api import Report
+from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator import exports
 from tests.analyze import Ran, analyze, files_below, shown
 from tests.made_sweeps import write_sweep, write_tuned_sweep

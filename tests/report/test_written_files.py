@@ -18,7 +18,7 @@ from overlap_sweep.overlap.space import SLOTS
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
-from overlap_sweep.tuner.api import Report
+from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.files import results
 from overlap_sweep.workloads.tp_training.rows import read_communication

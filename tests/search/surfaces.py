@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from overlap_sweep.config import Search
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.search.bisect import Effort, bisect
-from overlap_sweep.search.cell import NONE, Baselines, Candidate, Cell, Failure, Measured, Start, Trail, usual
+from overlap_sweep.search import Failure, conduct
+from overlap_sweep.search.bisect import bisect
+from overlap_sweep.search.cell import NONE, Candidate, Cell, Measured, Trail
 
 LADDER = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 """The tuner's num_sm."""
@@ -39,7 +41,7 @@ def pairs(settings: Sequence[Mapping[str, Any]]) -> list[Candidate]:
 
 
 def cell(candidates: Iterable[Candidate]) -> Cell:
-    return Cell("a cell", tuple(candidates))
+    return Cell(tuple(candidates))
 
 
 def bulk_ladder(counts: Sequence[int] = LADDER) -> Cell:
@@ -105,20 +107,17 @@ class Surface:
 
     def trail(self, **fields: Any) -> Trail:
         none = Estimate(self.none_us, self._said_noise * self.none_us, 14)
-        return Trail(self.cell, Baselines(none, floor_us=0.5 * self.none_us), **fields)
+        return Trail(self.cell, none, floor_us=0.5 * self.none_us, **fields)
 
-    def search(self, effort: Effort | None = None, start: Start = usual, **fields: Any) -> Trail:
+    def search(self, effort: Search | None = None, **fields: Any) -> Trail:
         """To the end; `fields` are the trail's."""
         trail = self.trail(**fields)
-        steps = bisect(trail, effort or Effort(), start)
-        try:
-            wanted = list(next(steps))
-            while True:
-                self.batches.append(wanted)
-                wanted = list(steps.send({candidate: self.answer(candidate) for candidate in wanted}))
-        except StopIteration as stop:
-            trail.stopped = stop.value
+        trail.stopped = conduct(bisect(trail, effort or Search()), self._answers)
         return trail
+
+    def _answers(self, wanted: Sequence[Candidate]) -> dict[Candidate, Measured]:
+        self.batches.append(list(wanted))
+        return {candidate: self.answer(candidate) for candidate in wanted}
 
 
 def hyperbola(best: float, rest: float, depth: float) -> Callable[[int], float]:

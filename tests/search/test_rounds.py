@@ -15,12 +15,13 @@ from hydra.core.utils import JobReturn, JobStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_sweep.config import Search
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
-from overlap_sweep.search.bisect import Effort
-from overlap_sweep.search.cell import NONE, Candidate, Cell, Failure, together, usual
+from overlap_sweep.search import Failure
+from overlap_sweep.search.cell import NONE, Candidate, Cell, together
 from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
-from overlap_sweep.search.rounds import Request, Task, collective_us
+from overlap_sweep.search.tasks import Request, Task, collective_us
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 from tests.make_point import pass_times
 from tests.points import operator_point
@@ -49,7 +50,7 @@ def result(
 
 
 def task(forward: list[Candidate] = RINGS, backward: list[Candidate] = BULKS, **fields: Any) -> Task:
-    cells = {"fwd": Cell("fc1 fwd", tuple(forward)), "bwd": Cell("fc1 bwd", tuple(backward))}
+    cells = {"fwd": Cell(tuple(forward)), "bwd": Cell(tuple(backward))}
     cells = {name: one for name, one in cells.items() if one.candidates}
     return Task(operator_point(**fields), [], cells, Counter())
 
@@ -57,7 +58,7 @@ def task(forward: list[Candidate] = RINGS, backward: list[Candidate] = BULKS, **
 def begun(one: Task | None = None, **fields: Any) -> Task:
     one = one or task(**fields)
     one.baseline = result()
-    one.begin(0.0, Effort(), usual)
+    one.begin(0.0, Search())
     return one
 
 
@@ -93,12 +94,12 @@ def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
 def test_baselines_come_from_the_point_without_overlap() -> None:
     one = task()
     one.baseline = result({"fwd": 102.0}, spread_us=1.0)
-    one.begin(7.0, Effort(), usual)
-    baselines = one.running["fwd"].trail.baselines
+    one.begin(7.0, Search())
+    trail = one.running["fwd"].trail
     # Both of its variants are the operator without overlap.
-    assert (baselines.none.time_us, baselines.none.repeats) == (101.0, 10)
-    assert baselines.none.noise_us > 0.0
-    assert (baselines.floor_us, baselines.collective_us) == (50.0, 7.0)
+    assert (trail.none.time_us, trail.none.repeats) == (101.0, 10)
+    assert trail.none.noise_us > 0.0
+    assert (trail.floor_us, trail.collective_us) == (50.0, 7.0)
 
 
 def test_a_point_that_is_asked_for_again_is_another_repetition() -> None:
@@ -191,7 +192,7 @@ def test_presets_are_candidates_and_come_first() -> None:
     for pass_name, candidate in (("fwd", own), ("fwd", foreign), ("bwd", of_backward)):
         one.seed(pass_name, candidate)
     assert one.cells["fwd"].candidates == (*RINGS, foreign)
-    assert one.cells["bwd"] == Cell(f"{one.label} bwd", (of_backward,))
+    assert one.cells["bwd"] == Cell((of_backward,))
     assert begun(one).running["fwd"].pending[:2] == [own, foreign]
 
 
@@ -268,7 +269,7 @@ def test_a_job_is_what_the_launcher_composes_it_from_and_what_will_come_of_it() 
     assert (job.point["phases"], job.point["repetition"]) == ({"fprop": {"method": "ring_exchange", "num_sm": 4}}, 2)
     assert request().job.overrides == ["tp_size=2", phases]
     # No overlap is a point, too.
-    assert task().baseline_request().job.point["phases"] == {"fprop": {"method": "none"}}
+    assert Request(task(), {}).job.point["phases"] == {"fprop": {"method": "none"}}
 
 
 def test_a_time_limit_is_looked_at_between_launches(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_points_are_counted_down_and_minutes_run_from_the_start(
 ) -> None:
     found = Budget(most, minutes, points)
     found.began_s -= elapsed_s
-    assert (found.points_left, found.why_spent, found.spent) == (left, why, why != "")
+    assert (found.points_left, found.why_spent) == (left, why)
 
 
 def test_a_pause_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +315,6 @@ def test_a_pause_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with found.paused():
         now += 1000.0
     assert found.elapsed_s == pytest.approx(50.0)
-    assert not found.spent
+    assert not found.why_spent
     now += 15.0
-    assert found.spent
+    assert found.why_spent

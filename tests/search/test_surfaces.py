@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 
 from benchmarks import replay_search as replay
 from benchmarks.replay_search import read
-from overlap_sweep.search.bisect import Effort, least_us
-from overlap_sweep.search.cell import NONE, STARTS, Failure
+from overlap_sweep.config import Search
+from overlap_sweep.search import Failure
+from overlap_sweep.search.bisect import CONTENDERS, least_us
+from overlap_sweep.search.cell import NONE, STARTS
 from tests.analyze import ROOT, Ran
 from tests.search.surfaces import (
     LADDER,
@@ -89,29 +91,24 @@ def test_a_ladder_with_wide_gaps_is_searched_as_well_as_they_allow(shape: Any, n
     assert surface.regret(surface.search().best) <= 0.1
 
 
-@given(
-    CELLS, st.data(), SEEDS, st.floats(0.0, 0.05), st.integers(1, 4), st.dictionaries(st.integers(0, 99), st.just(1))
-)
+@given(CELLS, st.data(), SEEDS, st.floats(0.0, 0.05), st.integers(1, 4))
 @hypothesis_settings(max_examples=200, deadline=None)
-def test_whatever_the_surface(
-    searched: Any, data: st.DataObject, seed: int, noise: float, repeats: int, scarce: dict[int, int]
-) -> None:
+def test_whatever_the_surface(searched: Any, data: st.DataObject, seed: int, noise: float, repeats: int) -> None:
     candidates = searched.candidates
     times = dict(zip(candidates, data.draw(st.lists(st.floats(300.0, 2000.0), min_size=99, max_size=99)), strict=False))
     drawn = data.draw(st.lists(FAILURES, min_size=len(candidates), max_size=len(candidates)))
     failures = {candidate: failure for candidate, failure in zip(candidates, drawn, strict=True) if failure}
-    most = {candidate: scarce.get(index, 9) for index, candidate in enumerate(candidates)}
     surface = Surface(searched, times.__getitem__, 1000.0, noise, seed=seed, failures=failures)
-    trail = surface.search(Effort(repeats=repeats), most_samples=most.__getitem__)
+    trail = surface.search(Search(repeats=repeats))
 
     assert trail.stopped
     assert surface.asked.keys() <= set(candidates)
-    assert all(count <= min(repeats, most[candidate]) for candidate, count in surface.asked.items())
+    assert all(count <= repeats for count in surface.asked.values())
     assert all(count == 1 for candidate, count in surface.asked.items() if candidate in failures)
     seen = itertools.accumulate(map(set, surface.batches), set.union, initial=set())
     once = [batch for batch, before in zip(surface.batches, seen, strict=False) if not before.intersection(batch)]
     assert once == surface.batches[: len(once)]
-    assert all(len(batch) <= Effort().contenders for batch in surface.batches[len(once) :])
+    assert all(len(batch) <= CONTENDERS for batch in surface.batches[len(once) :])
 
     assert trail.best == NONE or (trail.best in trail.samples and trail.best not in failures)
     assert trail.time_us(trail.best) <= 1000.0
@@ -168,7 +165,7 @@ def replay_py(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 @functools.cache
 def rows_of(path: Path, start: str = "usual") -> list[replay.Row]:
-    return [replay.row(one, replay.replay(one, Effort(), STARTS[start])) for one in read(path)]
+    return [replay.row(one, replay.replay(one, start)) for one in read(path)]
 
 
 @surface
@@ -191,7 +188,7 @@ def test_the_aims_are_met_on_noisier_machines(path: Path) -> None:
             candidate: [replace(sample, time_us=sample.time_us * drawn.gauss(1.0, 0.015)) for sample in of_candidate]
             for candidate, of_candidate in recorded.samples.items()
         }
-        trail = replay.replay(replace(recorded, samples=samples), Effort())
+        trail = replay.replay(replace(recorded, samples=samples))
         regrets.append(recorded.time_us(trail.best) / recorded.time_us(recorded.best) - 1)
         evaluations += trail.evaluations
         exhaustive += len(recorded.cell.candidates)
@@ -281,12 +278,11 @@ def test_a_recording_holds_medians_and_what_the_defaults_add_and_is_what_regret_
     whole = {"method": "ring_exchange", "num_sm": 1, "aggregate": True, "cga_size": 1}
     assert candidate.settings == {"fc1_fprop": {**whole, "set_sm_margin": False, "use_ce": True}}
     # The first `none` is start-up.
-    assert forward.baselines.none.time_us == pytest.approx(1200.0)
-    assert forward.baselines.none.noise_us == pytest.approx(1.57 * 300.0 / math.sqrt(12))
+    assert forward.none.time_us == pytest.approx(1200.0)
+    assert forward.none.noise_us == pytest.approx(1.57 * 300.0 / math.sqrt(12))
     assert (forward.floor_us, backward.floor_us) == (pytest.approx(500.0), pytest.approx(1000.0))
     # 700 us exposed forward, 700 us for each of two collectives backward.
     assert forward.collective_us == backward.collective_us == pytest.approx(700.0)
-    assert backward.cell.label == "m TP=2 fc1 bwd"
     (both,) = backward.cell.candidates
     assert set(both.settings) == {"fc1_dgrad", "fc1_wgrad"}
     best = {"chosen": str(candidate), "settings": candidate.settings, "best": str(candidate)}
@@ -296,7 +292,7 @@ def test_a_recording_holds_medians_and_what_the_defaults_add_and_is_what_regret_
     assert asdict(of_forward) == {**searched, "phase": "fwd", **best}
     assert (of_backward.chosen, of_backward.settings, of_backward.best_us) == ("none", {}, pytest.approx(2400.0))
     # A worse choice is judged by the median of what was recorded.
-    trail = replay.replay(forward, Effort())
+    trail = replay.replay(forward)
     trail.samples.clear()
     worse = replay.row(forward, trail)
     assert (worse.chosen, worse.regret) == ("none", pytest.approx(1200 / 850 - 1))

@@ -87,7 +87,7 @@ def test_the_best_of_every_pass_is_found_and_said(done: Done) -> None:
         assert search["evaluations"] == sum(tried["measurements"] for tried in search["tried"])
         assert [tried["time_us"] for tried in search["tried"]] == sorted(tried["time_us"] for tried in search["tried"])
         assert search["tried"][0]["setting"] == "ring_sm8"
-    assert any(line.startswith("search: qwen3_0_6b TP=2 fc1 fwd: ring_sm8, 0.800 ms, 1.25x") for line in printed)
+    assert any(line.startswith("search: qwen3_0_6b TP=2 fc1 fwd: ring_sm8, 800.0 us, 1.25x") for line in printed)
     assert printed[-1].startswith(f"search: {len(launcher.points)} points in ")
     assert str(directory / "search.json") in printed[-1]
 

@@ -15,7 +15,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.results.records import read_tuner_record
 from overlap_sweep.results.run_directory import read_result
-from overlap_sweep.tuner.api import CHECKOUT
+from overlap_sweep.tuner import CHECKOUT
 from tests.analyze import analyze
 from tests.search.tiny import SIZES
 
@@ -51,7 +51,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend(command[4:])
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("overlap_sweep.tuner.api.subprocess.run", run)
+    monkeypatch.setattr("overlap_sweep.tuner.subprocess.run", run)
     return found
 
 

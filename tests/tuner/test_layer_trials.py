@@ -13,9 +13,10 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search.cell import Candidate
-from overlap_sweep.search.rounds import Task
-from overlap_sweep.tuner.layer_trials import (
+from overlap_sweep.search.tasks import Task
+from overlap_sweep.tuner.workflow import (
     BEST,
+    _fastest_together,
     _holds_for_layers,
     case_word,
     check_presets,
@@ -23,7 +24,6 @@ from overlap_sweep.tuner.layer_trials import (
     presets,
     seed_presets,
 )
-from overlap_sweep.tuner.workflow import _fastest_together
 from overlap_sweep.workloads.layer.result import PASSES, LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Candidate as Choosable
 from overlap_sweep.workloads.operator.choice import PassChoice

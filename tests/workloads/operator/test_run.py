@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import backends
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
-from overlap_sweep.search.choices import Choices, candidates
+from overlap_sweep.search.tasks import Choices, candidates
 from overlap_sweep.workloads import operator
 from overlap_sweep.workloads.naming import point_name
 from tests.points import gpu_point, operator_point
@@ -53,13 +52,8 @@ def test_points_differ_in_no_knob_that_they_are_given_unasked(method: str) -> No
 
 def test_a_search_tries_each_method_once() -> None:
     point = on_symm_mem()
-    module = backends.load("symm_mem")
     choices = Choices(space.METHODS[1:], {"num_sm": (1, 4, 16), "aggregate": (False, True), "num_splits": (2, 4)})
-
-    def refusal(phases: Any) -> str | None:
-        return operator.refusal({**point, "phases": phases})
-
-    found, refused = candidates("fc1", choices, module.default_knobs, module.knobs(point), refusal)
+    found, refused = candidates(point, choices)
     assert [str(candidate) for candidate in found["fwd"]] == ["ring"]
     bwd = ["dgrad bulk + wgrad bulk", "dgrad bulk", "ring", "wgrad bulk"]
     assert [str(candidate) for candidate in found["bwd"]] == bwd

@@ -1,0 +1,284 @@
+"""The operators whose passes are searched: what may be chosen among, and the points that answer several searches.
+
+All passes of an operator, and of all operators, advance together: every round is one batch of points. Forward and
+backward settings of an operator have nothing to do with each other, so that one point measures a candidate of each.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product, zip_longest
+from typing import Any
+
+from omegaconf import DictConfig
+
+from overlap_sweep import backends, workloads
+from overlap_sweep.config import Search
+from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
+from overlap_sweep.results.estimate import estimate, normalised
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.search import Failure
+from overlap_sweep.search.bisect import bisect
+from overlap_sweep.search.cell import Candidate, Cell, Measured, Trail, collectives
+from overlap_sweep.search.measured import Job, override_value
+from overlap_sweep.workloads.operator.failures import wrong_passes
+from overlap_sweep.workloads.operator.result import OperatorTimes
+
+SEARCHED = ("phase", "method", *space.KNOBS)
+"""Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The search space of one operator."""
+
+    methods: Sequence[str]
+    knobs: Mapping[str, Sequence[Any]]
+    """By knob its values, the first of which the search prefers; None is what the backend gives the method by
+    default."""
+    phase: str = "all"
+    """Or the only phase that may be overlapped."""
+
+
+def read_choices(
+    limits: Search, composed: Callable[[list[str]], DictConfig], values: Mapping[str, Sequence[str]]
+) -> Choices:
+    """Returns the searched keys' values, as Hydra's configuration has them. What is not swept has one value.
+
+    `composed` gives the configuration of a point with some more overrides. UserError when a value is wrong, or no
+    num_sm is left.
+    """
+    searched = {key: of_key for key, of_key in values.items() if key in SEARCHED}
+    jobs = []
+    # The keys don't depend on each other: the first composition has the first value of each, and so on.
+    for row in range(max(map(len, searched.values()), default=1)):
+        jobs.append(composed([f"{key}={of_key[min(row, len(of_key) - 1)]}" for key, of_key in searched.items()]))
+        # Only for what it has to say of wrong values: minutes later it would be too late.
+        resolve(jobs[-1])
+    found = {key: [job[key] for job in jobs[: len(searched[key]) if key in searched else 1]] for key in SEARCHED}
+    counts = [count for count in found["num_sm"] if limits.min_num_sm <= count <= limits.max_num_sm]
+    if not counts:
+        raise UserError(
+            f"no num_sm of {', '.join(map(str, found['num_sm']))} lies between search.min_num_sm={limits.min_num_sm} "
+            f"and search.max_num_sm={limits.max_num_sm}; widen them."
+        )
+    phase, *more = found["phase"]
+    if more:
+        raise UserError(f"phase={','.join(found['phase'])} is searched at once with phase=all.")
+    methods = [method for method in found["method"] if method != "none"]
+    return Choices(methods, {**{knob: found[knob] for knob in space.KNOBS}, "num_sm": counts}, phase)
+
+
+def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, list[Candidate]], Counter[str]]:
+    """Returns by pass what the slots of the point's operator may be given, `none` left out; and why others may not,
+    with their number."""
+    operator, refusal = point["operator"], workloads.load("operator").refusal
+    phases = space.PHASES if choices.phase == "all" else (choices.phase,)
+    found: dict[str, list[Candidate]] = {name: [] for name in space.PASSES}
+    refused: Counter[str] = Counter()
+    for pass_name in space.PASSES:
+        own = [phase for phase in phases if space.PASS_OF_PHASE[phase] == pass_name]
+        # Both phases before one of them.
+        for combination in product(*([*_settings(point, phase, choices), None] for phase in own)):
+            given = {phase: setting for phase, setting in zip(own, combination, strict=True) if setting}
+            slots = {space.slot(operator, phase): setting for phase, setting in given.items()}
+            if not given or space.wgrad_refusal(operator, slots):
+                continue
+            if reason := refusal({**point, "phases": given}):
+                refused[reason] += 1
+            else:
+                found[pass_name].append(Candidate.of(slots))
+    return found, refused
+
+
+def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Setting]:
+    """Returns every setting of one slot, each once. Only knobs that the backend has are varied."""
+    operator, backend = point["operator"], backends.load(point["backend"])
+    supported = backend.knobs(point)
+    found: dict[Any, Setting] = {}
+    for method in (method for method in choices.methods if method in space.methods_of(operator, phase)):
+        names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
+        for values in product(*(choices.knobs.get(name, (None,)) for name in names)):
+            given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            setting = space.without_idle_knobs({"method": method, **backend.default_knobs(method), **given})
+            known = {k: v for k, v in setting.items() if k == "method" or k in names}
+            found.setdefault(tuple(sorted(known.items())), known)
+    return list(found.values())
+
+
+class Running:
+    """The search of one pass, under way."""
+
+    def __init__(self, trail: Trail, effort: Search) -> None:
+        self.trail = trail
+        self.pending: list[Candidate] = []
+        self._answers: dict[Candidate, Measured] = {}
+        self._steps = bisect(trail, effort)
+        self._advance(None)
+
+    def tell(self, candidate: Candidate, measured: Measured) -> None:
+        """The answer for one of `pending`; after the last of them there are new ones, or the search has stopped."""
+        self.pending.remove(candidate)
+        self._answers[candidate] = measured
+        if not self.pending:
+            answers, self._answers = self._answers, {}
+            self._advance(answers)
+
+    def stop(self, reason: str) -> None:
+        """Whatever would still be promising; what was answered of the last round counts."""
+        if not self.trail.stopped:
+            self.pending, self.trail.stopped = [], reason
+            self._steps.close()
+            self.trail.record(self._answers)
+
+    def _advance(self, answers: Any) -> None:
+        try:
+            self.pending = list(self._steps.send(answers))
+        except StopIteration as stop:
+            self.trail.stopped = str(stop.value)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One point to measure: what each phase of the task's operator is given."""
+
+    task: Task
+    of_pass: Mapping[str, Candidate]
+    repetition: int = 0
+
+    @property
+    def phases(self) -> dict[str, Setting]:
+        slots = {slot: setting for candidate in self.of_pass.values() for slot, setting in candidate.settings.items()}
+        order = {space.slot(self.task.operator, phase): phase for phase in space.PHASES}
+        return {phase: slots[slot] for slot, phase in order.items() if slot in slots}
+
+    @property
+    def job(self) -> Job:
+        phases = self.phases or {"fprop": {"method": "none"}}
+        repetition = [f"repetition={self.repetition}"] if self.repetition else []
+        point = {**self.task.point, "phases": phases, "repetition": self.repetition}
+        completed = workloads.load("operator").complete(point)
+        return Job([*self.task.overrides, f"phases={override_value(phases)}", *repetition], completed)
+
+
+@dataclass
+class Task:
+    """One operator of one case at one TP size: a search for each of its passes."""
+
+    point: dict[str, Any]
+    """The resolved configuration of its points, `phases` and `repetition` apart."""
+    overrides: list[str]
+    """What Hydra composes it from."""
+    cells: dict[str, Cell]
+    refused: Counter[str]
+    """Candidates that cannot run, by reason."""
+    seeds: dict[str, list[Candidate]] = field(default_factory=dict)
+    """By pass what is measured in any case; each is among the cell's candidates."""
+    baseline: Result | None = None
+    running: dict[str, Running] = field(default_factory=dict)
+    alone: list[tuple[str, Candidate]] = field(default_factory=list)
+    """Candidates whose point failed together with another pass's: to be measured again without it."""
+    asked: Counter[Any] = field(default_factory=Counter)
+    """How often each combination was measured."""
+
+    @property
+    def operator(self) -> str:
+        return str(self.point["operator"])
+
+    @property
+    def label(self) -> str:
+        return f"{self.case_label} {self.operator}"
+
+    @property
+    def case_label(self) -> str:
+        """Without the operator."""
+        return f"{self.point['model']['name']} TP={self.point['tp_size']}"
+
+    @property
+    def case(self) -> str:
+        """What it has in common with the other operators that are measured alike."""
+        return json.dumps({name: value for name, value in self.point.items() if name != "operator"}, sort_keys=True)
+
+    @property
+    def trails(self) -> list[Trail]:
+        return [running.trail for running in self.running.values()]
+
+    def seed(self, pass_name: str, candidate: Candidate) -> None:
+        """Have the search of this pass measure the candidate first, whether its choices lead to it or not."""
+        known = self.cells[pass_name].candidates if pass_name in self.cells else ()
+        if candidate not in known:
+            self.cells[pass_name] = Cell((*known, candidate))
+        self.seeds.setdefault(pass_name, []).append(candidate)
+
+    def begin(self, collective_us: float, effort: Search) -> None:
+        """Start the searches, once the operator was measured without overlap."""
+        assert self.baseline
+        for pass_name, cell in self.cells.items():
+            times = self.baseline.measured_as(OperatorTimes).times[pass_name]
+            none = estimate([*times.none.samples_us, *times.point.samples_us])
+            seeds = self.seeds.get(pass_name, ())
+            self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us, collective_us, seeds), effort)
+
+    def requests(self) -> list[Request]:
+        """Returns the points of the next round; none at all when every search has stopped."""
+        if self.alone:
+            asked = [{pass_name: candidate} for pass_name, candidate in self.alone]
+            self.alone = []
+        else:
+            asked = side_by_side({name: running.pending for name, running in self.running.items()})
+        return [self._request(of_pass) for of_pass in asked]
+
+    def _request(self, of_pass: Mapping[str, Candidate]) -> Request:
+        key = frozenset(of_pass.items())
+        self.asked[key] += 1
+        return Request(self, of_pass, self.asked[key] - 1)
+
+    def answer(self, request: Request, result: Result) -> None:
+        """Tell the searches what came of a point. Where it is not clear whose fault a failure was, each pass is
+        measured alone in the next round."""
+        to_blame, late = wrong_passes(result), result.status == "ok" and result.launch_bound
+        for pass_name, candidate in request.of_pass.items():
+            running = self.running[pass_name]
+            if result.status == "ok" and not late:
+                times = result.measured_as(OperatorTimes).times[pass_name]
+                running.tell(candidate, normalised([(times.point, times.none)], running.trail.none))
+            elif late and request.repetition:
+                running.tell(candidate, Failure("launch-bound: its time says nothing about the device", by_chance=True))
+            elif not late and (len(request.of_pass) == 1 or to_blame == {pass_name}):
+                running.tell(candidate, Failure(result.reason, wrong_numbers=pass_name in to_blame))
+            else:
+                self.alone.append((pass_name, candidate))
+
+
+def side_by_side(wanted: Mapping[str, Iterable[Candidate]]) -> list[dict[str, Candidate]]:
+    """Returns points for the candidates of each pass, which have nothing to do with those of the other."""
+    rows = zip_longest(*([(name, candidate) for candidate in of_pass] for name, of_pass in wanted.items()))
+    return [dict(pair for pair in row if pair) for row in rows]
+
+
+def cases(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Returns the tasks by what they have in common but the operator."""
+    by_case: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_case.setdefault(task.case, []).append(task)
+    return list(by_case.values())
+
+
+def collective_us(tasks: Iterable[Task]) -> float:
+    """Returns the time of one collective at the full rate of the links: what `none` takes beyond the floor. The median
+    over the operators' passes, since all of them move the same activations."""
+    found = []
+    for task in tasks:
+        assert task.baseline
+        for pass_name in space.PASSES:
+            times = task.baseline.measured_as(OperatorTimes).times[pass_name]
+            exposed_us = max(0.0, times.none.median_us - times.floor.median_us)
+            found.append(exposed_us / collectives(space.OPERATORS[task.operator], pass_name))
+    return statistics.median(found)
