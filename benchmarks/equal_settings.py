@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overlap_sweep.compare.matching import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
+from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter, verdict
 from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp import answer as training

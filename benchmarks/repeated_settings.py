@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from overlap_sweep.compare.matching import verdict
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES
 from overlap_sweep.results.estimate import Estimate, estimate, normalised
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point, read_points
+from overlap_sweep.results.verdict import verdict
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import KernelTimes

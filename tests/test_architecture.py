@@ -40,34 +40,15 @@ WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare"}
 
 NOT_YET: dict[str, set[str]] = {
     "analysis/sweep": {"workloads/operator"},
-    "commands/compare": {"workloads/fsdp"},
     "commands/query": {"workloads/operator"},
     "commands/report": {"analysis", "workloads/operator"},
-    "compare/datasets": {
-        "workloads/copy_engine",
-        "workloads/kernel",
-        "workloads/layer",
-        "workloads/operator",
-        "workloads/tp_training",
-    },
-    "compare/history": {"workloads/fsdp", "workloads/kernel", "workloads/tp_training"},
-    "compare/operands": {"workloads/fsdp"},
-    "compare/slots": {"workloads/operator"},
-    "compare/sweeps": {"workloads/tp_training"},
     "report/files": {"analysis", "workloads"},
     "report/page/page": {"analysis", "workloads"},
     "report/page/points_table": {"analysis", "workloads"},
     "report/text": {"analysis", "workloads"},
     "search/sweeper": {"analysis"},
     "tuner/workflow": {"analysis"},
-    "workloads/copy_engine/compare": {"compare"},
-    "workloads/fsdp/compare": {"compare"},
-    "workloads/fsdp/compare_charts": {"compare"},
-    "workloads/fsdp/compare_text": {"compare"},
-    "workloads/kernel/compare": {"compare"},
-    "workloads/layer/compare": {"compare"},
     "workloads/operator/tuning_report": {"analysis"},
-    "workloads/tp_training/compare": {"compare"},
 }
 """By module what it imports against the rules, to be moved."""
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,12 +13,8 @@ from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import Console
-
-    from overlap_sweep.compare.charts import Chart
     from overlap_sweep.compare.operands import Kind, Operand
-    from overlap_sweep.compare.traces import TraceComparison
+    from overlap_sweep.report.comparison import Comparison
 
 
 class By(StrEnum):
@@ -110,7 +106,7 @@ def compare(
 
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.compare.operands import Kind, find_operands, reference_and_candidate
+    from overlap_sweep.compare.operands import Kind, find_operands, only_kind, reference_and_candidate
 
     if plots and not output:
         raise typer.BadParameter("--plots requires --output.")
@@ -118,171 +114,37 @@ def compare(
         raise typer.BadParameter("give at least two to compare.", param_hint="[LABEL=]PATH")
     found = find_operands(operands)
     base, wanted = reference_and_candidate(reference, candidate, found)
-    kind = _only_kind(found)
+    kind = only_kind(found)
     allowed = {Kind.traces: BY_OF_TRACES, Kind.results: BY_OF_SWEEPS, Kind.telemetry: BY_OF_TELEMETRY}[kind]
     if by and by not in allowed:
         raise UserError(f"--by {by.value} is not for {kind}; choose among {', '.join(allowed)}.")
+    compared = _compared(kind, found, base, wanted, by)
+    for warning in compared.warnings:
+        print_warning(warning)
+    frame = compared.frame()
+    check_fail_if(fail_expressions, frame)
+    print_rows(frame, format, print_table=compared.show)
+    if output:
+        from overlap_sweep.report.comparison import write_files
+        from overlap_sweep.report.console import console_for
+        from overlap_sweep.report.text import print_written
+
+        written = write_files(output, compared, frame, plots)
+        print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+    fail_for(compared.problems)
+    fail_if(fail_expressions, frame, compared.table.name)
+
+
+def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | None, by: By | None) -> Comparison:
+    from overlap_sweep import workloads
+    from overlap_sweep.compare import sweep_report, trace_report
+    from overlap_sweep.compare.operands import Kind
+
     if kind is Kind.telemetry:
-        _compare_telemetry(found, base, wanted, by, output, plots, format, fail_expressions)
-        return
-    compared = [operand for operand in found if wanted is None or operand.label in (base, wanted)]
+        comparing = filter(None, map(workloads.comparing, workloads.names()))
+        compare_telemetry = next(one.telemetry for one in comparing if one.telemetry)
+        return compare_telemetry([(one.label, one.path) for one in operands], base, wanted, by is By.point)
+    compared = [operand for operand in operands if wanted is None or operand.label in (base, wanted)]
     if kind is Kind.traces:
-        _compare_traces(compared, base, by or By.phase, output, plots, format, fail_expressions)
-    else:
-        _compare_sweeps(compared, base, by, output, plots, format, fail_expressions)
-
-
-def _only_kind(operands: Sequence[Operand]) -> Kind:
-    """UserError where they are of several."""
-    from overlap_sweep.compare.operands import Kind, is_trace
-
-    first = {operand.kind: operand for operand in reversed(operands)}
-    if len(first) == 1:
-        return operands[0].kind
-    other = next(operand for kind, operand in first.items() if kind is not Kind.traces)
-    for operand in operands:
-        if operand.path.is_file() and not is_trace(operand.path):
-            raise UserError(
-                f"{operand.path} is neither {other.kind} nor a trace; give {other.kind}, as {other.path} is."
-            )
-    if Kind.traces in first:
-        traces = first[Kind.traces].path
-        raise UserError(
-            f"{traces} is traces and {other.path} is {other.kind}; compare traces with traces: give files of it."
-        )
-    raise UserError(
-        f"{first[Kind.telemetry].path} is telemetry of training runs and {first[Kind.results].path} is results without "
-        "any; compare like with like. Of training runs, copy the rank_<r>_metrics.jsonl, too."
-    )
-
-
-def _compare_sweeps(
-    operands: Sequence[Operand],
-    reference: str,
-    by: By | None,
-    output: Path | None,
-    plots: bool,
-    format: TableFormat,
-    fail_expressions: Sequence[str] | None,
-) -> None:
-    from overlap_sweep.compare import rows, sweep_text
-    from overlap_sweep.compare.datasets import read_dataset
-    from overlap_sweep.compare.summary import summary
-    from overlap_sweep.compare.sweeps import compare_sweeps
-    from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.results.provenance import launch_commands
-
-    compared = compare_sweeps([read_dataset(operand.label, operand.path) for operand in operands], reference)
-    if by is By.slot:
-        frame = to_frame(rows.slot_rows(compared), rows.SLOT_COLUMNS)
-    else:
-        frame = to_frame(rows.point_rows(compared), rows.POINT_COLUMNS)
-
-    check_fail_if(fail_expressions, frame)
-
-    def print_table(console: Console) -> None:
-        if by is By.slot:
-            sweep_text.print_slots_only(compared, console)
-        else:
-            sweep_text.print_sweeps(compared, console, all_points=by is By.point)
-
-    print_rows(frame, format, print_table=print_table)
-    if output:
-        from overlap_sweep.compare.charts import sweep_charts
-
-        commands = {dataset.label: launch_commands(dataset.points) for dataset in compared.datasets}
-        _write(
-            output, {**summary(compared), "commands": commands}, frame, sweep_charts(compared) if plots else [], format
-        )
-    fail_for(compared.problems)
-    fail_if(fail_expressions, frame, "slots" if by is By.slot else "points")
-
-
-def _compare_telemetry(
-    operands: Sequence[Operand],
-    reference: str,
-    candidate: str | None,
-    by: By | None,
-    output: Path | None,
-    plots: bool,
-    format: TableFormat,
-    fail_expressions: Sequence[str] | None,
-) -> None:
-    from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
-    from overlap_sweep.workloads.fsdp.compare import compare_telemetry, read_telemetry_dataset
-    from overlap_sweep.workloads.fsdp.compare_text import print_telemetry
-
-    datasets = [read_telemetry_dataset(operand.label, operand.path) for operand in operands]
-    compared = compare_telemetry(datasets, reference, candidate)
-    for warning in compared.warnings:
-        print_warning(warning)
-    frame = to_frame(telemetry_rows.quantity_rows(compared), telemetry_rows.COLUMNS)
-    check_fail_if(fail_expressions, frame)
-    print_rows(frame, format, print_table=lambda console: print_telemetry(compared, console, by is By.point))
-    if output:
-        from overlap_sweep.workloads.fsdp.compare_charts import telemetry_charts
-
-        charts = telemetry_charts(compared) if plots else []
-        summary = telemetry_rows.telemetry_summary(compared)
-        _write(output, summary, frame, charts, format, telemetry_rows.SUMMARY_FILE)
-    fail_for(compared.problems)
-    fail_if(fail_expressions, frame, "rows")
-
-
-def _compare_traces(
-    operands: Sequence[Operand],
-    reference: str,
-    by: By,
-    output: Path | None,
-    plots: bool,
-    format: TableFormat,
-    fail_expressions: Sequence[str] | None,
-) -> None:
-    from overlap_sweep.compare.trace_pairs import read_trace_dataset
-    from overlap_sweep.compare.trace_rows import trace_summary
-    from overlap_sweep.compare.trace_text import print_traces
-    from overlap_sweep.compare.traces import compare_traces
-
-    datasets = [read_trace_dataset(operand.label, operand.path, operand.traces) for operand in operands]
-    compared = compare_traces(datasets, reference)
-    for warning in compared.warnings:
-        print_warning(warning)
-    frame = _trace_frame(compared, by)
-    check_fail_if(fail_expressions, frame)
-    print_rows(frame, format, print_table=lambda console: print_traces(compared, console, by.value))
-    if output:
-        from overlap_sweep.compare.charts import trace_charts
-
-        _write(output, trace_summary(compared), frame, trace_charts(compared) if plots else [], format)
-    fail_for(compared.problems)
-    fail_if(fail_expressions, frame, "rows")
-
-
-def _trace_frame(compared: TraceComparison, by: By) -> pd.DataFrame:
-    from overlap_sweep.compare import trace_rows
-    from overlap_sweep.report.frame import to_frame
-
-    if by in (By.phase, By.rank):
-        rows = trace_rows.quantity_rows(compared, by_rank=by is By.rank)
-        if not rows:
-            raise UserError("--by rank: the traces don't tell their ranks, or are of different ones; use --by phase.")
-        return to_frame(rows, trace_rows.QUANTITY_COLUMNS)
-    grouping: Any = by.value
-    return to_frame(trace_rows.part_rows(compared, grouping), trace_rows.PART_COLUMNS)
-
-
-def _write(
-    directory: Path,
-    summary: dict[str, Any],
-    frame: pd.DataFrame,
-    charts: Sequence[Chart],
-    format: TableFormat,
-    summary_file: str | None = None,
-) -> None:
-    from overlap_sweep.compare.files import SUMMARY_FILE, write_files
-    from overlap_sweep.report.console import console_for
-    from overlap_sweep.report.text import print_written
-
-    written = write_files(directory, summary, frame, charts, summary_file or SUMMARY_FILE)
-    print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))
+        return trace_report.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)
+    return sweep_report.compare([(one.label, one.path) for one in compared], base, by)

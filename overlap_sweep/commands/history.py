@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.commands.failing import fail_for, print_aside
 from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def history(
@@ -58,25 +55,22 @@ def history(
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.compare.history import HISTORY_COLUMNS, every_time, history_rows
+    from overlap_sweep.compare.history import MOMENTS
     from overlap_sweep.compare.history import history as history_of
     from overlap_sweep.compare.history_text import print_history
-    from overlap_sweep.report.frame import to_frame
+    from overlap_sweep.report.table import to_frame
     from overlap_sweep.store import read_store
 
     reading = read_store(store)
     found = history_of(reading.measurements)
-    table = to_frame(history_rows(found.series), HISTORY_COLUMNS)
+    moments = found.moments
+    table = to_frame(MOMENTS.records(moments), MOMENTS.types)
     matching = table[condition(table, expression).mask] if expression is not None else table
     check_fail_if(fail_expressions, matching)
     if matching.empty and format is TableFormat.table:
         print_aside(f"No row matches, of {len(table)}.")
     else:
-
-        def print_table(console: Console) -> None:
-            pairs = every_time(found.series)
-            print_history([pairs[i] for i in matching.index], found.left_out, console)
-
-        print_rows(matching, format, print_table=print_table)
+        shown = [moments[i] for i in matching.index]
+        print_rows(matching, format, print_table=lambda console: print_history(shown, found.left_out, console))
     fail_for(reading.problems)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")

@@ -1,29 +1,25 @@
-"""One operand, read: what its points measured, by keys that are the same whoever measured them."""
+"""Sweeps as they are compared: what each measured, and which fields of its keys match those of the others or are what
+is compared."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from msgspec import structs
-
-from overlap_sweep.compare.measured import Key, Measured, key_of_pass
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT
-from overlap_sweep.results.points import Case, Point, PointStatus, group_cases, read_points
+from overlap_sweep.results.comparable import BASELINES, Comparable, Decision, Key, KeyedTime, together
+from overlap_sweep.results.points import Case, Point, PointStatus, read_points
 from overlap_sweep.results.records import read_records
-from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.copy_engine.compare import measured_copies
-from overlap_sweep.workloads.kernel.compare import measured_kernels
-from overlap_sweep.workloads.layer.compare import measured_layers
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all
-from overlap_sweep.workloads.operator.failures import failures, of_pass
-from overlap_sweep.workloads.operator.proof import Outcome, outcomes
-from overlap_sweep.workloads.tp_training.compare import measured_tp_training
+
+COMPARED_FIRST = ("backend", "device")
+COMPARED_IF_NOTHING_MATCHES = ("model", "tokens", "precision", "tp_size", "setting")
+
+_IN_ERRORS = ("model", "tokens", "precision", "tp_size", "operator", "setting")
+_MOST_IN_ERRORS = 3
 
 
 @dataclass(frozen=True)
@@ -33,117 +29,133 @@ class Dataset:
     label: str
     path: Path
     points: list[Point]
-    measured: list[Measured]
-    choices: dict[Key, PassChoice]
-    """The decisions about passes; the setting of their keys is empty."""
-    outcomes: list[Outcome]
-    """What tuners proved, or could not."""
-    not_ok: dict[tuple[int, str, str, str], str]
-    """By TP size, operator, pass and setting: what became of that which has no time."""
+    found: Comparable
     problems: list[str]
 
+    @property
+    def keys(self) -> list[Key]:
+        return [time.key for time in self.found.times]
+
     def counts(self) -> dict[str, int]:
-        """How many points there are of each status, without those that there are none of."""
+        """Returns how many points there are of each status, without those that there are none of."""
         found = Counter(point.status for point in self.points)
         return {status: found[status] for status in get_args(PointStatus) if found[status]}
 
+    def times(self, compared: Collection[str]) -> dict[Key, KeyedTime]:
+        """Returns all times by what is to be matched."""
+        return {matchable(time.key, compared): time for time in self.found.times}
+
+    def decisions(self, compared: Collection[str]) -> dict[Key, Decision]:
+        """Returns what is best for each pass by what is to be matched."""
+        return {matchable(key, compared): decision for key, decision in self.found.decisions.items()}
+
 
 def read_dataset(label: str, path: Path) -> Dataset:
-    """Read the results at or below `path`. UserError where nothing was measured."""
-    reading = read_points(path)
-    points = [_with_plain_settings(point) for point in reading.points]
-    cases = group_cases(points)
-    records = read_records(path)
-    choices = _choices(points, cases)
-    measured = [
-        *_measured_passes(choices),
-        *measured_layers(points, records.tuners),
-        *measured_kernels(points),
-        *measured_copies(points),
-        *measured_tp_training(points),
-    ]
-    if not measured and any(point.is_training and point.status == "ok" for point in points):
-        raise UserError(
-            f"{path} has training results without telemetry; copy the rank_<r>_metrics.jsonl of their run directories, "
-            "too, to compare them."
-        )
-    if not measured:
-        what = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in points).items()) or "none readable"
+    """Reads the results at or below `path`. UserError where nothing was measured."""
+    reading, records = read_points(path), read_records(path)
+    comparing = filter(None, map(workloads.comparing, workloads.names()))
+    found = together([one.measured(reading.points, records) for one in comparing])
+    if not found.times and found.lacking:
+        raise UserError(f"{path} {found.lacking}")
+    if not found.times:
+        what = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in reading.points).items())
+        what = what or "none readable"
         raise UserError(f"{path} has no point with times to compare ({what}); measure it again with launch.py.")
-    return Dataset(
-        label=label,
-        path=path,
-        points=points,
-        measured=measured,
-        choices=choices,
-        outcomes=outcomes(records.tuners, points, cases),
-        not_ok=_not_ok(points),
-        problems=[*reading.problems, *records.problems],
-    )
+    return Dataset(label, path, reading.points, found, [*reading.problems, *records.problems])
 
 
-def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
-    """Without the SMs of a ring whose chunks copy engines move, and with the knobs that are always named: equal
-    settings are equal, whichever backend recorded them."""
-    operator, _, phase = slot.partition("_")
-    method = setting["method"]
-    usual = space.USERBUFFERS_DEFAULTS[method]
-    named = set(space.knobs_of(operator, phase, method)) & {"aggregate", "num_splits"} & usual.keys()
-    plain = {**{knob: usual[knob] for knob in sorted(named)}, **setting}
-    if method == "ring_exchange" and plain.get("use_ce"):
-        plain.pop("num_sm", None)
-    return plain
+def matchable(key: Key, compared: Collection[str]) -> Key:
+    """Returns a key that is equal for what is to be matched. Baselines are matched by their names also where settings
+    are compared."""
+    kept = {"setting"} if key.setting in BASELINES else set()
+    swept = key.swept if "setting" in compared else ""
+    return Key(**(key._asdict() | {"swept": swept} | dict.fromkeys(set(compared) - kept)))
 
 
-def measured_candidate(key: Key, choice: PassChoice, candidate: Candidate) -> Measured:
-    """`key` is the pass's."""
-    return Measured(
-        key=key._replace(setting=candidate.name),
-        time=candidate.estimate,
-        none_us=choice.none.time_us,
-        floor_us=choice.floor_us,
-        points=candidate.points,
-    )
-
-
-def _with_plain_settings(point: Point) -> Point:
-    if not point.result:
-        return point
-    settings = {slot: plain_setting(slot, setting) for slot, setting in point.result.settings.items()}
-    return replace(point, result=structs.replace(point.result, settings=settings))
-
-
-def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
-    """Of the passes that some point is about: the others were only timed beside it."""
-    failed = failures(points)
-    found = {}
-    for case, of_case in cases.items():
-        about = {(p.config["tp_size"], p.config["operator"], name) for p in of_case for name in space.passes(p.config)}
-        for choice in choose_all(of_case, {p.directory: TraceReading() for p in of_case}, "time", failed):
-            if (choice.tp_size, choice.operator, choice.pass_name) in about:
-                found[key_of_pass(case, choice.tp_size, choice.operator, choice.pass_name)] = choice
-    return found
-
-
-def _measured_passes(choices: Mapping[Key, PassChoice]) -> list[Measured]:
+def without_common_words(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """Returns the same with `swept` without the words that all settings of a dataset have and none of another: an
+    option may differ throughout, as on another vendor's GPUs, beside others that both sweep."""
+    words = [[set(key.swept.split()) for key in dataset.keys if key.swept is not None] for dataset in datasets]
     found = []
-    for key, choice in choices.items():
-        found += [measured_candidate(key, choice, candidate) for candidate in choice.candidates if candidate.measured]
-        if choice.default:
-            none_us, floor_us = choice.none.time_us, choice.floor_us
-            found.append(Measured(key._replace(setting=DEFAULT), choice.default, none_us, floor_us, ()))
+    for dataset, own in zip(datasets, words, strict=True):
+        others = {word for of_other in words if of_other is not own for of_key in of_other for word in of_key}
+        throughout = set.intersection(*own) - others if own else set()
+        times = [replace(time, key=_without(time.key, throughout)) for time in dataset.found.times]
+        found.append(replace(dataset, found=replace(dataset.found, times=times)))
     return found
 
 
-def _not_ok(points: Iterable[Point]) -> dict[tuple[int, str, str, str], str]:
-    found: dict[tuple[int, str, str, str], str] = {}
-    for point in points:
-        launch_bound = point.result is not None and point.result.launch_bound
-        if not point.is_operator or (point.status == "ok" and not launch_bound):
-            continue
-        status = "launch-bound" if point.status == "ok" else point.status
-        asked = {slot: plain_setting(slot, setting) for slot, setting in space.settings(point.config).items()}
-        for name in space.passes(point.config):
-            setting = space.settings_name(of_pass(asked, name))
-            found[point.config["tp_size"], point.config["operator"], name, setting] = status
-    return found
+def _without(key: Key, throughout: Collection[str]) -> Key:
+    if key.swept is None:
+        return key
+    return key._replace(swept=" ".join(word for word in key.swept.split() if word not in throughout))
+
+
+def compared_fields(datasets: Sequence[Dataset]) -> list[str]:
+    """Returns the fields that are compared instead of matched. UserError where nothing matches however."""
+    keys = _overlapped_keys(datasets)
+    compared = [name for name in COMPARED_FIRST if _one_each(name, keys)]
+    if _have_a_match(keys, compared):
+        return compared
+    more = [
+        name
+        for name in COMPARED_IF_NOTHING_MATCHES
+        if _one_each(name, keys) and len({getattr(key, name) for of_dataset in keys for key in of_dataset}) > 1
+    ]
+    if more and _have_a_match(keys, [*compared, *more]):
+        return [*compared, *more]
+    raise UserError(_nothing_matches({dataset.label: of for dataset, of in zip(datasets, keys, strict=True)}))
+
+
+def differing_values(datasets: Sequence[Dataset], compared: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns by field that is compared and by dataset its value, where they are not all the same."""
+    labels = [dataset.label for dataset in datasets]
+    differing = {}
+    for name in compared:
+        values = [list(dict.fromkeys(getattr(key, name) for key in of)) for of in _overlapped_keys(datasets)]
+        # Of several passes each has a setting of its own.
+        told = [" or ".join(of) if name == "setting" else of[0] for of in values]
+        if len(set(told)) > 1:
+            differing[name] = dict(zip(labels, told, strict=True))
+    return differing
+
+
+def telling_fields(datasets: Sequence[Dataset], compared: Collection[str]) -> list[str]:
+    """Returns the fields that tell cases apart, such as the model, where there are several of them."""
+    keys = [key for dataset in datasets for key in dataset.keys]
+    return [name for name in Case._fields if name not in compared and len({getattr(key, name) for key in keys}) > 1]
+
+
+def _overlapped_keys(datasets: Sequence[Dataset]) -> list[list[Key]]:
+    """Of each dataset what it overlapped; where some overlapped nothing, all that each has."""
+    overlapped = [[key for key in dataset.keys if key.setting not in BASELINES] for dataset in datasets]
+    return overlapped if all(overlapped) else [dataset.keys for dataset in datasets]
+
+
+def _one_each(name: str, keys: Iterable[Sequence[Key]]) -> bool:
+    """Whether every dataset has a single value of it; of settings a single one for each pass and what was swept."""
+    if name == "setting":
+        return all(len({key._replace(setting="") for key in of_dataset}) == len(of_dataset) for of_dataset in keys)
+    return all(len({getattr(key, name) for key in of_dataset}) == 1 for of_dataset in keys)
+
+
+def _have_a_match(keys: Iterable[Sequence[Key]], compared: Collection[str]) -> bool:
+    sets = [{matchable(key, compared) for key in of_dataset} for of_dataset in keys]
+    return any(one & other for i, one in enumerate(sets) for other in sets[:i])
+
+
+def _nothing_matches(keys: Mapping[str, Sequence[Key]]) -> str:
+    values = {
+        name: {label: sorted({str(getattr(key, name)) for key in of}) for label, of in keys.items()}
+        for name in (*_IN_ERRORS, "backend")
+    }
+    differing = [name for name in _IN_ERRORS if not set.intersection(*map(set, values[name].values()))]
+    told = "; ".join(
+        f"{label} has " + ", ".join(f"{name} {_first(values[name][label])}" for name in differing or values)
+        for label in keys
+    )
+    return f"No point of one is also in another: {told}. Give sweeps that have points in common."
+
+
+def _first(names: Sequence[str]) -> str:
+    return "/".join([*names[:_MOST_IN_ERRORS], *(["..."] if len(names) > _MOST_IN_ERRORS else [])])

@@ -87,9 +87,8 @@ def _shortened_words(names: Sequence[str]) -> list[str]:
 def _content(path: Path) -> tuple[Kind, list[Path]]:
     """A file is a trace; a directory is the telemetry of training runs if there is any, else results if there are any,
     else traces: which. UserError where there is nothing."""
-    from overlap_sweep.results.run_directory import find_points
+    from overlap_sweep.results.run_directory import find_points, find_telemetry
     from overlap_sweep.trace.directories import find_traces, refused_links
-    from overlap_sweep.workloads.fsdp.telemetry_runs import run_directories
 
     if not path.exists():
         raise UserError(f"{path} does not exist; give a directory with results, or traces.")
@@ -97,7 +96,7 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
         if path.name.endswith("_metrics.jsonl"):
             raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
         return Kind.traces, [path]
-    if run_directories(path):
+    if find_telemetry(path):
         return Kind.telemetry, []
     if find_points(path):
         return Kind.results, []
@@ -108,7 +107,29 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
     raise UserError(f"{path} holds neither results nor traces; give a directory that launch.py wrote, or traces.")
 
 
-def is_trace(path: Path) -> bool:
+def only_kind(operands: Sequence[Operand]) -> Kind:
+    """Returns what all of them are. UserError where they are of several kinds."""
+    first = {operand.kind: operand for operand in reversed(operands)}
+    if len(first) == 1:
+        return operands[0].kind
+    other = next(operand for kind, operand in first.items() if kind is not Kind.traces)
+    for operand in operands:
+        if operand.path.is_file() and not _is_trace(operand.path):
+            raise UserError(
+                f"{operand.path} is neither {other.kind} nor a trace; give {other.kind}, as {other.path} is."
+            )
+    if Kind.traces in first:
+        traces = first[Kind.traces].path
+        raise UserError(
+            f"{traces} is traces and {other.path} is {other.kind}; compare traces with traces: give files of it."
+        )
+    raise UserError(
+        f"{first[Kind.telemetry].path} is telemetry of training runs and {first[Kind.results].path} is results without "
+        "any; compare like with like. Of training runs, copy the rank_<r>_metrics.jsonl, too."
+    )
+
+
+def _is_trace(path: Path) -> bool:
     """As far as a file's beginning tells; one whose name says so may be a damaged one."""
     from overlap_sweep.trace.stream import blocks
 

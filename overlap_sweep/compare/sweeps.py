@@ -6,18 +6,150 @@ every dataset has one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from overlap_sweep.compare.datasets import Dataset
-from overlap_sweep.compare.differences import Difference, configuration_differences, environment_differences
-from overlap_sweep.compare.fields import compared_fields, differing_values, telling_fields
-from overlap_sweep.compare.matching import Match, Unmatched, matches, unmatched
-from overlap_sweep.compare.measured import Key
-from overlap_sweep.compare.slots import SlotChange, slot_changes
-from overlap_sweep.compare.totals import Aggregate, Totals, aggregates, totals
-from overlap_sweep.workloads.tp_training.compare import DEFAULTS, STEP, deviations
+from overlap_sweep.compare.datasets import (
+    Dataset,
+    compared_fields,
+    differing_values,
+    telling_fields,
+    without_common_words,
+)
+from overlap_sweep.overlap import space
+from overlap_sweep.report.comparison import flat
+from overlap_sweep.results.comparable import Key, KeyedTime
+from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.verdict import VERDICTS, Verdict, mean_ratio, ratio, verdict
+
+_MATCHED = {
+    *("tp_size", "operator", "phase", "phases", "method", "repetition", "precision", "backend"),
+    *("model.name", "workload.name", "workload.tokens", "layer.kind", "layer.num_replicas", "layer.training"),
+    *("kernel", "m", "n", "k", "impl", "dp_size"),
+    *space.KNOBS,
+}
+"""Of a configuration what matching tells already, and what is never the same."""
+_MATCHED_BY_NAME = ("phases.", "layer.configurations.", "layer.variants", "implementations.", "copy_engine.")
+"""What begins so: settings, the files of variants, and sizes of copies."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Something measured in a dataset beside what it is compared with in the reference."""
+
+    dataset: str
+    reference: str
+    ours: KeyedTime
+    theirs: KeyedTime
+
+    @property
+    def ratio(self) -> float:
+        """Time over the reference's: below 1 is faster."""
+        return self.ours.time.time_us / self.theirs.time.time_us
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self.ours.time, self.theirs.time)
+
+    @property
+    def none_ratio(self) -> float:
+        """How much the machine changed, not the overlap; NaN where it is unknown."""
+        return ratio(self.ours.none_us, self.theirs.none_us)
+
+    @property
+    def floor_ratio(self) -> float:
+        return ratio(self.ours.floor_us, self.theirs.floor_us)
+
+
+@dataclass(frozen=True)
+class SlotChange(Match):
+    """What is best for one slot, in a dataset and in the reference. The match is of the best of the slot's whole pass,
+    whose times these are."""
+
+    slot: str
+    setting: str
+    """Of this slot."""
+    reference_setting: str
+    reference_choice_us: float | None
+    """The time in the dataset of what is best in the reference; None where it was not measured."""
+    first_of_pass: bool
+    """The pass's other slot has the same times."""
+
+    @property
+    def changed(self) -> bool:
+        return self.setting != self.reference_setting
+
+    @property
+    def regret(self) -> float:
+        """What keeping the reference's choice costs in the dataset, as a fraction of the best; NaN where unknown."""
+        return ratio(self.reference_choice_us, self.ours.time.time_us) - 1
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Matching points taken together: of a pass of an operator at one TP size, or all of them."""
+
+    dataset: str
+    case: str
+    """Empty where there is only one."""
+    tp_size: int | None
+    operator: str | None
+    """None, like the pass, for all together."""
+    pass_name: str | None
+    counts: dict[str, int]
+    """By verdict."""
+    ratio: float
+    """The geometric mean of the ratios of all matching points; so are the others."""
+    best_ratio: float
+    """Of the best settings, whether the same or not; NaN where no slots were decided."""
+    none_ratio: float
+    floor_ratio: float
+
+    @property
+    def points(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def name(self) -> str:
+        """Empty for all together."""
+        return f"{self.case} {self.operator} {self.pass_name}".strip() if self.operator else ""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One dataset as a whole: sums over the passes that were decided in all datasets. Microseconds."""
+
+    label: str
+    passes: int
+    best_us: float
+    none_us: float
+    floor_us: float
+
+    @property
+    def speedup(self) -> float:
+        return ratio(self.none_us, self.best_us)
+
+    @property
+    def hidden_fraction(self) -> float:
+        return hidden_fraction(self.best_us, self.none_us, self.floor_us)
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """What one dataset has and another has not."""
+
+    only_in: str
+    missing_in: str
+    names: list[str]
+    """With what became of it in the other, where it did not succeed there."""
+
+
+Differences = dict[str, dict[str, list[Any]]]
+"""What is not the same everywhere, by name and dataset: one value, or all that its points have; empty where it is not
+recorded."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +169,9 @@ class SweepComparison:
     totals: list[Totals]
     unmatched: list[Unmatched]
     deviations: list[str]
-    """A sentence for each match that computes something else than in the reference, as far as losses tell."""
-    environment: list[Difference]
-    configuration: list[Difference]
+    """A sentence for each match that computes something else than in the reference, as far as is known."""
+    environment: Differences
+    configuration: Differences
     problems: list[str]
 
     @property
@@ -50,48 +182,157 @@ class SweepComparison:
 
 def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparison:
     """`reference` is the label of one of them. UserError where nothing matches."""
-    datasets = with_swept(datasets)
+    datasets = without_common_words(datasets)
     compared = compared_fields(datasets)
     telling = telling_fields(datasets, compared)
     base = next(dataset for dataset in datasets if dataset.label == reference)
     others = [dataset for dataset in datasets if dataset is not base]
-    matched = {other.label: matches(other, base, compared) for other in others}
-    slots = {other.label: slot_changes(other, base, compared) for other in others}
-    all_matches = [match for of_one in matched.values() for match in of_one]
+    matches = {other.label: _matches(other, base, compared) for other in others}
+    slots = {other.label: list(_slot_changes(other, base, compared)) for other in others}
+    all_matches = [match for of_one in matches.values() for match in of_one]
+    environments = {d.label: [flat(p.result.environment) for p in d.points if p.result] for d in datasets}
+    configurations = {d.label: [_own_options(p.config) for p in d.points if p.status == "ok"] for d in datasets}
     return SweepComparison(
-        datasets=list(datasets),
+        datasets=datasets,
         reference=reference,
         compared=differing_values(datasets, compared),
         telling=telling,
         matches=all_matches,
         slots=[slot for of_one in slots.values() for slot in of_one],
-        aggregates=[one for label in matched for one in aggregates(label, matched[label], slots[label], telling)],
-        totals=totals(datasets, compared),
-        unmatched=[found for other in others for found in unmatched(other, base, compared, telling)],
-        deviations=deviations(datasets, all_matches),
-        environment=environment_differences(datasets),
-        configuration=configuration_differences(datasets),
+        aggregates=[one for label in matches for one in _aggregates(label, matches[label], slots[label], telling)],
+        totals=_totals(datasets, compared),
+        unmatched=[found for other in others for found in _unmatched(other, base, compared, telling)],
+        deviations=[said for match in all_matches for said in _deviation(match)],
+        environment=_differences(environments),
+        configuration=_differences(configurations),
         problems=[problem for dataset in datasets for problem in dataset.problems],
     )
 
 
-def with_swept(datasets: Sequence[Dataset]) -> list[Dataset]:
-    """Of tensor-parallel stacks an option may differ throughout, as on another vendor's GPUs, beside others that both
-    sweep: each key gets the words of its setting without those that all of its dataset's have and no other's."""
-    words = [[set(_words(one.key)) for one in dataset.measured if one.key.pass_name == STEP] for dataset in datasets]
-    found = []
-    for dataset, own in zip(datasets, words, strict=True):
-        others = {word for of_other in words if of_other is not own for of_key in of_other for word in of_key}
-        throughout = set.intersection(*own) - others if own else set()
-        measured = [
-            replace(one, key=one.key._replace(swept=" ".join(w for w in _words(one.key) if w not in throughout)))
-            if one.key.pass_name == STEP
-            else one
-            for one in dataset.measured
-        ]
-        found.append(replace(dataset, measured=measured))
-    return found
+def _matches(dataset: Dataset, base: Dataset, compared: Collection[str]) -> list[Match]:
+    ours, theirs = dataset.times(compared), base.times(compared)
+    found = [Match(dataset.label, base.label, ours[key], theirs[key]) for key in theirs if key in ours]
+    return sorted(found, key=lambda match: match.ours.key.order)
 
 
-def _words(key: Key) -> list[str]:
-    return [] if key.setting == DEFAULTS else str(key.setting).split()
+def _unmatched(
+    dataset: Dataset, base: Dataset, compared: Collection[str], telling: Sequence[str]
+) -> Iterator[Unmatched]:
+    """Of both; `telling` are the fields to be told."""
+    for one, other in ((base, dataset), (dataset, base)):
+        ours, theirs = one.times(compared), other.times(compared)
+        keys = sorted((ours[key].key for key in ours if key not in theirs), key=lambda key: key.order)
+        if keys:
+            yield Unmatched(one.label, other.label, [_with_fate(key, other, telling) for key in keys])
+
+
+def _with_fate(key: Key, missing_in: Dataset, telling: Sequence[str]) -> str:
+    name = f"{key.case(telling)} TP={key.tp_size} {key.operator} {key.pass_name} {key.setting}".strip()
+    # Failed points don't tell their device, so of several cases it is not sure whose fate it is.
+    fate = None if telling else missing_in.found.not_ok.get((key.tp_size, key.operator, key.pass_name, key.setting))
+    return f"{name} ({fate})" if fate else name
+
+
+def _deviation(match: Match) -> Iterator[str]:
+    ours, theirs = match.ours.computed, match.theirs.computed
+    if ours and theirs and (found := ours.deviation_from(theirs)):
+        yield f"{match.dataset} does not compute what {match.reference} does: {found}"
+
+
+def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) -> Iterator[SlotChange]:
+    """Of every slot that was overlapped in either."""
+    ours, theirs = dataset.decisions(compared), base.decisions(compared)
+    times = {time.key: time for time in dataset.found.times}
+    for key, own in sorted(ours.items(), key=lambda pair: pair[1].best.key.order):
+        if key not in theirs:
+            continue
+        other = theirs[key]
+        kept = times.get(own.best.key._replace(setting=other.best.key.setting))
+        tried = [slot for slot in own.slots if slot in own.tried | other.tried]
+        for slot in tried:
+            yield SlotChange(
+                dataset=dataset.label,
+                reference=base.label,
+                ours=own.best,
+                theirs=other.best,
+                slot=slot,
+                setting=own.slots[slot],
+                reference_setting=other.slots[slot],
+                reference_choice_us=kept.time.time_us if kept else None,
+                first_of_pass=slot == tried[0],
+            )
+
+
+_Group = tuple[str, int | None, str | None, str | None]
+"""Case, TP size, operator and pass."""
+
+
+def _aggregates(
+    dataset: str, matches: Sequence[Match], slots: Sequence[SlotChange], telling: Sequence[str]
+) -> list[Aggregate]:
+    """By case, TP size, operator and pass, and last all together. Matches and slots are all of the dataset."""
+
+    def group_of(match: Match) -> _Group:
+        key = match.ours.key
+        return key.case(telling), key.tp_size, key.operator, key.pass_name
+
+    groups = [
+        (group, [m for m in matches if group_of(m) == group], [slot for slot in slots if group_of(slot) == group])
+        for group in dict.fromkeys(map(group_of, matches))
+    ]
+    return [_aggregate(dataset, *of_one) for of_one in [*groups, (("", None, None, None), matches, slots)]]
+
+
+def _aggregate(dataset: str, group: _Group, matches: Sequence[Match], slots: Sequence[SlotChange]) -> Aggregate:
+    verdicts = Counter(match.verdict for match in matches)
+    # All settings of a pass have the same baselines.
+    passes = {match.ours.key._replace(setting=""): match for match in matches}.values()
+    return Aggregate(
+        dataset,
+        *group,
+        counts={name: verdicts[name] for name in VERDICTS},
+        ratio=mean_ratio(match.ratio for match in matches),
+        best_ratio=mean_ratio(slot.ratio for slot in slots if slot.first_of_pass),
+        none_ratio=mean_ratio(match.none_ratio for match in passes),
+        floor_ratio=mean_ratio(match.floor_ratio for match in passes),
+    )
+
+
+def _totals(datasets: Sequence[Dataset], compared: Collection[str]) -> list[Totals]:
+    decisions = [dataset.decisions(compared) for dataset in datasets]
+    common = set.intersection(*map(set, decisions))
+    return [
+        Totals(
+            label=dataset.label,
+            passes=len(common),
+            best_us=math.fsum(own[key].best.time.time_us for key in common),
+            none_us=math.fsum(own[key].best.none_us or math.nan for key in common),
+            floor_us=math.fsum(own[key].best.floor_us or math.nan for key in common),
+        )
+        for dataset, own in zip(datasets, decisions, strict=True)
+    ]
+
+
+def _own_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what matching tells already."""
+    return {
+        name: value
+        for name, value in flat(config).items()
+        if name not in _MATCHED and not name.startswith(_MATCHED_BY_NAME)
+    }
+
+
+def _differences(of_datasets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Differences:
+    """By name, whatever some dataset has another set of values of."""
+    names = dict.fromkeys(name for of_dataset in of_datasets.values() for options in of_dataset for name in options)
+    found = {name: [_values(name, of_dataset) for of_dataset in of_datasets.values()] for name in names}
+    return {
+        name: dict(zip(of_datasets, values, strict=True))
+        for name, values in found.items()
+        if any(of_dataset != values[0] for of_dataset in values)
+    }
+
+
+def _values(name: str, of_dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
+    known = {repr(options[name]): options[name] for options in of_dataset if options.get(name) is not None}
+    return [known[text] for text in sorted(known)]

@@ -1,22 +1,55 @@
-"""Traces against each other: every quantity of every phase, and which kernels got slower, appeared or disappeared."""
+"""Traces against each other: those of the same rank, every quantity of every phase, and which kernels got slower,
+appeared or disappeared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
 from statistics import median, median_low
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from overlap_sweep.compare.ratios import ratio
-from overlap_sweep.compare.trace_pairs import Pair, TraceDataset, pairs_of
-from overlap_sweep.compare.trace_parts import PartMatch, compare_parts
-from overlap_sweep.trace.files import TraceFile
-from overlap_sweep.trace.overlap import Overlap, PhaseSummary, summarise
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.verdict import ratio
+from overlap_sweep.trace.files import TraceFile, of_startup, read_trace_files
+from overlap_sweep.trace.overlap import Grouping, Overlap, PhaseSummary, summarise
 
 PHASES = ("fwd", "bwd", "recompute", "all")
 QUANTITIES = Overlap.__struct_fields__
 """Microseconds, a ratio, and numbers of events."""
+
+Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
+
+
+@dataclass(frozen=True)
+class TraceDataset:
+    """One operand, read: the traces of one run, one per rank."""
+
+    label: str
+    path: Path
+    files: list[TraceFile]
+    """Those that could be analysed."""
+    problems: list[str]
+    warnings: list[str]
+
+    @property
+    def ranks(self) -> dict[int, TraceFile]:
+        """The traces by rank; empty unless they tell which of them is whose."""
+        found = {file.rank: file for file in self.files if file.rank is not None}
+        return found if len(found) == len(self.files) else {}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One trace beside the reference's of the same rank."""
+
+    rank: int | None
+    """Of both; None where they are matched by their order, or only one of each is there."""
+    ours: TraceFile
+    theirs: TraceFile
 
 
 @dataclass(frozen=True)
@@ -47,6 +80,50 @@ class QuantityMatch:
 
 
 @dataclass(frozen=True)
+class PartMatch:
+    """A class of kernels, a kernel or a stream. Values are medians over the iterations but start-up, and over the
+    ranks; a part that an iteration does not have counts 0 there."""
+
+    dataset: str
+    reference: str
+    phase: str
+    by: Grouping
+    kind: str
+    library: str
+    name: str
+    busy_us: float
+    """The union of its spans."""
+    reference_busy_us: float
+    total_us: float
+    """The sum of its spans."""
+    reference_total_us: float
+    num_events: float
+    reference_num_events: float
+    apart: bool
+    """Whether every iteration's busy time in the one is longer than every iteration's in the other."""
+
+    @property
+    def difference_us(self) -> float:
+        return self.busy_us - self.reference_busy_us
+
+    @property
+    def ratio(self) -> float:
+        """NaN where it appeared."""
+        return ratio(self.busy_us, self.reference_busy_us)
+
+    @property
+    def change(self) -> Change:
+        """`same` where the iterations of both overlap."""
+        if not self.reference_num_events and self.num_events:
+            return "appeared"
+        if not self.num_events and self.reference_num_events:
+            return "disappeared"
+        if not self.apart or not self.difference_us:
+            return "same"
+        return "slower" if self.difference_us > 0 else "faster"
+
+
+@dataclass(frozen=True)
 class TraceComparison:
     """All that is known about traces beside each other."""
 
@@ -63,31 +140,34 @@ class TraceComparison:
     problems: list[str]
     warnings: list[str]
 
-    @property
-    def candidates(self) -> list[str]:
-        """The labels of all but the reference."""
-        return [dataset.label for dataset in self.datasets if dataset.label != self.reference]
+
+def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDataset:
+    """Reads the traces, those of `path`. UserError when none can be analysed."""
+    read = read_trace_files(files)
+    problems = [file.problem for file in read if file.problem]
+    good = sorted((f for f in read if not f.problem), key=lambda file: (file.rank is None, file.rank or 0))
+    if not good:
+        raise UserError(problems[0] if problems else f"{path} holds no traces; give files of torch.profiler.")
+    warnings = [*(warning for file in good for warning in file.warnings), *of_startup(good)]
+    return TraceDataset(label, path, good, problems, warnings)
 
 
 def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceComparison:
     """`reference` is the label of one of them. UserError where no rank is in both."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
-    pairs, unmatched = {}, []
-    for dataset in datasets:
-        if dataset is not base:
-            pairs[dataset.label], missing = pairs_of(dataset, base)
-            unmatched += missing
+    others = [dataset for dataset in datasets if dataset is not base]
+    pairs = {other.label: _pairs(other, base) for other in others}
     return TraceComparison(
         datasets=list(datasets),
         reference=reference,
         pairs=pairs,
-        unmatched=unmatched,
+        unmatched=[said for other in others for said in _unmatched(other, base)],
         quantities=[match for label, of_one in pairs.items() for match in _quantities(label, reference, of_one)],
         parts=[
             part
             for label, of_one in pairs.items()
             for phase in PHASES
-            for part in compare_parts(label, reference, of_one, phase)
+            for part in _parts(label, reference, of_one, phase)
         ],
         problems=[problem for dataset in datasets for problem in dataset.problems],
         warnings=[warning for dataset in datasets for warning in dataset.warnings],
@@ -95,7 +175,8 @@ def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceCom
 
 
 def own_medians(dataset: TraceDataset) -> dict[str, dict[str, float | None]]:
-    """By phase and quantity: over the iterations, and over all ranks of the dataset, whether matched or not."""
+    """Returns by phase and quantity the median over the iterations, and over all ranks of the dataset, whether matched
+    or not."""
     summaries = [_summaries(file) for file in dataset.files]
     return {
         phase: {name: _over_ranks(getattr(s[phase], name) for s in summaries if phase in s) for name in QUANTITIES}
@@ -104,9 +185,46 @@ def own_medians(dataset: TraceDataset) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> list[QuantityMatch]:
+def _pairs(dataset: TraceDataset, base: TraceDataset) -> list[Pair]:
+    """By rank, where both tell them; one trace of each is a pair whosever they are. UserError where no rank is in
+    both."""
+    if len(dataset.files) == len(base.files) == 1:
+        (one,), (other,) = dataset.files, base.files
+        return [Pair(one.rank if one.rank == other.rank else None, one, other)]
+    if not (dataset.ranks and base.ranks):
+        return [Pair(None, one, other) for one, other in zip(dataset.files, base.files, strict=False)]
+    common = sorted(dataset.ranks.keys() & base.ranks.keys())
+    if not common:
+        raise UserError(
+            f"{dataset.label} has traces of {_named(dataset.ranks)}, {base.label} of {_named(base.ranks)}: no rank is "
+            "in both; compare one file with one."
+        )
+    return [Pair(rank, dataset.ranks[rank], base.ranks[rank]) for rank in common]
+
+
+def _unmatched(dataset: TraceDataset, base: TraceDataset) -> Iterator[str]:
+    """A sentence for each of the two that has more."""
+    if len(dataset.files) == len(base.files) == 1:
+        return
+    if not (dataset.ranks and base.ranks):
+        if len(dataset.files) != len(base.files):
+            yield (
+                f"{dataset.label} has {len(dataset.files)} traces, {base.label} {len(base.files)}: they don't tell "
+                "their ranks and are matched by their order."
+            )
+        return
+    for one, other in ((base, dataset), (dataset, base)):
+        if only := one.ranks.keys() - other.ranks.keys():
+            yield f"{one.label} has traces of {_named(only)}, {other.label} has not: left out."
+
+
+def _named(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> Iterator[QuantityMatch]:
     both = [(pair.rank, _summaries(pair.ours), _summaries(pair.theirs)) for pair in pairs]
-    found = []
     for phase in PHASES:
         of_phase = [(rank, a[phase], b[phase]) for rank, a, b in both if phase in a and phase in b]
         if not of_phase:
@@ -114,14 +232,10 @@ def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> list[Qua
         for name in QUANTITIES:
             value = _over_ranks(getattr(ours, name) for _, ours, _ in of_phase)
             other = _over_ranks(getattr(theirs, name) for _, _, theirs in of_phase)
-            found.append(QuantityMatch(dataset, reference, None, phase, name, value, other))
-        found += [
-            QuantityMatch(dataset, reference, rank, phase, name, getattr(ours, name), getattr(theirs, name))
-            for rank, ours, theirs in of_phase
-            for name in QUANTITIES
-            if rank is not None
-        ]
-    return found
+            yield QuantityMatch(dataset, reference, None, phase, name, value, other)
+        for rank, ours, theirs in of_phase:
+            for name in QUANTITIES if rank is not None else ():
+                yield QuantityMatch(dataset, reference, rank, phase, name, getattr(ours, name), getattr(theirs, name))
 
 
 def _summaries(file: TraceFile) -> dict[str, PhaseSummary]:
@@ -133,3 +247,80 @@ def _over_ranks(values: Iterable[Any]) -> Any:
     if not known:
         return None
     return median_low(known) if isinstance(known[0], int) else median(known)
+
+
+class _Part(NamedTuple):
+    by: Grouping
+    kind: str
+    library: str
+    name: str
+
+
+_Values = tuple[float, float, float]
+"""Busy and total time, and number of events."""
+_Iterations = dict[int, _Values]
+"""Of one trace, by iteration."""
+
+
+def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> list[PartMatch]:
+    """Of one phase, by grouping, the largest difference first; none where only one of the two has the phase."""
+    ours, theirs = _of_phase([pair.ours for pair in pairs], phase), _of_phase([pair.theirs for pair in pairs], phase)
+    found = []
+    for part in dict.fromkeys([*theirs.parts, *ours.parts]) if ours.nothing and theirs.nothing else ():
+        one, other = ours.parts.get(part, ours.nothing), theirs.parts.get(part, theirs.nothing)
+        (busy_us, total_us, events), (their_busy_us, their_total_us, their_events) = _medians(one), _medians(other)
+        found.append(
+            PartMatch(
+                dataset=dataset,
+                reference=reference,
+                phase=phase,
+                **part._asdict(),
+                busy_us=busy_us,
+                reference_busy_us=their_busy_us,
+                total_us=total_us,
+                reference_total_us=their_total_us,
+                num_events=events,
+                reference_num_events=their_events,
+                apart=_apart(_busy_by_turn(one), _busy_by_turn(other)),
+            )
+        )
+    return sorted(found, key=lambda part: (part.by, -abs(part.difference_us)))
+
+
+class _OfPhase(NamedTuple):
+    parts: dict[_Part, list[_Iterations]]
+    """By part of each trace that has the phase its iterations but start-up."""
+    nothing: list[_Iterations]
+    """What a part has that is in no trace."""
+
+
+def _of_phase(files: Sequence[TraceFile], phase: str) -> _OfPhase:
+    iterations = [[row.iteration for row in file.steady_rows if row.phase == phase] for file in files]
+    nothing: list[_Iterations] = [dict.fromkeys(of_file, (0.0, 0.0, 0)) for of_file in iterations]
+    found: dict[_Part, list[_Iterations]] = defaultdict(lambda: [dict(of_file) for of_file in nothing])
+    for number, file in enumerate(files):
+        for row in file.steady_parts:
+            if row.phase == phase and row.iteration in nothing[number]:
+                # What a stream carries may change; it is the same stream all the same.
+                what = ("", "") if row.by == "stream" else (row.kind, row.library)
+                values = found[_Part(row.by, *what, row.name)][number]
+                busy_us, total_us, events = values[row.iteration]
+                values[row.iteration] = busy_us + row.busy_us, total_us + row.total_us, events + row.num_events
+    parts = {part: [of_file for of_file in of_part if of_file] for part, of_part in found.items()}
+    return _OfPhase(parts, [of_file for of_file in nothing if of_file])
+
+
+def _medians(traces: Iterable[_Iterations]) -> list[float]:
+    """Over the iterations of each trace, and then over the traces."""
+    each = [[median(column) for column in zip(*of_trace.values(), strict=True)] for of_trace in traces]
+    return [median(column) for column in zip(*each, strict=True)]
+
+
+def _busy_by_turn(traces: Iterable[_Iterations]) -> list[float]:
+    """The median over the traces, by their first, second, ... iteration: these need not have the same numbers."""
+    busy_us = [[of_trace[iteration][0] for iteration in sorted(of_trace)] for of_trace in traces]
+    return [median(time for time in turn if time is not None) for turn in zip_longest(*busy_us)]
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    return min(one) > max(other) or max(one) < min(other)

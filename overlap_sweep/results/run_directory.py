@@ -339,6 +339,12 @@ def find_points(directory: Path) -> list[Path]:
     return sorted(found)
 
 
+def find_telemetry(directory: Path) -> list[Path]:
+    """The directories with telemetry at or below `directory`, sorted; links to elsewhere are not followed."""
+    folders = (Path(folder) for folder, _, files in os.walk(directory) if any(map(_METRICS.fullmatch, files)))
+    return sorted(folder for folder in folders if find_metrics(folder))
+
+
 def last_sweep(root: Path = Path("multirun")) -> Path:
     """The sweep below `root` that was last worked on. UserError when there is none."""
     found = [path for pattern in (f"*/{LOCK_FILE}", f"*/*/{LOCK_FILE}") for path in root.glob(pattern)]

@@ -1,4 +1,5 @@
-"""Which of several settings wins, for every workload: one rule, in one place.
+"""Which of several settings wins, and what became faster from one session to another, for every workload: one rule, in
+one place.
 
 A setting is taken instead of the reference (no overlap, the sequential kernel, the defaults) only if it is faster than
 the reference itself by more than chance explains, however many were tried; of those that are, the simplest that cannot
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
-from statistics import fmean
-from typing import Generic, TypeVar
+from math import inf, isnan, nan, sqrt
+from statistics import fmean, geometric_mean
+from typing import Generic, Literal, TypeVar
 
 from overlap_sweep.results.estimate import Estimate, gap_noise_us
 
@@ -158,3 +159,34 @@ def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choic
     chosen, taken = ties[0] if ties else reference
     gap_us, noise_us = taken.time_us - least.time_us, gap_noise_us(taken, least, rivals)
     return Choice(chosen, fastest, bool(faster), gap_us, noise_us)
+
+
+MARGIN = 0.005
+"""Sessions differ by more than the noise within each of them: a smaller difference is a tie, whatever the noise."""
+
+Verdict = Literal["faster", "slower", "same"]
+VERDICTS: tuple[Verdict, ...] = ("faster", "slower", "same")
+
+
+def differ(one: Estimate, reference: Estimate) -> bool:
+    """Returns whether two sessions measured something different: beyond the noise of both, and beyond MARGIN."""
+    beyond = abs(one.time_us - reference.time_us) > MARGIN * abs(reference.time_us)
+    return beyond and one.differs_from(reference)
+
+
+def verdict(time: Estimate, reference: Estimate) -> Verdict:
+    """Returns which of two sessions was faster."""
+    if not differ(time, reference):
+        return "same"
+    return "faster" if time.time_us < reference.time_us else "slower"
+
+
+def ratio(value: float | None, reference: float | None) -> float:
+    """Returns their quotient; NaN where it is unknown or undefined."""
+    return nan if value is None or not reference else value / reference
+
+
+def mean_ratio(ratios: Iterable[float]) -> float:
+    """Returns the geometric mean of those that are known; NaN of none."""
+    known = [one for one in ratios if not isnan(one)]
+    return geometric_mean(known) if known else nan

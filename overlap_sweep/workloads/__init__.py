@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ from overlap_sweep.errors import UserError
 if TYPE_CHECKING:
     from overlap_sweep.measure.ranks import Ranks
     from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+    from overlap_sweep.report.comparison import Comparing
     from overlap_sweep.results.measured import Measured
     from overlap_sweep.results.run_directory import Result
 
@@ -107,7 +109,7 @@ class Workload:
     name: str
     package: str
     """Of its modules: `config` with its options, `run` with what the workers run, `result` with what it measures,
-    `section` with the table of its points and what is said of them."""
+    `section` with the table of its points and what is said of them, `compare` with how it takes part in comparisons."""
     complete: Callable[[Config], dict[str, Any]]
     """Returns the point with what its configuration only names filled in: the backend, knobs, the content of files.
     What comes after reads nothing else. UserError when something of the user's cannot be understood."""
@@ -223,6 +225,16 @@ def measured_type(name: str) -> type[Measured]:
     """Returns the type of what points of the workload measure. UserError where there is no such workload."""
     measured: type[Measured] = load(name).module("result").MEASURED
     return measured
+
+
+def comparing(name: str) -> Comparing | None:
+    """Returns how the workload takes part in comparisons and histories: `COMPARED` in its module `compare`. None where
+    it has no such module. UserError where there is no such workload."""
+    workload = load(name)
+    if find_spec(f"{workload.package}.compare") is None:
+        return None
+    compared: Comparing = workload.module("compare").COMPARED
+    return compared
 
 
 def schema(name: str) -> type[PointConfig]:

@@ -17,12 +17,11 @@ from rich.console import Console
 
 from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.commands.trace_rows import PARTS, PHASES, RANKS
-from overlap_sweep.compare import history, trace_rows
-from overlap_sweep.compare import rows as comparison_rows
+from overlap_sweep.compare import history, sweep_report, trace_report
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
-from overlap_sweep.workloads.fsdp import compare_rows as telemetry_rows
+from overlap_sweep.workloads.fsdp import compare_report
 from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
 from overlap_sweep.workloads.kernel import section as kernels
@@ -78,15 +77,15 @@ TABLES: dict[str, Sequence[str]] = {
     f"trace {DEFAULT} --median --by kernel --phase all --top 3": of_medians(list(PARTS.types)),
     f"trace {DEFAULT} --by kernel --phase bwd": list(PARTS.types),
     "trace ranks/ranks --by rank": list(RANKS.types),
-    "compare compared/old compared/new": list(comparison_rows.POINT_COLUMNS),
-    "compare compared/old compared/new --by slot": list(comparison_rows.SLOT_COLUMNS),
-    f"compare {NONE} {DEFAULT}": list(trace_rows.QUANTITY_COLUMNS),
-    f"compare {NONE} {DEFAULT} --by rank": list(trace_rows.QUANTITY_COLUMNS),
-    f"compare {NONE} {DEFAULT} --by class": list(trace_rows.PART_COLUMNS),
-    f"compare {NONE} {DEFAULT} --by kernel": list(trace_rows.PART_COLUMNS),
-    f"compare {NONE} {DEFAULT} --by stream": list(trace_rows.PART_COLUMNS),
-    "compare compared/cuda compared/rocm": list(telemetry_rows.COLUMNS),
-    "history store/measurements.sqlite": list(history.HISTORY_COLUMNS),
+    "compare compared/old compared/new": list(sweep_report.POINTS.types),
+    "compare compared/old compared/new --by slot": list(sweep_report.SLOTS.types),
+    f"compare {NONE} {DEFAULT}": list(trace_report.QUANTITIES.types),
+    f"compare {NONE} {DEFAULT} --by rank": list(trace_report.QUANTITIES.types),
+    f"compare {NONE} {DEFAULT} --by class": list(trace_report.PARTS.types),
+    f"compare {NONE} {DEFAULT} --by kernel": list(trace_report.PARTS.types),
+    f"compare {NONE} {DEFAULT} --by stream": list(trace_report.PARTS.types),
+    "compare compared/cuda compared/rocm": list(compare_report.ROWS.types),
+    "history store/measurements.sqlite": list(history.MOMENTS.types),
 }
 UNTOLD = {"hidden_noise", "baseline_launch_bound", "measurements", "reference_measurements", "iterations"}
 """Columns that no list of a help names."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.compare.datasets import plain_setting, read_dataset
-from overlap_sweep.compare.matching import MARGIN, Match, verdict
-from overlap_sweep.compare.ratios import geometric_mean
-from overlap_sweep.compare.rows import POINT_COLUMNS, point_rows
-from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps
+from overlap_sweep.compare.datasets import read_dataset
+from overlap_sweep.compare.sweep_report import POINTS
+from overlap_sweep.compare.sweeps import Match, SweepComparison, compare_sweeps
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.verdict import MARGIN, mean_ratio, verdict
+from overlap_sweep.workloads.operator.compare import plain_setting
 from overlap_sweep.workloads.operator.result import PassTimes
 from tests.made_sweeps import trial, write_tuner
 from tests.make_point import (
@@ -85,8 +85,8 @@ def test_the_noise_of_both_and_the_margin_make_ties(time_us: float, noise_us: fl
 
 
 def test_geometric_means_leave_out_what_is_unknown() -> None:
-    assert math.isnan(geometric_mean([]))
-    assert geometric_mean([0.5, math.nan, 2.0]) == pytest.approx(1.0)
+    assert math.isnan(mean_ratio([]))
+    assert mean_ratio([0.5, math.nan, 2.0]) == pytest.approx(1.0)
 
 
 def test_repetitions_are_pooled_through_the_none_beside_them(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_backends_and_devices_are_compared(tmp_path: Path) -> None:
     }
     assert set(by_setting(found)) == {"none", "ring_agg0", "pipeline_sm8_split4"}
     assert found.unmatched == []
-    assert [difference.name for difference in found.environment] == ["gpu"]
+    assert list(found.environment) == ["gpu"]
 
 
 def test_of_several_backends_in_one_each_is_matched_with_itself(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_single_points_of_different_settings_are_compared(tmp_path: Path) -> Non
         ("none", "none", 1.0),
         (BOTH.format(4), BOTH.format(8), 1.125),
     ]
-    (row,) = [row for row in point_rows(found) if row["setting"] != "none"]
+    (row,) = [row for row in POINTS.records(found.matches) if row["setting"] != "none"]
     assert (row["reference_setting"], row["setting"]) == (BOTH.format(4), BOTH.format(8))
 
 
@@ -179,8 +179,8 @@ def test_several_cases_are_told_apart(tmp_path: Path) -> None:
 def test_configuration_that_changed(tmp_path: Path) -> None:
     for name, seed in (("old", 0), ("new", 1)):
         bulk(tmp_path / name, 4, pass_times(320.0, 400.0, 300.0), workload={"seed": seed})
-    (difference,) = compared(tmp_path / "old", tmp_path / "new").configuration
-    assert (difference.name, difference.values) == ("workload.seed", {"old": [0], "new": [1]})
+    found = compared(tmp_path / "old", tmp_path / "new")
+    assert found.configuration == {"workload.seed": {"old": [0], "new": [1]}}
 
 
 def test_layers_have_hidden_fractions_beside_their_floor(tmp_path: Path) -> None:
@@ -228,13 +228,13 @@ def test_the_same_implementations_match(tmp_path: Path) -> None:
     ratios = {(match.ours.key.backend, match.ours.key.setting): match.ratio for match in found.matches}
     # Baselines, which both backends measured, are no points of their own.
     assert ratios == {("torch", "ring"): pytest.approx(1.1), ("symm_mem", "ring"): 0.75}
-    assert found.configuration == []
+    assert found.configuration == {}
     assert {one.only_in: one.names for one in found.unmatched} == {
         "old": [f"torch 1024 tokens TP=4 {AG_GEMM} all gone"],
         "new": [f"torch 2048 tokens TP=4 {AG_GEMM} all ring"],
     }
-    row = next(row for row in point_rows(found) if row["backend"] == "torch" and row["setting"] == "ring")
-    assert row.keys() == POINT_COLUMNS.keys()
+    row = next(row for row in POINTS.records(found.matches) if row["backend"] == "torch" and row["setting"] == "ring")
+    assert row.keys() == POINTS.types.keys()
     assert (row["operator"], row["tokens"], row["verdict"]) == (AG_GEMM, 1024, "slower")
     assert (row["none_us"], row["floor_us"], row["none_ratio"]) == (220.0, 100.0, pytest.approx(1.1))
     assert row["hidden_fraction"] == pytest.approx(55 / 120)
@@ -350,7 +350,7 @@ def test_stacks_match_by_what_was_swept_where_an_option_differs_throughout(tmp_p
     }
     assert both.unmatched == []
     assert "setting" in both.compared
-    assert "tp_training.attn_impl" in {difference.name for difference in both.configuration}
+    assert "tp_training.attn_impl" in both.configuration
 
 
 def test_what_one_sweep_of_stacks_has_only_is_no_match_of_anything_else(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from overlap_sweep.compare.datasets import read_dataset
 from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps
-from overlap_sweep.compare.trace_pairs import read_trace_dataset
-from overlap_sweep.compare.traces import compare_traces
+from overlap_sweep.compare.traces import compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
 from overlap_sweep.workloads.fsdp.compare import compare_telemetry, read_telemetry_dataset
 from tests.make_point import (
@@ -189,7 +188,7 @@ def test_environment_and_configuration_that_changed_are_told(tmp_path: Path, kin
     newer = {**ENVIRONMENT, "driver": "590.2", "packages": {"torch": "2.14.0"}}
     SWEEPS[kind].write(tmp_path / "old")
     SWEEPS[kind].write(tmp_path / "new", environment=newer)
-    assert {difference.name: difference.values for difference in sweeps(tmp_path, "old", "new").environment} == {
+    assert sweeps(tmp_path, "old", "new").environment == {
         "driver": {"old": ["580.1"], "new": ["590.2"]},
         "packages.torch": {"old": ["2.13.0"], "new": ["2.14.0"]},
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from overlap_sweep.compare.history import History, describe_change, every_time, history, history_rows
+from overlap_sweep.compare.history import MOMENTS, History, describe_change, history
 from overlap_sweep.compare.history_text import print_history
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.identity import environment_identity
@@ -193,7 +193,7 @@ def test_every_workload_has_a_history(
     assert found.left_out == {}
     assert sorted(series.setting for series in found.series) == sorted(settings)
     assert verdicts(found) == [[None, "faster"], *([None, "same"] for _ in settings[1:])]
-    faster = history_rows(found.series)[1]
+    faster = MOMENTS.records(found.moments)[1]
     assert (faster["setting"], faster["ratio"]) == (settings[0], pytest.approx(0.8))
     assert tuple(faster[name] for name in ("operator", "pass", "time_us", "none_us", "tokens")) == pytest.approx(row)
 
@@ -213,10 +213,8 @@ def test_other_knobs_make_another_series() -> None:
 def test_both_passes_add_up() -> None:
     given = result(time_us=100.0)
     given.point["phases"] = {"fprop": {"method": "ring_exchange"}, "dgrad": {"method": "bulk", "num_sm": 4}}
-    (series,) = of(given).series
-    (times,) = series.times
-    assert (times.time.time_us, times.none_us) == (150.0, 200.0)
-    assert history_rows([series])[0]["pass"] == "fwd+bwd"
+    (row,) = MOMENTS.records(of(given).moments)
+    assert (row["time_us"], row["none_us"], row["pass"]) == (150.0, 200.0, "fwd+bwd")
 
 
 def test_changes_in_words() -> None:
@@ -231,7 +229,7 @@ def test_a_training_step_is_not_named_twice() -> None:
         point = resolved("fsdp", **{"distributed.strategy": strategy})
         found.append(measured(point=point, measured=training_run(1500.0, point=point)))
     stream = io.StringIO()
-    print_history(every_time(of(*found).series), {}, Console(file=stream, width=300))
+    print_history(of(*found).moments, {}, Console(file=stream, width=300))
     assert "fsdp2 step 4 ranks, defaults" in stream.getvalue()
     assert "ddp step 4 ranks, strategy=ddp" in stream.getvalue()
     assert "step step" not in stream.getvalue()

@@ -70,7 +70,7 @@ def drawing_no_images() -> Iterator[None]:
     """
     with (
         mock.patch("overlap_sweep.report.charts.figures.rendered", return_value=b""),
-        mock.patch("overlap_sweep.compare.files.as_png", lambda chart: json.dumps(chart.spec).encode()),
+        mock.patch("overlap_sweep.report.comparison.as_png", lambda chart: json.dumps(chart.spec).encode()),
     ):
         yield
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlap_sweep.compare import files
+from overlap_sweep.report import comparison
 from overlap_sweep.report.charts import figures
 from overlap_sweep.store.sqlite import SqliteStore
 from tests import made_sweeps
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Made = Callable[[str], Path]
 
-RENDERED, AS_PNG = figures.rendered, files.as_png
+RENDERED, AS_PNG = figures.rendered, comparison.as_png
 
 
 def _write_store(directory: Path) -> None:
@@ -77,7 +77,7 @@ def no_images() -> Iterator[None]:
 def images(monkeypatch: pytest.MonkeyPatch) -> None:
     """PNGs are drawn, after all."""
     monkeypatch.setattr(figures, "rendered", RENDERED)
-    monkeypatch.setattr(files, "as_png", AS_PNG)
+    monkeypatch.setattr(comparison, "as_png", AS_PNG)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.compare.trace_pairs import read_trace_dataset
-from overlap_sweep.compare.traces import TraceComparison, compare_traces
+from overlap_sweep.compare.traces import TraceComparison, compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.frame import Row
 from overlap_sweep.results.points import read_points

@@ -1,26 +1,40 @@
-"""The copies of a dataset: their variants, pooled over all points of the same direction and size."""
+"""Copies in comparisons and histories: their variants, pooled over all points of the same direction and size."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from overlap_sweep.compare.measured import WHOLE, Key, Measured
+from overlap_sweep.report.comparison import Comparing
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
 from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
 
 
-def measured_copies(points: Iterable[Point]) -> list[Measured]:
-    """Without the launch-bound, whose times say nothing. Of GEMMs and copies at once `none_us` is one after the other,
-    and `floor_us` the longer of both alone."""
+def measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns all that was measured but for the launch-bound, whose times say nothing. Of GEMMs and copies at once
+    `none_us` is one after the other, and `floor_us` the longer of both alone."""
     by_size: dict[Key, list[Point]] = defaultdict(list)
     for point in points:
         if point.is_copy and point.status == "ok":
             by_size[_key(point)].append(point)
-    return [measured for key, of_size in by_size.items() for measured in _measured(key, of_size)]
+    return Comparable([time for key, of_size in by_size.items() for time in _times(key, of_size)])
+
+
+def samples(result: Result) -> dict[str, Sample]:
+    """Returns GEMMs and copies at once; nothing where the host limited them."""
+    times = result.measured_as(CopyTimes).times
+    # The rows of the matrices are nothing that a model reads.
+    sample = Sample((times["overlapped"],), times["sequential"].median_us, WHOLE, tokens=None)
+    return {} if result.launch_bound else {"overlapped": sample}
+
+
+COMPARED = Comparing(measured, samples)
 
 
 def _key(point: Point) -> Key:
@@ -38,8 +52,7 @@ def _key(point: Point) -> Key:
     )
 
 
-def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
-    points = list(points)
+def _times(key: Key, points: Sequence[Point]) -> Iterator[KeyedTime]:
     between = Scatter(TYPICAL_SCATTER[points[0].config["runtime"]["device"]])
     found = [(point.name, point.measured_as(CopyTimes)) for point in points]
     times = {variant: _pooled([copies for _, copies in found], variant, between) for variant in VARIANTS}
@@ -48,7 +61,7 @@ def _measured(key: Key, points: Iterable[Point]) -> Iterator[Measured]:
         if time is None:
             continue
         overlapped = variant == "overlapped"
-        yield Measured(
+        yield KeyedTime(
             key=key._replace(setting=variant),
             time=time,
             none_us=sequential.time_us if overlapped and sequential else None,

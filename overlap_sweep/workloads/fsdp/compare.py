@@ -1,19 +1,27 @@
-"""Training runs against each other: which is which, and every quantity of their telemetry with its noise."""
+"""Training runs against each other: which is which, and every quantity of their telemetry with its noise; and a step's
+time in its history."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from overlap_sweep.compare.matching import MARGIN
-from overlap_sweep.compare.ratios import geometric_mean, ratio
+from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.comparison import Comparing, Comparison, flat, some_of
+from overlap_sweep.results.comparable import Comparable, Sample
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.verdict import differ, mean_ratio, ratio
+from overlap_sweep.workloads.fsdp import times
 from overlap_sweep.workloads.fsdp.cautions import Exposed, disagreement, exposed
+from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, read_telemetry
 from overlap_sweep.workloads.fsdp.telemetry_steps import (
     QUANTITIES,
@@ -27,8 +35,6 @@ from overlap_sweep.workloads.fsdp.telemetry_steps import (
     slow_devices,
 )
 
-FEW_NAMES = 5
-
 Verdict = Literal["better", "worse", "same", "lower", "higher"]
 """`lower` and `higher` where neither is better."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -40,6 +46,41 @@ _ANOTHER_MODEL = ("model.", "ranking.")
 _NAMES_ONLY = ("model.name", "model.source")
 _KNOBS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
 _WHOLE_KNOBS = ("backend", "precision")
+
+
+def measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns nothing: training runs are compared by their telemetry."""
+    trained = any(point.is_training and point.status == "ok" for point in points)
+    lacking = (
+        "has training results without telemetry; copy the rank_<r>_metrics.jsonl of their run directories, too, to "
+        "compare them."
+    )
+    return Comparable([], lacking=lacking if trained else "")
+
+
+def samples(result: Result) -> dict[str, Sample]:
+    """Returns the step: it takes what it takes, whoever limits it."""
+    step, knobs = times.measured(result).step, knobs_of(result.point)
+    setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs, knobs)}"
+    sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
+    return {setting: sample}
+
+
+def _compare(operands: Sequence[tuple[str, Path]], reference: str, candidate: str | None, all_runs: bool) -> Comparison:
+    # History does without charts.
+    from overlap_sweep.workloads.fsdp.compare_report import report
+
+    datasets = [read_telemetry_dataset(*operand) for operand in operands]
+    return report(compare_telemetry(datasets, reference, candidate), all_runs)
+
+
+COMPARED = Comparing(
+    measured,
+    samples,
+    # How long it trains before its steps are timed, and where that is written.
+    changes_nothing=("training.max_steps", "training.log_interval", "training.output_dir"),
+    telemetry=_compare,
+)
 
 
 @dataclass(frozen=True)
@@ -97,21 +138,21 @@ class QuantityRatio:
     @property
     def ratio_noise(self) -> float:
         """Half-width: both relative noises, added as independent errors are. NaN where the ratio or a noise is."""
-        ours, theirs = self.ours, self.theirs
-        if ours is None or theirs is None or ours.noise is None or theirs.noise is None or not ours.median:
+        ours, theirs = (one.estimate if one else None for one in (self.ours, self.theirs))
+        if not ours or not theirs:
             return math.nan
-        return abs(self.ratio) * math.hypot(ours.noise / ours.median, theirs.noise / (theirs.median or math.nan))
+        shares = (one.noise_us / (one.time_us or math.nan) for one in (ours, theirs))
+        return abs(self.ratio) * math.hypot(*shares)
 
     @property
     def verdict(self) -> Verdict | None:
-        """`same` inside the noise of both, or within MARGIN of the reference. None where the noise is unknown, and of
-        what is not believed."""
-        ours, theirs = self.ours, self.theirs
-        if ours is None or theirs is None or ours.noise is None or theirs.noise is None or not self.believed:
+        """`same` where `verdict.differ` says so. None where the noise is unknown, and of what is not believed."""
+        ours, theirs = (one.estimate if one else None for one in (self.ours, self.theirs))
+        if ours is None or theirs is None or not self.believed:
             return None
-        if abs(ours.median - theirs.median) <= MARGIN * abs(theirs.median) or not ours.differs_from(theirs):
+        if not differ(ours, theirs):
             return "same"
-        change: Literal["lower", "higher"] = "lower" if ours.median < theirs.median else "higher"
+        change: Literal["lower", "higher"] = "lower" if ours.time_us < theirs.time_us else "higher"
         better = QUANTITIES[self.quantity].better
         if not better or not self.judged:
             return change
@@ -226,14 +267,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     config = run.point.config if run.point else {}
     nested = {name: config[name] for name in (*_WHOLE_KNOBS, *_KNOBS) if name in config}
     connections = config.get("runtime", {}).get("max_connections")
-    return _flat(nested) | ({"runtime.max_connections": connections} if config else {})
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+    return flat(nested) | ({"runtime.max_connections": connections} if config else {})
 
 
 def run_pairs(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -288,7 +322,7 @@ def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
         for name, quantity in match.quantities.items():
             by_quantity.setdefault(name, []).append(quantity.ratio)
     return {
-        name: geometric_mean(ratios)
+        name: mean_ratio(ratios)
         for name, ratios in by_quantity.items()
         if len(ratios) == len(matches) and all(one > 0 for one in ratios)
     }
@@ -299,7 +333,7 @@ def _matched(dataset: TelemetryDataset, base: TelemetryDataset) -> tuple[list[Ru
     ours, theirs = ({measured.name: measured for measured in one.runs} for one in (dataset, base))
     pairs = run_pairs([measured.run for measured in dataset.runs], [measured.run for measured in base.runs])
     unmatched = [
-        f"{len(only)} only in {one}, not in {other}: {_some(only)}."
+        f"{len(only)} only in {one}, not in {other}: {some_of(only)}."
         for one, other, only in (
             (base.label, dataset.label, [name for name in theirs if name not in {their.name for _, their in pairs}]),
             (dataset.label, base.label, [name for name in ours if name not in {our.name for our, _ in pairs}]),
@@ -351,10 +385,5 @@ def _num_ranks(run: Run) -> int:
     return run.ranks[-1] + 1
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f", ... and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
-    return f"{', '.join(names[:FEW_NAMES])}{more}"
-
-
 def _numbers(steps: Sequence[int]) -> str:
-    return f"step{'s' if len(steps) > 1 else ''} {_some([str(number) for number in steps])}"
+    return f"step{'s' if len(steps) > 1 else ''} {some_of([str(number) for number in steps])}"

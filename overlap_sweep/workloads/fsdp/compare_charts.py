@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlap_sweep.compare.charts import Chart, timeline_file
-from overlap_sweep.compare.tables import counted
 from overlap_sweep.report.charts import Area, Axis, Event, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import SERIES
+from overlap_sweep.report.comparison import Chart, counted, shortened, timeline_file
 from overlap_sweep.workloads.fsdp.compare import MeasuredRun, RunMatch, TelemetryComparison, TelemetryDataset
 from overlap_sweep.workloads.fsdp.telemetry_steps import Series, series
 
@@ -78,7 +77,7 @@ def _timeline(dataset: TelemetryDataset, file_name: str) -> Chart:
     return Chart(
         file_name,
         [_run_lines(measured, name) for measured, name in zip(shown, names, strict=True)],
-        f"{_shortened(dataset.label)}: what the time of each step went to",
+        f"{_brief(dataset.label)}: what the time of each step went to",
         [
             "Mean over the ranks; the step itself: its slowest rank. Overlapped and exposed add up to communication.",
             f"Triangles: dips, much slower or less hidden than usual. Grey: warm-up, and what was profiled.{more}",
@@ -177,7 +176,7 @@ def _overlay(comparison: TelemetryComparison) -> Chart:
     return Chart(
         OVERLAY_FILE,
         drawn,
-        f"{', '.join(_shortened(label) for label in comparison.candidates)} against {_shortened(comparison.reference)}",
+        f"{', '.join(_brief(label) for label in comparison.candidates)} against {_brief(comparison.reference)}",
         [f"{more}Steps of the slowest rank, and the hidden share of all ranks' communication; without warm-up."],
     )
 
@@ -191,7 +190,7 @@ def _titles(groups: Sequence[Sequence[RunMatch]]) -> list[str]:
             titles.append(common)
         else:
             names = distinct_names(list(runs.values()))
-            titles.append("; ".join(f"{_shortened(label)}: {name}" for label, name in zip(runs, names, strict=True)))
+            titles.append("; ".join(f"{_brief(label)}: {name}" for label, name in zip(runs, names, strict=True)))
     return titles
 
 
@@ -204,7 +203,7 @@ def _beside(title: str, runs: Mapping[str, MeasuredRun], quantity: str, y: Axis,
             known = [(at, at.values[quantity]) for at in drawn if not math.isnan(at.values[quantity])]
             points = [LinePoint(at.step, value, part=at.part) for at, value in known]
             usual = statistics.median(value for _, value in known) if known else None
-            lines.append(Line(label, points, shades[label], shape="", label=_shortened(label), label_y=usual))
+            lines.append(Line(label, points, shades[label], shape="", label=_brief(label), label_y=usual))
     return Lines(title, "", Axis("global step"), y, lines)
 
 
@@ -222,5 +221,5 @@ def _ms(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _shortened(word: str) -> str:
-    return word if len(word) <= LONGEST_WORD else f"{word[: LONGEST_WORD - 3]}..."
+def _brief(label: str) -> str:
+    return shortened(label, LONGEST_WORD)

@@ -5,7 +5,6 @@ Whoever wrote the files: what cannot be read becomes one sentence for each file,
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import msgspec
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
-from overlap_sweep.results.run_directory import find_metrics, find_points
+from overlap_sweep.results.run_directory import find_metrics, find_points, find_telemetry
 from overlap_sweep.trace.directories import links_out
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 
@@ -112,15 +111,9 @@ class TelemetryReading:
     """What a reader must know: ranks that are missing, runs that failed and are left out."""
 
 
-def run_directories(root: Path) -> list[Path]:
-    """The directories at or below `root` with telemetry, sorted; links to elsewhere are not followed."""
-    found = [Path(folder) for folder, _, files in os.walk(root) if any(name.endswith(".jsonl") for name in files)]
-    return sorted(directory for directory in found if find_metrics(directory))
-
-
 def read_telemetry(root: Path) -> TelemetryReading:
     """Read all runs at or below `root`. UserError when there is no telemetry, or none of it can be read."""
-    directories = run_directories(root)
+    directories = find_telemetry(root)
     points, problems, warnings = _points(root)
     problems += [
         f"{link} is a link that leads out of {root}, so it is not read; copy the directory there."

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.workloads.fsdp.cautions import Exposed
-from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, STREAMS
+from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER
 from overlap_sweep.workloads.fsdp.telemetry_runs import Run, Step
 from overlap_sweep.workloads.fsdp.times import hidden
 
@@ -31,52 +31,104 @@ FEWEST_STEPS = 5
 RANK_CLOCK_LOWER_BY = 0.05
 
 
+Steps = Sequence[Step]
+"""One step of all ranks."""
+
+
 class Quantity(NamedTuple):
     better: str
     """`lower`, `higher`, or `` where neither is."""
     meaning: str
+    of_step: Callable[[Steps], float] | None = None
+    """NaN where it is undefined; None of what is no step's."""
     by_marks: bool = False
     """It follows from what telemetry marked as computation and communication."""
 
 
+def _mean(value: Callable[[Step], float | None]) -> Callable[[Steps], float]:
+    """Over the ranks that know it; NaN of none."""
+
+    def mean(steps: Steps) -> float:
+        known = [found for step in steps if (found := value(step)) is not None]
+        return math.fsum(known) / len(known) if known else math.nan
+
+    return mean
+
+
+def _marked(better: str, meaning: str, value: Callable[[Step], float | None]) -> Quantity:
+    return Quantity(better, f"{meaning}, mean over the ranks", _mean(value), by_marks=True)
+
+
+def _active(better: str, stream: str, what: str) -> Quantity:
+    return _marked(better, f"{what} in a step", lambda step: step.streams_ms.get(stream, 0.0))
+
+
+def _utilisation(stream: str, what: str) -> Quantity:
+    return _marked("", f"share of the step with {what}", lambda step: step.utilisation.get(stream))
+
+
+_hidden_ms = _mean(lambda step: step.overlap_ms)
+_exposed_ms = _mean(lambda step: step.exposed_comm_ms)
+
+
+def _hidden_share(steps: Steps) -> float:
+    comm_ms = _hidden_ms(steps) + _exposed_ms(steps)
+    return _hidden_ms(steps) / comm_ms if comm_ms > 0 else math.nan
+
+
+def _most_concurrent(steps: Steps) -> float:
+    return max((step.max_concurrency for step in steps if step.max_concurrency is not None), default=math.nan)
+
+
 QUANTITIES = {
-    "step_ms": Quantity("lower", "step, the slowest rank of each"),
-    "compute_ms": Quantity("lower", "computation in a step, mean over the ranks", by_marks=True),
-    "comm_ms": Quantity("lower", "any communication in a step, mean over the ranks: hidden and exposed", by_marks=True),
-    "hidden_comm_ms": Quantity("", "communication with computation beside it, mean over the ranks", by_marks=True),
-    "exposed_comm_ms": Quantity(
-        "lower", "communication without computation beside it, mean over the ranks", by_marks=True
+    "step_ms": Quantity("lower", "step, the slowest rank of each", lambda steps: max(step.step_ms for step in steps)),
+    "compute_ms": _active("lower", COMPUTE, "computation"),
+    "comm_ms": Quantity(
+        *("lower", "any communication in a step, mean over the ranks: hidden and exposed"),
+        *(lambda steps: _hidden_ms(steps) + _exposed_ms(steps), True),
     ),
-    "hidden_share": Quantity("higher", "hidden / all communication of a step, all ranks together", by_marks=True),
-    "overlap_ratio": Quantity(
-        "higher", "overlap / min(computation, communication), mean over the ranks", by_marks=True
+    "hidden_comm_ms": _marked("", "communication with computation beside it", lambda step: step.overlap_ms),
+    "exposed_comm_ms": _marked(
+        "lower", "communication without computation beside it", lambda step: step.exposed_comm_ms
     ),
+    "hidden_share": Quantity(
+        "higher", "hidden / all communication of a step, all ranks together", _hidden_share, by_marks=True
+    ),
+    "overlap_ratio": _marked("higher", "overlap / min(computation, communication)", lambda step: step.overlap_ratio),
     "kernels_exposed_comm_ms": Quantity(
         "lower", "communication kernels without a compute kernel beside them, rank 0's profiled steps"
     ),
     "kernels_hidden_share": Quantity("higher", "hidden / all time of communication kernels, rank 0's profiled steps"),
-    "all_reduce_ms": Quantity("", "all-reduces in a step, mean over the ranks", by_marks=True),
-    "reduce_scatter_ms": Quantity("", "reduce-scatters in a step, mean over the ranks", by_marks=True),
-    "auxiliary_ms": Quantity("", "all-gathers of parameters in a step, mean over the ranks", by_marks=True),
-    "compute_allreduce_ms": Quantity("", "computation and an all-reduce at once, mean over the ranks", by_marks=True),
-    "compute_reducescatter_ms": Quantity(
-        "", "computation and a reduce-scatter at once, mean over the ranks", by_marks=True
+    "all_reduce_ms": _active("", ALL_REDUCE, "all-reduces"),
+    "reduce_scatter_ms": _active("", REDUCE_SCATTER, "reduce-scatters"),
+    "auxiliary_ms": _active("", AUXILIARY, "all-gathers of parameters"),
+    "compute_allreduce_ms": _marked(
+        "", "computation and an all-reduce at once", lambda step: step.compute_allreduce_ms
     ),
-    "compute_auxiliary_ms": Quantity("", "computation and an all-gather at once, mean over the ranks", by_marks=True),
-    **{
-        f"utilisation_{name}": Quantity("", f"share of the step with {what}, mean over the ranks", by_marks=True)
-        for name, what in zip(
-            STREAMS, ("computation", "an all-reduce", "a reduce-scatter", "an all-gather"), strict=True
-        )
-    },
-    "mean_concurrency": Quantity("", "streams that were active at a time, mean over the ranks", by_marks=True),
-    "max_concurrency": Quantity("", "most streams that were active at a time on any rank", by_marks=True),
+    "compute_reducescatter_ms": _marked(
+        "", "computation and a reduce-scatter at once", lambda step: step.compute_reducescatter_ms
+    ),
+    "compute_auxiliary_ms": _marked(
+        "", "computation and an all-gather at once", lambda step: step.compute_auxiliary_ms
+    ),
+    "utilisation_compute": _utilisation(COMPUTE, "computation"),
+    "utilisation_all_reduce": _utilisation(ALL_REDUCE, "an all-reduce"),
+    "utilisation_reduce_scatter": _utilisation(REDUCE_SCATTER, "a reduce-scatter"),
+    "utilisation_auxiliary": _utilisation(AUXILIARY, "an all-gather"),
+    "mean_concurrency": _marked("", "streams that were active at a time", lambda step: step.mean_concurrency),
+    "max_concurrency": Quantity(
+        "", "most streams that were active at a time on any rank", _most_concurrent, by_marks=True
+    ),
     "samples_per_s": Quantity("higher", "samples of all ranks per second of the slowest rank's step"),
-    "sm_clock_mhz": Quantity("", "SM clock, mean over the ranks"),
-    "power_w": Quantity("", "power of a GPU, mean over the ranks"),
-    "temperature_c": Quantity("", "temperature of a GPU, mean over the ranks"),
+    "sm_clock_mhz": Quantity("", "SM clock, mean over the ranks", _mean(lambda step: step.device.sm_clock_mhz)),
+    "power_w": Quantity("", "power of a GPU, mean over the ranks", _mean(lambda step: step.device.power_w)),
+    "temperature_c": Quantity(
+        "", "temperature of a GPU, mean over the ranks", _mean(lambda step: step.device.temperature_c)
+    ),
     "dips": Quantity("", "steps that were much slower, or hid much less, than usual"),
-    "grad_norm": Quantity("", "gradient norm of a step before clipping, over all ranks"),
+    "grad_norm": Quantity(
+        "", "gradient norm of a step before clipping, over all ranks", _mean(lambda step: step.grad_norm)
+    ),
     "final_loss": Quantity("", "loss of the last step without the profiler"),
     "point_ms": Quantity("lower", "whole step of the point, timed in turns with the next two after the recorded run"),
     "none_ms": Quantity("lower", "the same with every collective alone on the device"),
@@ -130,13 +182,10 @@ class Aggregate:
     """Half-width of the median's 95 % interval; None of what is one value of the whole run."""
     count: int
 
-    def differs_from(self, other: Aggregate) -> bool:
-        """As Estimate.differs_from; of what both know the noise of."""
-        assert self.noise is not None
-        assert other.noise is not None
-        return Estimate(self.median, self.noise, self.count).differs_from(
-            Estimate(other.median, other.noise, other.count)
-        )
+    @property
+    def estimate(self) -> Estimate | None:
+        """With its own unit in place of microseconds; None where the noise is unknown."""
+        return None if self.noise is None else Estimate(self.median, self.noise, self.count)
 
 
 def spread(values: Sequence[float], absolute: float = 0.0, relative: float = 0.0) -> Spread:
@@ -216,42 +265,12 @@ def slow_devices(run: Run, numbers: Sequence[int]) -> list[str]:
 
 
 def series(run: Run, numbers: Sequence[int], samples_per_step: int | None = None) -> Series:
-    """Each step over the ranks: QUANTITIES says how. Without what no step tells."""
+    """Returns each step over the ranks, without what no step tells."""
     every = [_of_all(run, number) for number in numbers]
-
-    def each(value: Callable[[Sequence[Step]], float]) -> NDArray[np.float64]:
-        return np.array([value(steps) for steps in every], np.float64)
-
-    def stream_ms(name: str) -> NDArray[np.float64]:
-        return each(lambda steps: _mean([step.streams_ms.get(name, 0.0) for step in steps]))
-
-    def utilisation(name: str) -> NDArray[np.float64]:
-        return each(lambda steps: _mean([step.utilisation.get(name) for step in steps]))
-
-    hidden_ms = each(lambda steps: _mean([step.overlap_ms for step in steps]))
-    exposed_ms = each(lambda steps: _mean([step.exposed_comm_ms for step in steps]))
-    comm_ms = hidden_ms + exposed_ms
     found = {
-        "step_ms": each(lambda steps: max(step.step_ms for step in steps)),
-        "compute_ms": stream_ms(COMPUTE),
-        "comm_ms": comm_ms,
-        "hidden_comm_ms": hidden_ms,
-        "exposed_comm_ms": exposed_ms,
-        "hidden_share": np.divide(hidden_ms, comm_ms, out=np.full_like(comm_ms, math.nan), where=comm_ms > 0),
-        "overlap_ratio": each(lambda steps: _mean([step.overlap_ratio for step in steps])),
-        "all_reduce_ms": stream_ms(ALL_REDUCE),
-        "reduce_scatter_ms": stream_ms(REDUCE_SCATTER),
-        "auxiliary_ms": stream_ms(AUXILIARY),
-        "compute_allreduce_ms": each(lambda steps: _mean([step.compute_allreduce_ms for step in steps])),
-        "compute_reducescatter_ms": each(lambda steps: _mean([step.compute_reducescatter_ms for step in steps])),
-        "compute_auxiliary_ms": each(lambda steps: _mean([step.compute_auxiliary_ms for step in steps])),
-        **{f"utilisation_{name}": utilisation(name) for name in STREAMS},
-        "mean_concurrency": each(lambda steps: _mean([step.mean_concurrency for step in steps])),
-        "max_concurrency": each(lambda steps: _largest([step.max_concurrency for step in steps])),
-        "grad_norm": each(lambda steps: _mean([step.grad_norm for step in steps])),
-        "sm_clock_mhz": each(lambda steps: _mean([step.device.sm_clock_mhz for step in steps])),
-        "power_w": each(lambda steps: _mean([step.device.power_w for step in steps])),
-        "temperature_c": each(lambda steps: _mean([step.device.temperature_c for step in steps])),
+        name: np.array([quantity.of_step(steps) for steps in every], np.float64)
+        for name, quantity in QUANTITIES.items()
+        if quantity.of_step
     }
     if samples_per_step:
         found["samples_per_s"] = samples_per_step / found["step_ms"] * 1e3
@@ -318,14 +337,3 @@ def _timed(times: dict[str, Timing]) -> dict[str, Aggregate | None]:
 def _of_all(run: Run, number: int) -> list[Step]:
     """The step of every rank."""
     return [of_rank[number] for of_rank in run.steps.values()]
-
-
-def _largest(values: Sequence[float | None]) -> float:
-    """As `_mean`."""
-    return max((value for value in values if value is not None), default=math.nan)
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    """Of those that are known; NaN of none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else math.nan

@@ -1,32 +1,53 @@
-"""The kernels of a dataset: their implementations, pooled over all points of the same backend and shape."""
+"""Kernels in comparisons and histories: their implementations, pooled over all points of the same backend and shape."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
-from overlap_sweep.compare.measured import WHOLE, Key, Measured
-from overlap_sweep.overlap.kernel_shape import GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
+from overlap_sweep.report.comparison import Comparing
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample
 from overlap_sweep.results.points import Point
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels, name_in_tables
+from overlap_sweep.workloads.kernel.result import KernelTimes
 
 
-def measured_kernels(points: Iterable[Point]) -> list[Measured]:
-    """Without the launch-bound, whose times say nothing, and without the baselines, which every backend measured: they
-    are the `none_us` and `floor_us` of the others. A kernel matches by its sizes, whatever model has them."""
+def measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns all that was measured but for the launch-bound, whose times say nothing, and the baselines, which every
+    backend measured: they are the `none_us` and `floor_us` of the others. A kernel matches by its sizes, whatever model
+    has them."""
     by_backend: dict[str, list[Point]] = defaultdict(list)
     for point in points:
         if point.is_kernel and point.status == "ok":
             by_backend[point.config["backend"]].append(point)
-    return [
-        measured
-        for backend, of_backend in by_backend.items()
-        for analysis in analyse_kernels(of_backend)
-        for measured in _measured(backend, analysis)
-    ]
+    return Comparable(
+        [
+            time
+            for backend, of_backend in by_backend.items()
+            for analysis in analyse_kernels(of_backend)
+            for time in _times(backend, analysis)
+        ]
+    )
 
 
-def _measured(backend: str, analysis: KernelAnalysis) -> Iterator[Measured]:
+def samples(result: Result) -> dict[str, Sample]:
+    """Returns each implementation that the host did not limit, beside the parts that they are made of."""
+    point, implementations = result.point, result.measured_as(KernelTimes).implementations
+    sequential_us = implementations[SEQUENTIAL].time.median_us
+    return {
+        name_in_tables(name, point): Sample((one.time,), sequential_us, "fwd", point["workload"]["tokens"])
+        for name, one in implementations.items()
+        if name not in (GEMM_ONLY, COMM_ONLY) and not one.launch_bound
+    }
+
+
+COMPARED = Comparing(measured, samples)
+
+
+def _times(backend: str, analysis: KernelAnalysis) -> Iterator[KeyedTime]:
     case = analysis.case
     for shape in analysis.shapes:
         key = Key(
@@ -42,7 +63,7 @@ def _measured(backend: str, analysis: KernelAnalysis) -> Iterator[Measured]:
         )
         for row in shape.implementations:
             if row.comparable:
-                yield Measured(
+                yield KeyedTime(
                     key=key._replace(setting=row.name),
                     time=row.estimate,
                     none_us=shape.baselines[SEQUENTIAL].time_us,

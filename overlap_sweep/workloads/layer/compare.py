@@ -1,18 +1,19 @@
-"""The layers of a dataset: their variants, pooled over all points of the same layer."""
+"""Layers in comparisons and histories: their variants, pooled over all points of the same layer."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from overlap_sweep.compare.measured import WHOLE, Key, Measured, key_of_pass
 from overlap_sweep.overlap.variants import FLOOR, NONE, without_folders
+from overlap_sweep.report.comparison import Comparing
+from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample, key_of_pass
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import TunerRecord
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter
 from overlap_sweep.workloads.layer.answer import labels
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
@@ -21,11 +22,11 @@ _Layer = tuple[str, dict[str, Timing]]
 """A point's name, and the times of its variants."""
 
 
-def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord]) -> list[Measured]:
-    """Of a tuner's layers the variants have the names that reports use."""
+def measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns the whole time of every variant; a tuner's have the names that reports use."""
     trials = {
         directory / trial.point: trial
-        for directory, record in tuners.items()
+        for directory, record in records.tuners.items()
         for trial in (*record.together, *record.proofs)
     }
     layers: dict[Key, list[_Layer]] = defaultdict(list)
@@ -38,7 +39,21 @@ def measured_layers(points: Sequence[Point], tuners: Mapping[Path, TunerRecord])
                 variants = {label: variants[name] for label, name in labels(trial, variants).items()}
             layers[key].append((point.name, _times(variants)))
             between[key] = Scatter(TYPICAL_SCATTER_OF_LAYERS[point.config["runtime"]["device"]])
-    return [measured for key, of_key in layers.items() for measured in _pooled(key, of_key, between[key])]
+    return Comparable([time for key, of_key in layers.items() for time in _pooled(key, of_key, between[key])])
+
+
+def samples(result: Result) -> dict[str, Sample]:
+    """Returns each variant that the host did not limit, but the floor."""
+    variants = result.measured_as(LayerTimes).variants
+    none_us = variants[NONE].times[WHOLE].median_us if NONE in variants else None
+    return {
+        name: Sample((variant.times[WHOLE],), none_us, WHOLE, result.point["workload"]["tokens"])
+        for name, variant in variants.items()
+        if name != FLOOR and not variant.launch_bound
+    }
+
+
+COMPARED = Comparing(measured, samples)
 
 
 def _name(layer: Mapping[str, Any]) -> str:
@@ -52,14 +67,14 @@ def _times(variants: Mapping[str, VariantTimes]) -> dict[str, Timing]:
     return {short[name]: variant.times[WHOLE] for name, variant in variants.items() if not variant.launch_bound}
 
 
-def _pooled(key: Key, layers: Sequence[_Layer], between: Scatter) -> list[Measured]:
+def _pooled(key: Key, layers: Sequence[_Layer], between: Scatter) -> list[KeyedTime]:
     all_have_none = all(NONE in times for _, times in layers)
     none = pooled_none([times[NONE] for _, times in layers]) if all_have_none else None
     names = dict.fromkeys(name for _, times in layers for name in times)
     estimates = {name: _estimate(name, [times for _, times in layers if name in times], none) for name in names}
     floor = estimates.get(FLOOR)
     return [
-        Measured(
+        KeyedTime(
             key=key._replace(setting=name),
             time=between.added_to(time, sum(name in times for _, times in layers)),
             none_us=none.time_us if none else None,

@@ -26,7 +26,7 @@ from overlap_sweep.workloads.fsdp.compare import (
     settings_of,
     settings_throughout,
 )
-from overlap_sweep.workloads.fsdp.compare_rows import telemetry_summary
+from overlap_sweep.workloads.fsdp.compare_report import telemetry_summary
 from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate, single
 from tests.make_point import make_point, resolved
 from tests.results.traces_by_hand import write_trace

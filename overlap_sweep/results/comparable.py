@@ -1,0 +1,144 @@
+"""What workloads give to comparisons and histories: times, by keys that are the same whoever measured them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT, FLOOR, NONE
+from overlap_sweep.results.estimate import Estimate, hidden_fraction
+from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.points import Case
+
+WHOLE = "all"
+"""The pass of what has but one: a layer, a kernel, a copy."""
+BASELINES = {NONE, DEFAULT, FLOOR}
+"""Settings that are the same thing in every dataset."""
+
+
+class Key(NamedTuple):
+    """What was measured. A field that is compared and not matched is None while keys are matched."""
+
+    model: Any
+    """None of kernels and copies, which are the same where their sizes are."""
+    tokens: Any
+    precision: Any
+    backend: Any
+    device: Any
+    tp_size: Any
+    operator: str
+    """Or whatever else was measured, with the sizes that make it the same."""
+    pass_name: str
+    setting: Any
+    """What the pass is given, in a word: knobs of slots, a variant, an implementation; empty for the pass, whatever
+    its setting."""
+    swept: str | None = None
+    """Of a setting of several words, those without what differs between datasets throughout; matched where settings
+    are compared. None: the setting is one word."""
+
+    def case(self, telling: Sequence[str]) -> str:
+        """Returns what tells it from the other cases, where there are several: the values of these fields."""
+        values = {name: str(getattr(self, name)) for name in telling if getattr(self, name) is not None}
+        return " ".join(f"{value} tokens" if name == "tokens" else value for name, value in values.items())
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """By case and TP size, operators in the order of the layer, the others last; settings stay as they are."""
+        operators = list(space.OPERATORS)
+        place = operators.index(self.operator) if self.operator in operators else len(operators)
+        case = (str(self.model), self.tokens or 0, str(self.precision), str(self.backend), str(self.device))
+        return (*case, self.tp_size, place, self.operator, self.pass_name != "fwd")
+
+
+def key_of_pass(case: Case, tp_size: int, operator: str, pass_name: str) -> Key:
+    """Returns the key of a pass, of no setting yet."""
+    return Key(**case._asdict(), tp_size=tp_size, operator=operator, pass_name=pass_name, setting="")
+
+
+class Computed(Protocol):
+    """What was computed, beside how long it took."""
+
+    def deviation_from(self, other: Any) -> str:
+        """Returns what is not the same in the other although it was given the same data; empty where all is."""
+
+
+@dataclass(frozen=True)
+class KeyedTime:
+    """All measurements of one thing, pooled."""
+
+    key: Key
+    time: Estimate
+    none_us: float | None
+    """None where it was not measured without overlap."""
+    floor_us: float | None
+    points: tuple[str, ...]
+    computed: Computed | None = None
+
+    @property
+    def hidden_fraction(self) -> float:
+        """NaN where it is undefined."""
+        if self.none_us is None or self.floor_us is None:
+            return math.nan
+        return hidden_fraction(self.time.time_us, self.none_us, self.floor_us)
+
+
+class Decision(NamedTuple):
+    """What is best for a pass."""
+
+    best: KeyedTime
+    slots: Mapping[str, str]
+    """What each slot of the pass is given in it, in a word."""
+    tried: frozenset[str]
+    """The slots that some point overlapped."""
+
+
+class Drift(NamedTuple):
+    """The time without overlap that was measured beside one point."""
+
+    number: int
+    """Of the point, in the order of measuring."""
+    change: float
+    """From the median of all that measured the same, as a fraction."""
+    name: str
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """What a workload gives to the comparison of one dataset."""
+
+    times: list[KeyedTime]
+    decisions: dict[Key, Decision] = field(default_factory=dict)
+    """By key without a setting."""
+    not_ok: dict[tuple[int, str, str, str], str] = field(default_factory=dict)
+    """By TP size, operator, pass and setting: what became of that which has no time."""
+    proofs: list[str] = field(default_factory=list)
+    """What was proven of whole layers, or could not be."""
+    drift: list[Drift] = field(default_factory=list)
+    lacking: str = ""
+    """Why there are no times though there are points that are ok, behind the directory's name."""
+
+
+def together(parts: Sequence[Comparable]) -> Comparable:
+    """Returns what several workloads give to the comparison of the same dataset."""
+    return Comparable(
+        times=[time for part in parts for time in part.times],
+        decisions={key: decision for part in parts for key, decision in part.decisions.items()},
+        not_ok={what: status for part in parts for what, status in part.not_ok.items()},
+        proofs=[proof for part in parts for proof in part.proofs],
+        drift=[drift for part in parts for drift in part.drift],
+        lacking=next((part.lacking for part in parts if part.lacking), ""),
+    )
+
+
+class Sample(NamedTuple):
+    """One measurement of one setting, for its history."""
+
+    timings: tuple[Timing, ...]
+    """Of the passes whose times add up to the point's."""
+    none_us: float | None
+    """None where it was not measured without overlap."""
+    pass_name: str
+    tokens: int | None

@@ -1,0 +1,148 @@
+"""The passes of operators in comparisons: every setting that was measured, what is best for each slot, and how the
+baseline held; and a point's time in its history."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.variants import DEFAULT
+from overlap_sweep.report.comparison import Comparing
+from overlap_sweep.results.comparable import Comparable, Decision, Drift, Key, KeyedTime, Sample, key_of_pass
+from overlap_sweep.results.points import Case, Point, group_cases
+from overlap_sweep.results.records import Records
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all
+from overlap_sweep.workloads.operator.failures import failures, of_pass
+from overlap_sweep.workloads.operator.proof import outcomes
+from overlap_sweep.workloads.operator.result import OperatorTimes
+
+
+def measured(points: Sequence[Point], records: Records) -> Comparable:
+    """Returns all that was measured of passes, and what tuners proved."""
+    points = [_with_plain_settings(point) for point in points]
+    cases = group_cases(points)
+    choices = _choices(points, cases)
+    return Comparable(
+        times=[time for key, choice in choices.items() for time in _times(key, choice)],
+        decisions={key: _decision(key, choice) for key, choice in choices.items()},
+        not_ok=_not_ok(points),
+        proofs=[f"TP={outcome.tp_size}: {outcome.verdict}" for outcome in outcomes(records.tuners, points, cases)],
+        drift=_drift(points),
+    )
+
+
+def samples(result: Result) -> dict[str, Sample]:
+    """Returns the time of all passes that the point is about; nothing where the host limited it."""
+    if result.launch_bound:
+        return {}
+    names = space.passes(result.point)
+    passes = [result.measured_as(OperatorTimes).times[name] for name in names]
+    none_us = sum(times.none.median_us for times in passes)
+    timings = tuple(times.point for times in passes)
+    return {
+        space.settings_name(result.settings): Sample(
+            timings, none_us, "+".join(names), result.point["workload"]["tokens"]
+        )
+    }
+
+
+COMPARED = Comparing(measured, samples)
+
+
+def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
+    """Without the SMs of a ring whose chunks copy engines move, and with the knobs that are always named: equal
+    settings are equal, whichever backend recorded them."""
+    operator, _, phase = slot.partition("_")
+    method = setting["method"]
+    usual = space.USERBUFFERS_DEFAULTS[method]
+    named = set(space.knobs_of(operator, phase, method)) & {"aggregate", "num_splits"} & usual.keys()
+    plain = {**{knob: usual[knob] for knob in sorted(named)}, **setting}
+    if method == "ring_exchange" and plain.get("use_ce"):
+        plain.pop("num_sm", None)
+    return plain
+
+
+def _with_plain_settings(point: Point) -> Point:
+    if not point.result:
+        return point
+    settings = {slot: plain_setting(slot, setting) for slot, setting in point.result.settings.items()}
+    return replace(point, result=structs.replace(point.result, settings=settings))
+
+
+def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
+    """Of the passes that some point is about: the others were only timed beside it."""
+    failed = failures(points)
+    found = {}
+    for case, of_case in cases.items():
+        about = {(p.config["tp_size"], p.config["operator"], name) for p in of_case for name in space.passes(p.config)}
+        for choice in choose_all(of_case, {p.directory: TraceReading() for p in of_case}, "time", failed):
+            if (choice.tp_size, choice.operator, choice.pass_name) in about:
+                found[key_of_pass(case, choice.tp_size, choice.operator, choice.pass_name)] = choice
+    return found
+
+
+def _times(key: Key, choice: PassChoice) -> Iterator[KeyedTime]:
+    for candidate in choice.candidates:
+        if candidate.measured:
+            yield _time(key, choice, candidate)
+    if choice.default:
+        none_us, floor_us = choice.none.time_us, choice.floor_us
+        yield KeyedTime(key._replace(setting=DEFAULT), choice.default, none_us, floor_us, ())
+
+
+def _time(key: Key, choice: PassChoice, candidate: Candidate) -> KeyedTime:
+    own = key._replace(setting=candidate.name)
+    return KeyedTime(own, candidate.estimate, choice.none.time_us, choice.floor_us, candidate.points)
+
+
+def _decision(key: Key, choice: PassChoice) -> Decision:
+    slots = [
+        space.slot(choice.operator, phase)
+        for phase, pass_name in space.PASS_OF_PHASE.items()
+        if pass_name == choice.pass_name
+    ]
+    settings = choice.chosen.settings
+    return Decision(
+        best=_time(key, choice, choice.chosen),
+        slots={slot: space.brief_name(settings.get(slot)) for slot in slots},
+        tried=choice.tried_slots,
+    )
+
+
+def _not_ok(points: Iterable[Point]) -> dict[tuple[int, str, str, str], str]:
+    found: dict[tuple[int, str, str, str], str] = {}
+    for point in points:
+        launch_bound = point.result is not None and point.result.launch_bound
+        if not point.is_operator or (point.status == "ok" and not launch_bound):
+            continue
+        status = "launch-bound" if point.status == "ok" else point.status
+        asked = {slot: plain_setting(slot, setting) for slot, setting in space.settings(point.config).items()}
+        for name in space.passes(point.config):
+            setting = space.settings_name(of_pass(asked, name))
+            found[point.config["tp_size"], point.config["operator"], name, setting] = status
+    return found
+
+
+def _drift(points: Iterable[Point]) -> list[Drift]:
+    """In the order of measuring."""
+    ok = [(point, point.result) for point in points if point.status == "ok" and point.is_operator and point.result]
+    ok.sort(key=lambda pair: (pair[1].started or "", str(pair[0].directory)))
+    nones: dict[tuple[Case, str], list[tuple[int, float]]] = defaultdict(list)
+    for number, (point, result) in enumerate(ok, start=1):
+        for name in space.passes(point.config):
+            time_us = result.measured_as(OperatorTimes).times[name].none.median_us
+            nones[point.case, f"TP={point.config['tp_size']} {point.config['operator']} {name}"].append(
+                (number, time_us)
+            )
+    found = []
+    for (_, name), times in nones.items():
+        middle_us = statistics.median(time_us for _, time_us in times)
+        found += [Drift(number, time_us / middle_us - 1, name) for number, time_us in times]
+    return sorted(found, key=lambda drift: drift.number)
