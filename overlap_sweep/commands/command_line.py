@@ -16,7 +16,7 @@ from overlap_sweep.commands.history import history
 from overlap_sweep.commands.query import query
 from overlap_sweep.commands.report import report
 from overlap_sweep.commands.timeline import timeline
-from overlap_sweep.commands.trace import trace
+from overlap_sweep.commands.trace import TraceCommand, trace
 from overlap_sweep.errors import UserError
 
 DEFAULT_COMMAND = "report"
@@ -73,7 +73,7 @@ app = typer.Typer(
 
 app.command(name=DEFAULT_COMMAND)(report)
 app.command()(query)
-app.command()(trace)
+app.command(cls=TraceCommand)(trace)
 app.command()(compare)
 app.command()(timeline)
 app.command()(history)

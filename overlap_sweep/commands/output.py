@@ -1,14 +1,17 @@
-"""What the commands that print rows have in common: `--format`, `--fail-if`, and how a cell is written."""
+"""What the commands that print rows have in common: `--format`, `--fail-if`, how a cell is written, and
+the columns in their help."""
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.commands.failing import print_aside
@@ -19,7 +22,13 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from overlap_sweep.report.table import Column, Table
+
 FAILED_IF = 3
+COLUMNS = "COLUMNS"
+"""In a command's help, where its columns are to be listed."""
+HELP_WIDTH = 116
+KINDS = {"text": "text", "count": "whole numbers", "flag": "true, false", "us": "microseconds", "number": "numbers"}
 
 
 class TableFormat(StrEnum):
@@ -208,3 +217,31 @@ def _naming(frame: pd.DataFrame) -> list[str]:
     if "slot" in there:
         there = [name for name in there if name not in ("operator", "phase", "pass", "point", "setting")]
     return there
+
+
+def kind_in_words(column: Column[Any]) -> str:
+    """Returns what the values of a column are."""
+    return KINDS["us" if "us" in column.name.split("_") else column.kind]
+
+
+def listed(heading: str, table: Table[Any]) -> str:
+    """Returns a paragraph: the names of the table's columns by kind."""
+    lines = [f"Columns {heading}, {table.rows}:"]
+    for kind in KINDS.values():
+        if names := [column.name for column in table.written if kind_in_words(column) == kind]:
+            text = textwrap.fill(" ".join(names), HELP_WIDTH - 17, break_on_hyphens=False)
+            lines.append(textwrap.indent(text, " " * 17).replace(" " * 17, f"  {kind:13}  ", 1))
+    return "\b\n" + "\n".join(lines)
+
+
+def with_columns(tables: Callable[[], Mapping[str, Table[Any]]]) -> type[TyperCommand]:
+    """Returns the class of a command whose help lists the columns of tables, by what tells one from the other; they are
+    imported only then."""
+
+    class WithColumns(TyperCommand):
+        def format_help_text(self, ctx: Any, formatter: Any) -> None:
+            columns = (listed(heading, table) for heading, table in tables().items())
+            self.help = (self.help or "").replace(COLUMNS, "\n\n".join(columns))
+            super().format_help_text(ctx, formatter)
+
+    return WithColumns

@@ -4,16 +4,25 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
-from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+from overlap_sweep.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_if,
+    fail_if_option,
+    print_rows,
+    with_columns,
+)
 from overlap_sweep.report.numbers import some_ranks
 
 if TYPE_CHECKING:
-    from overlap_sweep.trace.ranks import RunRanks
+    from overlap_sweep.report.table import Table
+    from overlap_sweep.trace.files import RunRanks
 
 
 class Grouping(StrEnum):
@@ -33,6 +42,15 @@ class Phase(StrEnum):
     bwd = "bwd"
     recompute = "recompute"
     all = "all"
+
+
+def _tables() -> dict[str, Table[Any]]:
+    from overlap_sweep.commands.trace_rows import TABLES
+
+    return TABLES
+
+
+TraceCommand = with_columns(_tables)
 
 
 def trace(
@@ -62,16 +80,8 @@ def trace(
     The phases are fwd, bwd, recompute, the part of bwd in which checkpoints run forward again, and all, the whole
     iteration with its optimizer.
 
-    \b
-    Columns of phases:
-      file rank iteration phase span_us gemm_busy_us comm_busy_us wait_us overlap_us exposed_comm_us idle_us
-      overlap_ratio num_gemm_events num_comm_events num_wait_events num_compute_events startup
-    Columns of runs (--by rank):
-      run phase num_ranks world_size missing slowest_rank slowest_us fastest_rank fastest_us skew_us
-      exposed_comm_us wait_us overlap_ratio startup_iterations
-    Columns of parts (--by class, kernel or stream):
-      file rank iteration phase by kind library name num_events busy_us total_us alone_us
-      startup
+    COLUMNS
+
     With --median `iterations`, how many, takes the place of `iteration`, and `startup_iterations` that of `startup`.
     --fail-if looks at these rows.
 
@@ -88,8 +98,7 @@ def trace(
     from overlap_sweep.commands import trace_rows
     from overlap_sweep.report.console import console_for, print_lines
     from overlap_sweep.report.table import to_frame
-    from overlap_sweep.trace.files import of_startup, read_trace_files
-    from overlap_sweep.trace.ranks import ranks_of
+    from overlap_sweep.trace.files import of_startup, ranks_of, read_trace_files
 
     if top and by in WITHOUT_PARTS:
         raise typer.BadParameter("it needs --by class, kernel or stream.", param_hint="--top")

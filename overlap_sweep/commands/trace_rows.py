@@ -17,8 +17,7 @@ from overlap_sweep.report.table import Column, Row, Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from overlap_sweep.trace.files import TraceFile
-    from overlap_sweep.trace.ranks import RunRanks
+    from overlap_sweep.trace.files import RunRanks, TraceFile
 
 PART_TIMES = ("busy_us", "total_us", "alone_us")
 MEDIAN = "median"
@@ -58,7 +57,7 @@ RATIO: Column[Row] = Column(
 )
 
 PHASES: Table[Row] = Table(
-    *("trace", "one row per iteration and phase"),
+    *("phases", "one row per iteration and phase"),
     (
         *(FILE, RANK, ITERATION, PHASE),
         _us("span_us", "span us", "From the first start to the last end."),
@@ -77,7 +76,7 @@ PHASES: Table[Row] = Table(
     ),
 )
 PARTS: Table[Row] = Table(
-    *("trace --by class, kernel or stream", "one row per iteration, phase and part"),
+    *("parts", "one row per iteration, phase and part"),
     (
         *(FILE, RANK, ITERATION, PHASE, _text("by", about="class, kernel or stream.")),
         _text("kind", "kind", "gemm, comm, wait, compute or memory; of a stream all that it has."),
@@ -90,7 +89,7 @@ PARTS: Table[Row] = Table(
     ),
 )
 RANKS: Table[Row] = Table(
-    *("trace --by rank", "one row per run and phase, of medians"),
+    *("runs", "one row per run and phase, of medians"),
     (
         _text("run", about="What the names of its traces have in common."),
         *(PHASE, _count("num_ranks", "ranks"), _count("world_size"), _text("missing", about="Ranks without a trace.")),
@@ -99,7 +98,7 @@ RANKS: Table[Row] = Table(
         *(_us("skew_us", "skew us", "Between the two."), EXPOSED, WAITING, RATIO, LEFT_OUT),
     ),
 )
-TABLES = (PHASES, PARTS, RANKS)
+TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with --by rank": RANKS}
 
 _PHASE_CELLS = (
     *("rank", "iteration", "phase", "span_us", "gemm_busy_us", "comm_busy_us", "overlap_us", "overlap_ratio"),
@@ -166,7 +165,7 @@ def rank_rows(run: RunRanks, phases: Sequence[str] = ()) -> list[Row]:
 def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:
     from msgspec.structs import asdict
 
-    from overlap_sweep.trace.ranks import rank_of
+    from overlap_sweep.trace.files import rank_of
 
     # Of a trace that doesn't say it, the file's name may tell the rank.
     of_file = {"rank": rank_of(file), "startup_iterations": len(file.startup)}

@@ -6,9 +6,12 @@ at once: Kineto writes microseconds with three decimals, and sums of floats woul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -104,31 +107,22 @@ class Trace:
     """One sentence for each reason why it was read only in part."""
 
 
-class _Numbering(dict[Any, int]):
-    """Numbers whatever it is asked for, in the order in which it was first asked."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
-
-
-class _Groups(dict[str | None, int]):
-    """Which columns an event goes into, by category."""
-
-    def __missing__(self, category: str | None) -> int:
-        self[category] = group = _group(_category(category))
-        return group
-
-
 _NEITHER, _DEVICE, _LAUNCH, _HOST = range(4)
 
 
-def _group(category: str) -> int:
+def _group(written: str | None) -> int:
+    """Returns which columns an event goes into, by its category."""
+    category = _category(written)
     if category in HOST_CATEGORIES:
         return _HOST
     if category in DEVICE_CATEGORIES:
         return _DEVICE
     return _LAUNCH if category.endswith(LAUNCH_SUFFIXES) else _NEITHER
+
+
+def _numbering() -> defaultdict[Any, int]:
+    """Numbers whatever it is asked for, in the order in which it was first asked."""
+    return defaultdict(itertools.count().__next__)
 
 
 def _category(written: str | None) -> str:
@@ -154,10 +148,10 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def _read(path: Path, document: Document) -> Trace:
-    groups, labels, lanes = _Groups(), _Numbering(), _Numbering()
+    group_of, labels, lanes = cache(_group), _numbering(), _numbering()
     parts: dict[int, list[tuple[NDArray[Any], ...]]] = {_DEVICE: [], _LAUNCH: [], _HOST: []}
     for events in pieces(path, document):
-        kept = [event for event in events if event.ph == "X" and groups[event.cat]]
+        kept = [event for event in events if event.ph == "X" and group_of(event.cat)]
         try:
             numbers = _numbers(kept, document)
         except (TypeError, ValueError, ArithmeticError):
@@ -167,14 +161,14 @@ def _read(path: Path, document: Document) -> Trace:
         lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
         _check_number(path, labels, "names of events", "fewer steps, or no annotations that are called anew each time")
         _check_number(path, lanes, "threads and streams", "fewer steps")
-        group = np.fromiter((groups[category] for category, _ in labels), np.int8, len(labels))[label]
+        group = np.fromiter((group_of(category) for category, _ in labels), np.int8, len(labels))[label]
         for number, of_group in parts.items():
             chosen = np.flatnonzero(group == number)
             of_group.append(tuple(column[chosen] for column in (label, lane, *numbers)))
     if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
         raise _nothing_in(path, document)
     # The same process and thread may be written as numbers and as strings.
-    spelled = _Numbering()
+    spelled = _numbering()
     same = np.array([spelled[str(process), str(thread)] for process, thread in lanes], np.int32)
     device, _ = _joined(parts.pop(_DEVICE), same)
     launches, _ = _joined(parts.pop(_LAUNCH), same)
@@ -194,7 +188,7 @@ def _read(path: Path, document: Document) -> Trace:
     )
 
 
-def _check_number(path: Path, different: _Numbering, what: str, instead: str) -> None:
+def _check_number(path: Path, different: Collection[Any], what: str, instead: str) -> None:
     """UserError where there are more of these than any program has."""
     if len(different) > MOST_DIFFERENT:
         raise UserError(f"{path} holds more than {MOST_DIFFERENT:,} different {what}; record {instead}.")

@@ -240,7 +240,7 @@ def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
     intervals = activity.events.intervals
     for iteration, phase, chosen in phases_of(activity):
         for by in get_args(Grouping):
-            groups, group = _GROUPINGS[by](activity, chosen)
+            groups, group = _groups(activity, by, chosen)
             busy_ns, total_ns, alone_ns = measure_groups(intervals[chosen], group, len(groups))
             num_events = np.bincount(group, minlength=len(groups))
             for i in np.lexsort((np.arange(len(groups)), -busy_ns)):
@@ -270,20 +270,12 @@ def measure_groups(
     """
     total = np.zeros(num_groups, np.int64)
     np.add.at(total, group, intervals[:, 1] - intervals[:, 0])
-    # Shifted apart, the groups merge in one go without touching each other.
-    origin = intervals.min()
-    stride = int(intervals.max()) - int(origin) + 1
-    if stride * num_groups < 2**63:
-        moments, shifted = None, intervals - origin
-    else:
-        # Ranks leave room for shifting, however far apart the moments of a damaged trace are.
-        moments, ranks = np.unique(intervals, return_inverse=True)
-        stride, shifted = len(moments), ranks.reshape(intervals.shape)
-    unions = merge(shifted + (group * stride)[:, None])
-    of_union = unions[:, 0] // stride
-    unions = unions - (of_union * stride)[:, None]
-    if moments is not None:
-        unions = moments[unions]
+    # Shifted apart, the groups merge in one go without touching each other. The moments' ranks leave room for shifting,
+    # however far apart the moments of a damaged trace are.
+    moments, ranks = np.unique(intervals, return_inverse=True)
+    unions = merge(ranks.reshape(intervals.shape) + (group * len(moments))[:, None])
+    of_union = unions[:, 0] // len(moments)
+    unions = moments[unions - (of_union * len(moments))[:, None]]
     busy = np.zeros(num_groups, np.int64)
     np.add.at(busy, of_union, unions[:, 1] - unions[:, 0])
     return busy, total, _alone(unions, of_union, num_groups)
@@ -302,29 +294,22 @@ def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDAr
     return alone
 
 
-def _by_class(activity: Activity, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
+def _groups(activity: Activity, by: Grouping, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
+    """Returns the groups of the chosen events, and which of them each event is in."""
+    if by == "stream":
+        lanes, lane = np.unique(activity.events.lane[chosen], return_inverse=True)
+        groups = []
+        for number, (_, on_lane) in zip(lanes, places_by_value(lane), strict=True):
+            classes = {activity.classes[int(label)] for label in np.unique(activity.events.label[chosen[on_lane]])}
+            kinds = sorted({kernel_class.kind for kernel_class in classes}, key=KINDS.index)
+            libraries = sorted({kernel_class.library for kernel_class in classes})
+            groups.append(_Group("+".join(kinds), "+".join(libraries), " ".join(activity.lanes[number])))
+        return groups, lane
     labels, label = np.unique(activity.events.label[chosen], return_inverse=True)
-    classes = [activity.classes[int(number)] for number in labels]
-    groups = {kernel_class: _Group(*kernel_class, " ".join(reversed(kernel_class))) for kernel_class in classes}
-    place = {kernel_class: i for i, kernel_class in enumerate(groups)}
-    return list(groups.values()), np.array([place[kernel_class] for kernel_class in classes], np.intp)[label]
-
-
-def _by_kernel(activity: Activity, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
-    labels, label = np.unique(activity.events.label[chosen], return_inverse=True)
-    groups = [_Group(*activity.classes[int(number)], activity.labels[number][1]) for number in labels]
-    return groups, label
-
-
-def _by_stream(activity: Activity, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
-    lanes, lane = np.unique(activity.events.lane[chosen], return_inverse=True)
-    groups = []
-    for number, (_, on_lane) in zip(lanes, places_by_value(lane), strict=True):
-        classes = [activity.classes[int(label)] for label in np.unique(activity.events.label[chosen[on_lane]])]
-        kinds = [kind for kind in KINDS if any(kernel_class.kind == kind for kernel_class in classes)]
-        libraries = sorted({kernel_class.library for kernel_class in classes})
-        groups.append(_Group("+".join(kinds), "+".join(libraries), " ".join(activity.lanes[number])))
-    return groups, lane
-
-
-_GROUPINGS = {"class": _by_class, "kernel": _by_kernel, "stream": _by_stream}
+    of_label = [activity.classes[int(number)] for number in labels]
+    if by == "kernel":
+        return [_Group(*of, activity.labels[number][1]) for of, number in zip(of_label, labels, strict=True)], label
+    place = {kernel_class: i for i, kernel_class in enumerate(dict.fromkeys(of_label))}
+    return [_Group(*of, " ".join(reversed(of))) for of in place], np.array([place[of] for of in of_label], np.intp)[
+        label
+    ]
