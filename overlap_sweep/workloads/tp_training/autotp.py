@@ -13,41 +13,27 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training.hugging_face import (
-    build_on_meta,
-    decoder_layers,
-    restore_buffers,
-    share_vocabulary,
-    tie_weights,
-)
-from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
-from overlap_sweep.workloads.tp_training.inputs import initial_weights
+from overlap_sweep.workloads.tp_training import hugging_face
+from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
-from overlap_sweep.workloads.tp_training.vocab_parallel import summed, vocab_parallel_cross_entropy
 
-if TYPE_CHECKING:
-    from overlap_sweep.workloads.tp_training.implementation import Implementation
-
-INITIAL_LOSS_SCALE = 2**16
-LOSS_SCALE_WINDOW = 2000
-_EPSILON = 1e-6
-"""What gradients' norms are clipped with, as DeepSpeed and PyTorch do."""
 _CUT = "tensor_model_parallel"
 """The attribute by which DeepSpeed knows parameters, and gradients, of which each rank has another part."""
 
 
-def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Implementation:
-    """The model as DeepSpeed trains it. Refused where DeepSpeed would compute something else than the others."""
+def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> AutoTp:
+    """Returns the model as DeepSpeed trains it. Refused where DeepSpeed would compute something else than the
+    others."""
     training = point["tp_training"]
     if training["autocast"] and training["dtype"] == "float16" and training["zero_stage"]:
         raise Refused(
@@ -55,112 +41,105 @@ def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Implementat
             "tp_training.zero_stage=0, or tp_training.dtype=bfloat16"
         )
     deepspeed = _deepspeed(ranks.device)
-    _use_groups(groups)
+    # Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only.
+    _set_groups(groups.tp, groups.dp)
     try:
-        return _AutoTp(point, ranks, groups, deepspeed)
+        return AutoTp(point, ranks, groups, deepspeed)
     except BaseException:
         _forget_state()
         raise
 
 
-class _AutoTp:
+class AutoTp:
+    """See implementation.Implementation."""
+
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, deepspeed: Any) -> None:
-        self._groups, self._training = groups, point["tp_training"]
-        self._vocab_size = point["language_model"]["vocab_size"]
-        parts = architecture(point["language_model"]["model_type"])
-        model = _build_model(point, parts, ranks, groups)
-        deepspeed.tp_model_init(model, tp_size=groups.tp_size, dtype=_parameter_dtype(self._training))
         from deepspeed.utils import groups as mpu
 
+        self._groups, self._training = groups, point["tp_training"]
+        self._vocab_size = point["language_model"]["vocab_size"]
+        of = architecture(point["language_model"]["model_type"])
+        model = _build_model(point, of, ranks, groups)
+        deepspeed.tp_model_init(model, tp_size=groups.tp_size, dtype=parameter_dtype(self._training))
         engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: _adamw(parameters, self._training, ranks.device),
-            config=_config(self._training, parts, groups),
+            optimizer=lambda parameters: hugging_face.adamw(parameters, self._training, ranks.device),
+            config=_config(self._training, of, groups),
             mpu=mpu,
         )
         self._engine = engine
         # It sends the first batch to the other ranks as objects, to compare it with theirs.
         if hasattr(engine, "first_dataloader_check"):
             engine.first_dataloader_check.remove()
-        self._cut = _mark_cut_parameters(model, parts, self._training["vocab_parallel"])
+        self._cut = _cut_dimensions(model, of, self._training["vocab_parallel"])
+        for name, parameter in model.named_parameters():
+            if name in self._cut:
+                setattr(parameter, _CUT, True)
+            if groups.tp_size > 1 and name.removesuffix(".weight").endswith(of.head_norms):
+                # Each rank has it whole but uses it for its own heads, and AutoTP leaves each its own gradient.
+                parameter.register_hook(partial(hugging_face.summed, group=groups.tp))
         _draw_weights(point, ranks, groups, engine, self._cut)
-        if groups.tp_size > 1:
-            # Each rank has them whole but uses them for its own heads, and AutoTP leaves each its own gradient.
-            for _, layer in _layers(model, parts):
-                for name in parts.head_norms:
-                    layer.get_parameter(f"{name}.weight").register_hook(partial(summed, group=groups.tp))
         if self._training["activation_checkpointing"]:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self._training["compile"]:
             # What other points of the process have compiled would decide whether these are.
             torch._dynamo.reset()
-            for layer in decoder_layers(model, parts):
+            for layer in hugging_face.decoder_layers(model, of):
                 layer.compile()
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
         logits = self._engine(input_ids=tokens, use_cache=False).logits
         group = self._groups.tp if self._training["vocab_parallel"] else None
-        return vocab_parallel_cross_entropy(logits, labels, self._vocab_size, group)
+        return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, group)
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        self._engine.backward(loss * self._unapplied_loss_scale())
+        # The engine scales the loss of all other optimizers.
+        self._engine.backward(loss * self._loss_scale() if self._holds_masters() else loss)
         if not last:
             # Counts micro batches.
             self._engine.step()
 
     def update(self) -> Tensor:
-        norm = self._update()
-        # DeepSpeed says -1 for a norm that is not finite.
-        return torch.where(norm < 0, torch.inf, norm)
-
-    def _update(self) -> Tensor:
         if self._engine.zero_optimization():
             self._engine.step()
-            return self._as_scalar(self._engine.get_global_grad_norm())
-        parameters = self._parameters()
-        if self._holds_masters():
-            scale = self._engine.optimizer.loss_scale_config.cur_scale
-            for name, parameter in parameters.items():
+            norm = self._engine.get_global_grad_norm()
+        elif self._holds_masters():
+            scale = self._loss_scale()
+            for name, parameter in self._engine.module.named_parameters():
                 if name in self._cut:
                     setattr(parameter.grad, _CUT, True)
             self._engine.step()
-            return self._as_scalar(self._engine.optimizer._global_grad_norm) / scale
-        norm = self._clip(parameters)
-        self._engine.step()
-        return norm
+            norm = self._engine.optimizer._global_grad_norm / scale
+        else:
+            norm = self._clip()
+            self._engine.step()
+        scalar = torch.as_tensor(norm, dtype=torch.float32, device=self._engine.device).reshape(())
+        # DeepSpeed says -1 for a norm that is not finite.
+        return torch.where(scalar < 0, torch.inf, scalar)
 
-    def _clip(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def _clip(self) -> Tensor:
         """By the norm over all ranks, each parameter counted once. Returns it."""
-        gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-        counted = [gradient for name, gradient in gradients.items() if name in self._cut or self._groups.tp_rank == 0]
-        square = torch.nn.utils.get_total_norm(counted).float().square()
-        dist.all_reduce(square, group=self._groups.tp)
-        scaled_norm = square.sqrt()
-        scaler = self._engine.torch_autocast_z0_gradscaler
-        scale = torch.ones_like(scaled_norm) if scaler is None else scaler.scale(torch.ones_like(scaled_norm))
-        norm = scaled_norm / scale
-        limit = self._training["max_grad_norm"]
-        coefficient = (limit / (norm + _EPSILON)).clamp(max=1.0) if limit else torch.ones_like(norm)
+        gradients = {name: p.grad for name, p in self._engine.module.named_parameters() if p.grad is not None}
+        cut = [gradient for name, gradient in gradients.items() if name in self._cut]
+        whole = [gradient for name, gradient in gradients.items() if name not in self._cut]
+        norm = hugging_face.total_norm(cut, whole, self._groups.tp_size, self._groups.tp)
+        scaler, limit = self._engine.torch_autocast_z0_gradscaler, self._training["max_grad_norm"]
+        if scaler is not None:
+            norm = norm / scaler.scale(torch.ones_like(norm))
+        coefficient = hugging_face.clipped_by(norm, limit)
         if scaler is not None:
             # A rank's scaler sees this rank's gradients only, but all ranks must leave out the same steps.
             coefficient = torch.where(norm.isfinite(), coefficient, torch.nan)
         if limit or scaler is not None:
-            torch._foreach_mul_(list(gradients.values()), coefficient)
+            torch._foreach_mul_([*cut, *whole], coefficient)
         return norm
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return dict(self._engine.module.named_parameters())
-
-    def _as_scalar(self, norm: Any) -> Tensor:
-        return torch.as_tensor(norm, dtype=torch.float32, device=self._engine.device).reshape(())
 
     def _holds_masters(self) -> bool:
         """DeepSpeed's optimizer without ZeRO in half precision."""
         return hasattr(self._engine.optimizer, "loss_scale_config")
 
-    def _unapplied_loss_scale(self) -> float:
-        """The engine scales the loss of all other optimizers."""
-        return float(self._engine.optimizer.loss_scale_config.cur_scale) if self._holds_masters() else 1.0
+    def _loss_scale(self) -> float:
+        return float(self._engine.optimizer.loss_scale_config.cur_scale)
 
     def facts(self) -> Facts:
         optimizer = type(self._engine.optimizer).__name__
@@ -175,7 +154,7 @@ class _AutoTp:
 
 
 def _deepspeed(device: torch.device) -> Any:
-    """The module, which decides when it is first imported what it computes on."""
+    """Returns the module, which decides when it is first imported what it computes on."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
@@ -188,13 +167,11 @@ def _deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def _use_groups(groups: Groups) -> None:
-    """Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only."""
+def _set_groups(tp: Any, dp: Any) -> None:
     from deepspeed.utils import groups as state
 
-    state._TENSOR_MODEL_PARALLEL_GROUP = groups.tp
-    state._MODEL_PARALLEL_GROUP = groups.tp
-    state._DATA_PARALLEL_GROUP = groups.dp
+    state._TENSOR_MODEL_PARALLEL_GROUP = state._MODEL_PARALLEL_GROUP = tp
+    state._DATA_PARALLEL_GROUP = dp
 
 
 def _forget_state() -> None:
@@ -208,36 +185,29 @@ def _forget_state() -> None:
     set_autotp_mode(training=False)
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     torch_autocast.TORCH_AUTOCAST_DTYPE = None
-    state._TENSOR_MODEL_PARALLEL_GROUP = None
-    state._MODEL_PARALLEL_GROUP = None
-    state._DATA_PARALLEL_GROUP = None
+    _set_groups(None, None)
     state.mpu = None
 
 
-def _build_model(point: Mapping[str, Any], parts: Architecture, ranks: Ranks, groups: Groups) -> Any:
-    """Whole but for its vocabulary, on the host: memory that is never written to is never taken there, and AutoTP moves
-    only its parts to the device. The weights are drawn when it is cut."""
+def _build_model(point: Mapping[str, Any], of: Architecture, ranks: Ranks, groups: Groups) -> Any:
+    """Returns it whole but for its vocabulary, on the host: memory that is never written to is never taken there, and
+    AutoTP moves only its parts to the device. The weights are drawn when it is cut."""
     training = point["tp_training"]
-    model = build_on_meta(point)
+    model = hugging_face.build_on_meta(point)
     if training["vocab_parallel"]:
-        share_vocabulary(model, parts, point["language_model"]["vocab_size"], groups.tp)
+        hugging_face.share_vocabulary(model, of, point["language_model"]["vocab_size"], groups.tp)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(_parameter_dtype(training))
+        parameter.data = parameter.data.to(parameter_dtype(training))
     model.to_empty(device="cpu")
     # Each module has been given an empty weight of its own.
-    tie_weights(model, parts)
-    restore_buffers(model, parts, ranks.device)
+    hugging_face.tie_weights(model, of)
+    hugging_face.restore_buffers(model, of, ranks.device)
     return model
 
 
-def _parameter_dtype(training: Mapping[str, Any]) -> torch.dtype:
-    dtype: torch.dtype = torch.float32 if training["autocast"] else getattr(torch, training["dtype"])
-    return dtype
-
-
-def _config(training: Mapping[str, Any], parts: Architecture, groups: Groups) -> dict[str, Any]:
-    """DeepSpeed's. What is left out is its default."""
-    dtype = _parameter_dtype(training)
+def _config(training: Mapping[str, Any], of: Architecture, groups: Groups) -> dict[str, Any]:
+    """Returns DeepSpeed's. What is left out is its default."""
+    dtype = parameter_dtype(training)
     # Without ZeRO we clip float32's gradients.
     own_clipping = training["zero_stage"] == 0 and dtype == torch.float32
     config: dict[str, Any] = {
@@ -245,12 +215,12 @@ def _config(training: Mapping[str, Any], parts: Architecture, groups: Groups) ->
         "gradient_accumulation_steps": training["gradient_accumulation_steps"],
         "gradient_clipping": 0.0 if own_clipping else training["max_grad_norm"],
         "zero_optimization": {"stage": training["zero_stage"]},
-        "tensor_parallel": {"autotp_size": groups.tp_size, "partition_config": _partition(parts)},
+        "tensor_parallel": {"autotp_size": groups.tp_size, "partition_config": _partition(of)},
         "bf16": {"enabled": dtype == torch.bfloat16},
         "fp16": {
             "enabled": dtype == torch.float16,
-            "initial_scale_power": INITIAL_LOSS_SCALE.bit_length() - 1,
-            "loss_scale_window": LOSS_SCALE_WINDOW,
+            "initial_scale_power": 16,
+            "loss_scale_window": 2000,
             "hysteresis": 1,
         },
         "steps_per_print": None,
@@ -262,9 +232,9 @@ def _config(training: Mapping[str, Any], parts: Architecture, groups: Groups) ->
     return config
 
 
-def _partition(parts: Architecture) -> dict[str, Any]:
+def _partition(of: Architecture) -> dict[str, Any]:
     """Everything else stays whole: DeepSpeed's own plans would cut the vocabulary, too."""
-    kinds = {"column": parts.column_parallel, "row": parts.row_parallel}
+    kinds = {"column": of.column_parallel, "row": of.row_parallel}
     specs = [
         {"patterns": [rf".*\.{re.escape(name)}\.weight$" for name in names], "partition_type": kind}
         for kind, names in kinds.items()
@@ -272,35 +242,16 @@ def _partition(parts: Architecture) -> dict[str, Any]:
     return {"use_default_specs": False, "layer_specs": specs}
 
 
-def _adamw(parameters: Sequence[Tensor], training: Mapping[str, Any], device: torch.device) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        parameters,
-        lr=training["learning_rate"],
-        weight_decay=training["weight_decay"],
-        fused=device.type == "cuda",
-    )
-
-
-def _mark_cut_parameters(model: nn.Module, parts: Architecture, vocab_parallel: bool) -> dict[str, int]:
-    """The dimension along which each parameter is cut that is, by its name; DeepSpeed learns of all of them."""
-    modules = dict.fromkeys(parts.column_parallel, 0) | dict.fromkeys(parts.row_parallel, 1)
-    cut = {
-        f"{prefix}.{name}.weight": dimension
-        for prefix, _ in _layers(model, parts)
-        for name, dimension in modules.items()
-    }
-    cut |= {f"{prefix}.{name}.bias": 0 for prefix, _ in _layers(model, parts) for name in parts.column_parallel}
-    if vocab_parallel:
-        cut |= {f"{parts.embedding}.weight": 0, f"{parts.output}.weight": 0}
-    there = dict(model.named_parameters())
-    for name in cut.keys() & there.keys():
-        setattr(there[name], _CUT, True)
-    return {name: dimension for name, dimension in cut.items() if name in there}
-
-
-def _layers(model: nn.Module, parts: Architecture) -> Iterator[tuple[str, nn.Module]]:
-    for index, layer in enumerate(decoder_layers(model, parts)):
-        yield f"{parts.layers}.{index}", layer
+def _cut_dimensions(model: nn.Module, of: Architecture, vocab_parallel: bool) -> dict[str, int]:
+    """Returns the dimension along which each parameter is cut that is, by its name."""
+    cut = {}
+    for name, _ in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if module.endswith(of.column_parallel) or (vocab_parallel and module in (of.embedding, of.output)):
+            cut[name] = 0
+        elif module.endswith(of.row_parallel) and kind == "weight":
+            cut[name] = 1
+    return cut
 
 
 def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine: Any, cut: Mapping[str, int]) -> None:

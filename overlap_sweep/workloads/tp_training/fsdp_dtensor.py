@@ -9,12 +9,11 @@ than the device takes for the layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,15 +27,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.distributed.tensor.placement_types import Placement
-from torch.nn.utils import get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
-from overlap_sweep.workloads.tp_training.inputs import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
-from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 
 SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
@@ -55,7 +51,7 @@ def build(
     _cut(model, of, groups, training)
     layers = hugging_face.decoder_layers(model, of)
     _compute_as_asked(layers, training, compile_options)
-    _shard(model, layers, point, groups)
+    _shard(model, layers, training, groups)
     model.to_empty(device=ranks.device)
     hugging_face.restore_buffers(model, of, ranks.device)
     _fill(model, initial_weights(point, ranks), groups)
@@ -112,14 +108,11 @@ def _gather(
     """Once for all linears with the same input, and backward one reduction."""
     arguments = list(arguments)
     where, key = (arguments, 0) if arguments else (named, "hidden_states")
-    hidden = where[key]
-    if flat:
-        # Of one sequence [1, sequence, hidden] the gathered dimension is made the first one anyway, by views among
-        # which inductor does not find the GEMM.
-        gathered = DTensor.from_local(hidden.flatten(0, 1), mesh, [Shard(0)]).redistribute(placements=[Replicate()])
-        where[key] = gathered.unflatten(0, (1, gathered.shape[0]))
-    else:
-        where[key] = DTensor.from_local(hidden, mesh, [stream]).redistribute(placements=[Replicate()])
+    # Of one sequence [1, sequence, hidden] the gathered dimension is made the first one anyway, by views among which
+    # inductor does not find the GEMM.
+    part, placement = (where[key].flatten(0, 1), Shard(0)) if flat else (where[key], stream)
+    gathered = DTensor.from_local(part, mesh, [placement]).redistribute(placements=[Replicate()])
+    where[key] = gathered.unflatten(0, (1, gathered.shape[0])) if flat else gathered
     return tuple(arguments), named
 
 
@@ -172,21 +165,14 @@ def _compute_as_asked(
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _shard(model: nn.Module, layers: Sequence[nn.Module], point: Mapping[str, Any], groups: Groups) -> None:
+def _shard(model: nn.Module, layers: Sequence[nn.Module], training: Mapping[str, Any], groups: Groups) -> None:
     """FSDP2 over the data-parallel ranks; over one, too, since it keeps float32 weights and computes in less."""
-    computed = _dtype(point)
+    computed = hugging_face.parameter_dtype(training)
     policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
-    # One rank alone would free nothing.
-    reshard = groups.dp_size > 1
     for layer in layers:
-        fully_shard(layer, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=reshard)
+        # One rank alone would free nothing.
+        fully_shard(layer, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=groups.dp_size > 1)
     fully_shard(model, mesh=groups.mesh["dp"], mp_policy=policy, reshard_after_forward=False)
-
-
-def _dtype(point: Mapping[str, Any]) -> torch.dtype:
-    """Of parameters in computation. Autocast casts them itself."""
-    training = point["tp_training"]
-    return torch.float32 if training["autocast"] else getattr(torch, training["dtype"])
 
 
 def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups: Groups) -> None:
@@ -220,29 +206,18 @@ class FsdpDtensor:
         self._dtype = getattr(torch, training["dtype"])
         self._positions = torch.arange(training["seq_length"], device=ranks.device).unsqueeze(0)
         self._parameters = list(model.parameters())
-        on_gpu = ranks.device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=training["learning_rate"],
-            weight_decay=training["weight_decay"],
-            fused=on_gpu,
-            foreach=not on_gpu,
-        )
+        self._optimizer = hugging_face.adamw(self._parameters, training, ranks.device)
         self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
         self._model.set_requires_gradient_sync(last)
-        with self._precision():
+        autocast = self._training["autocast"] and self._dtype != torch.float32
+        with torch.autocast(self._device.type, self._dtype) if autocast else nullcontext():
             # Hugging Face would count the positions in what the embedding returns, which may be a part of the sequence.
             logits = self._model(tokens, position_ids=self._positions, use_cache=False).logits
         if isinstance(logits, DTensor):
             logits = logits.to_local()
-        return vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._loss_group)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if not self._training["autocast"] or self._dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, self._dtype)
+        return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._loss_group)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self._scaler.scale(loss / self._training["gradient_accumulation_steps"]).backward()
@@ -262,11 +237,9 @@ class FsdpDtensor:
         for parameter in self._parameters:
             assert isinstance(parameter.grad, DTensor)
             (cut if parameter.grad.placements[1].is_shard() else whole).append(parameter.grad.to_local())
-        square: Tensor = get_total_norm(cut) ** 2 + get_total_norm(whole) ** 2 / self._tp_size
-        dist.all_reduce(square)
-        norm = square.sqrt()
+        norm = hugging_face.total_norm(cut, whole, self._tp_size)
         if self._training["max_grad_norm"]:
-            torch._foreach_mul_([*cut, *whole], (self._training["max_grad_norm"] / (norm + 1e-6)).clamp(max=1.0))
+            torch._foreach_mul_([*cut, *whole], hugging_face.clipped_by(norm, self._training["max_grad_norm"]))
         return norm
 
     def facts(self) -> Facts:

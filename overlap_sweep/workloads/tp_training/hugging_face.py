@@ -1,33 +1,38 @@
-"""A Hugging Face model as it is trained here: no memory until its weights are drawn, no waiting for the device, and a
-vocabulary that the ranks can share."""
+"""What the stacks share that train a Hugging Face model: the model, without memory until its weights are drawn, and
+without waiting for the device; its optimizer; its vocabulary, cut over the ranks, and the loss over that.
+
+Of a cut vocabulary each rank has `padded_vocab_size / tp_size` consecutive rows; the last ranks' may be padding, which
+no token looks up and whose logits count as minus infinity. As in Megatron-LM (arXiv:1909.08053, section 3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import get_total_norm
 
-from overlap_sweep.workloads.tp_training.inputs import padded_vocab_size
+from overlap_sweep.workloads.tp_training.implementation import padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import Architecture
-from overlap_sweep.workloads.tp_training.vocab_parallel import VocabParallelEmbedding, VocabParallelLinear
 
 _CAUSAL = "causal_"
 """Before the name of an attention of Hugging Face's: with a mask of our own."""
 
 
 def build_on_meta(point: Mapping[str, Any]) -> nn.Module:
-    """The whole model in float32 without memory: `to_empty` gives it some, `restore_buffers` and `initial_weights` what
-    is to be in it. It is in training mode and keeps no keys and values.
+    """Returns the whole model in float32 without memory: `to_empty` gives it some, `restore_buffers` and
+    `initial_weights` what is to be in it. It is in training mode and keeps no keys and values.
 
     Its attention is the point's, causal, within the sliding window if there is one. The layers take no mask for it, so
     that Hugging Face does not look into the positions at each step to make one, which waits for the device.
     """
     with torch.device("meta"):
-        model = whole_model(point["language_model"], attention_name(point["tp_training"]["attn_impl"]))
-    return model.train()
+        return whole_model(point["language_model"], _attention_name(point["tp_training"]["attn_impl"])).train()
 
 
 def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
@@ -41,8 +46,8 @@ def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
     return model.float()
 
 
-def attention_name(attn_impl: str) -> str:
-    """What Hugging Face knows the attention by that `tp_training.attn_impl` asks for. flash_attention_2 is its own."""
+def _attention_name(attn_impl: str) -> str:
+    """Returns what Hugging Face knows the attention of `tp_training.attn_impl` by. flash_attention_2 is its own."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -86,36 +91,69 @@ def _visible(query: Tensor, window: int) -> Tensor:
     return (back >= 0) & (back < window)
 
 
-def restore_buffers(model: nn.Module, architecture: Architecture, device: torch.device) -> None:
+def parameter_dtype(training: Mapping[str, Any]) -> torch.dtype:
+    """Returns that of parameters in computation. Autocast casts them itself."""
+    dtype: torch.dtype = torch.float32 if training["autocast"] else getattr(torch, training["dtype"])
+    return dtype
+
+
+def adamw(parameters: Iterable[Tensor], training: Mapping[str, Any], device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=training["learning_rate"],
+        weight_decay=training["weight_decay"],
+        fused=device.type == "cuda",
+        foreach=device.type != "cuda",
+    )
+
+
+def total_norm(cut: list[Tensor], whole: list[Tensor], tp_size: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Returns the norm over all ranks of the group of gradients that are cut over the tensor-parallel ones, and of
+    those that these have alike. With one collective."""
+    square: Tensor = get_total_norm(cut) ** 2 + get_total_norm(whole) ** 2 / tp_size
+    dist.all_reduce(square, group=group)
+    return square.sqrt()
+
+
+def clipped_by(norm: Tensor, limit: float) -> Tensor:
+    """Returns what gradients of the norm are multiplied with, as DeepSpeed and PyTorch do; a limit of 0 is none."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+
+
+def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.Module]:
+    layers = model.get_submodule(architecture.layers)
+    assert isinstance(layers, nn.ModuleList)
+    return list(layers)
+
+
+def restore_buffers(model: Any, architecture: Architecture, device: torch.device) -> None:
     """The frequencies of the rotary embedding, which no weight is drawn for: a model from `meta` has lost them."""
     rotary = model.get_submodule(architecture.rotary)
-    whole_again = type(rotary)(config=model.config).to(device)
-    parent, _, name = architecture.rotary.rpartition(".")
-    setattr(model.get_submodule(parent), name, whole_again)
+    _replace(model, architecture.rotary, type(rotary)(config=model.config).to(device))
 
 
-def pad_vocabulary(model: nn.Module, architecture: Architecture, rows: int) -> None:
+def pad_vocabulary(model: Any, architecture: Architecture, rows: int) -> None:
     """Give embedding and output projection `rows` rows, on `meta`. Their weights are not tied then (`tie_weights`)."""
-    hidden = _config(model).hidden_size
+    hidden = model.config.hidden_size
     # Hugging Face's embedding leaves out the gradient of config.pad_token_id; no token here is for padding.
     _replace(model, architecture.embedding, nn.Embedding(rows, hidden, device="meta"))
     _replace(model, architecture.output, nn.Linear(hidden, rows, bias=False, device="meta"))
 
 
-def share_vocabulary(model: nn.Module, architecture: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
+def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
     """Embedding and output projection with this rank's rows of the padded vocabulary instead of the whole ones, on
     `meta`. The model's logits are those of this rank's rows then. Not tied (`tie_weights`)."""
     tp_size = dist.get_world_size(group)
-    hidden, rows = _config(model).hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
+    hidden, rows = model.config.hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
     with torch.device("meta"):
         _replace(model, architecture.embedding, VocabParallelEmbedding(rows, hidden, group))
         _replace(model, architecture.output, VocabParallelLinear(hidden, rows, group))
 
 
-def tie_weights(model: nn.Module, architecture: Architecture) -> None:
+def tie_weights(model: Any, architecture: Architecture) -> None:
     """One parameter for embedding and output projection, if the model's config says so. Plain tensors lose that by
     `to_empty`, DTensors keep it."""
-    if _config(model).tie_word_embeddings:
+    if model.config.tie_word_embeddings:
         embedding = model.get_submodule(architecture.embedding)
         model.get_submodule(architecture.output).register_parameter("weight", next(embedding.parameters()))
 
@@ -125,12 +163,106 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def _config(model: nn.Module) -> Any:
-    """Hugging Face's."""
-    return model.config
+class VocabParallelEmbedding(nn.Module):
+    """Rows that a rank does not have are zero there; the sum over the ranks is the embedding."""
+
+    def __init__(self, rows: int, hidden: int, group: dist.ProcessGroup) -> None:
+        """`rows`: of this rank."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, hidden))
+        self._group = group
+        self._first = rows * dist.get_rank(group)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[...] -> [..., hidden]."""
+        local = tokens - self._first
+        elsewhere = (local < 0) | (local >= self.weight.shape[0])
+        embedded = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return _Sum.apply(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), self._group)
 
 
-def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.Module]:
-    layers = model.get_submodule(architecture.layers)
-    assert isinstance(layers, nn.ModuleList)
-    return list(layers)
+class VocabParallelLinear(nn.Module):
+    """The output projection: the same input on all ranks, to the logits of this rank's rows."""
+
+    def __init__(self, hidden: int, rows: int, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, hidden))
+        self._group = group
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., rows]."""
+        own = hidden.view_as(hidden)
+        # Its other uses have gradients of their own.
+        own.register_hook(partial(summed, group=self._group))
+        return functional.linear(own, self.weight)
+
+
+def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Returns the sum over the group: of a gradient, where all ranks have a tensor and each uses it for something
+    else."""
+    total = x.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor, labels: Tensor, vocab_size: int, group: dist.ProcessGroup | None
+) -> Tensor:
+    """Returns the mean over all tokens, float32, the same on all ranks of the group.
+
+    logits: [..., rows], this rank's part of the padded vocabulary, in any floating type; labels: [...]. `vocab_size`
+    is without padding. Without a group the logits are whole.
+    """
+    losses: Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, group)
+    return losses.mean()
+
+
+class _Sum(torch.autograd.Function):
+    """Over the group; its gradient, which all ranks have, is each one's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Of each token: log(sum(exp(logits))) - logit of its label, with the largest logit taken out of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, group: dist.ProcessGroup | None) -> Tensor:
+        rows = logits.shape[-1]
+        first = rows * dist.get_rank(group) if group else 0
+        exponentials = logits.float()
+        if exponentials is logits:
+            exponentials = logits.clone()
+        if vocab_size < first + rows:
+            exponentials[:, max(vocab_size - first, 0) :] = -torch.inf
+        largest = exponentials.amax(dim=-1)
+        if group:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        exponentials -= largest.unsqueeze(-1)
+        local = labels - first
+        elsewhere = (local < 0) | (local >= rows)
+        local = local.masked_fill(elsewhere, 0)
+        of_label = exponentials.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
+        exponentials.exp_()
+        total = exponentials.sum(dim=-1)
+        if group:
+            both = torch.stack((total, of_label))
+            dist.all_reduce(both, group=group)
+            total, of_label = both.unbind()
+        # From here on the softmax.
+        exponentials /= total.unsqueeze(-1)
+        ctx.save_for_backward(exponentials, local, elsewhere)
+        ctx.dtype = logits.dtype
+        return total.log() - of_label
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        softmax, local, elsewhere = ctx.saved_tensors
+        of_logits = softmax.scatter_add(-1, local.unsqueeze(-1), (elsewhere.to(softmax.dtype) - 1.0).unsqueeze(-1))
+        return (of_logits * gradient.unsqueeze(-1)).to(ctx.dtype), None, None, None

@@ -5,7 +5,7 @@ by userbuffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -23,8 +23,12 @@ from torch import Tensor, nn
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
-from overlap_sweep.workloads.tp_training.megatron_model import MegatronWeights, build_model, transformer_config
-from overlap_sweep.workloads.tp_training.megatron_on_cpu import cpu_for_cuda
+from overlap_sweep.workloads.tp_training.megatron_model import (
+    build_model,
+    cpu_for_cuda,
+    initial_parts,
+    transformer_config,
+)
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 
@@ -65,10 +69,12 @@ class Megatron:
         return torch.tensor(norm if taken else torch.inf)
 
     def facts(self) -> Facts:
-        data_parallel = self._model.ddp_config
+        data_parallel, overlap = self._model.ddp_config, "off"
+        if self._config.tp_comm_overlap:
+            overlap = self._point["tp_training"]["tp_comm_overlap_cfg"] or "Transformer Engine's defaults"
         details = {
             "sequence_parallel": self._config.sequence_parallel,
-            "tp_comm_overlap": self._overlap(),
+            "tp_comm_overlap": overlap,
             "optimizer": "distributed" if data_parallel.use_distributed_optimizer else "not distributed",
             "overlap_grad_reduce": data_parallel.overlap_grad_reduce,
             "overlap_param_gather": data_parallel.overlap_param_gather,
@@ -82,11 +88,6 @@ class Megatron:
         backend = attention_backend()
         layers = {"layers": "Transformer Engine", "attention_backend": backend}
         return Facts({**layers, **details}, attention_warnings(backend))
-
-    def _overlap(self) -> str:
-        if not self._config.tp_comm_overlap:
-            return "off"
-        return self._point["tp_training"]["tp_comm_overlap_cfg"] or "Transformer Engine's defaults"
 
     def close(self) -> None:
         self._closing.close()
@@ -113,15 +114,23 @@ def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Megatron:
         config = transformer_config(point)
         model = build_model(point, config, groups.tp_rank)
         wrapped = model if point["precision"] == "fp32" else Float16Module(config, model)
-        replicated = DistributedDataParallel(config, _data_parallel_config(groups.dp_size), wrapped)
+        several = groups.dp_size > 1
+        # Gradients are accumulated and reduced in the type of the parameters.
+        data_parallel = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=False,
+            use_distributed_optimizer=several,
+            overlap_grad_reduce=several,
+            overlap_param_gather=several,
+        )
+        replicated = DistributedDataParallel(config, data_parallel, wrapped)
         optimizer = get_megatron_optimizer(
-            _optimizer_config(point, config, replicated.ddp_config),
+            _optimizer_config(point, config, data_parallel),
             [replicated],
             # None would leave norms and biases without weight decay.
             config_overrides={},
             use_gloo_process_groups=False,
         )
-        _load(MegatronWeights(point, ranks, groups.tp_rank), model, optimizer, fused_norms=ranks.device.type == "cuda")
+        _load(initial_parts(point, ranks, groups.tp_rank, fused_norms=ranks.device.type == "cuda"), model, optimizer)
         return Megatron(point, config, replicated, optimizer, stack.pop_all())
 
 
@@ -163,17 +172,6 @@ def _initialize_userbuffers(point: Mapping[str, Any]) -> Callable[[], None]:
     return userbuffers.destroy
 
 
-def _data_parallel_config(dp_size: int) -> DistributedDataParallelConfig:
-    """Gradients are accumulated and reduced in the type of the parameters."""
-    several = dp_size > 1
-    return DistributedDataParallelConfig(
-        grad_reduce_in_fp32=False,
-        use_distributed_optimizer=several,
-        overlap_grad_reduce=several,
-        overlap_param_gather=several,
-    )
-
-
 def _optimizer_config(
     point: Mapping[str, Any], config: TransformerConfig, data_parallel: DistributedDataParallelConfig
 ) -> OptimizerConfig:
@@ -198,10 +196,10 @@ def _optimizer_config(
 
 
 @torch.no_grad()
-def _load(weights: MegatronWeights, model: nn.Module, optimizer: MegatronOptimizer, fused_norms: bool) -> None:
+def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Into the parameters, and in float32 into the optimizer's copies of them."""
     parameters = dict(model.named_parameters())
-    for name, part in weights.parts(fused_norms):
+    for name, part in parts:
         parameter = parameters.pop(name)
         parameter.copy_(part)
         master = getattr(parameter, "main_param", None)

@@ -1,27 +1,33 @@
-"""Megatron-Core's GPTModel as Megatron-LM configures it for a Hugging Face architecture, and the initial weights, drawn
-by their Hugging Face names, as one tensor-parallel rank of it holds them."""
+"""Megatron-Core's GPTModel as Megatron-LM configures it for a Hugging Face architecture, the initial weights as one
+tensor-parallel rank of it holds them, and what Megatron-Core needs to be told where there is no GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
+import megatron.core.optimizer as optimizers
 import torch
+from megatron.core import utils
+from megatron.core.fusions import fused_softmax
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.optimizer import clip_grads, optimizer
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
-from overlap_sweep.workloads.tp_training.inputs import initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.implementation import initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import architecture
-from overlap_sweep.workloads.tp_training.megatron_on_cpu import RmsNorm
 
 _DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -79,10 +85,13 @@ def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: in
     layers use them."""
     model, tp_size = point["language_model"], point["tp_size"]
     rows = padded_vocab_size(model["vocab_size"], tp_size)
-    layers = _transformer_engine_layers if point["runtime"]["device"] == "cuda" else _local_layers
+    if point["runtime"]["device"] == "cuda":
+        layers = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    else:
+        layers = _local_layers(config)
     built = GPTModel(
         config,
-        layers(config),
+        layers,
         vocab_size=rows,
         max_sequence_length=point["tp_training"]["seq_length"],
         share_embeddings_and_output_weights=model["tie_word_embeddings"],
@@ -94,11 +103,7 @@ def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: in
     return built.to(config.params_dtype)
 
 
-def _transformer_engine_layers(config: TransformerConfig) -> ModuleSpec | TransformerBlockSubmodules:
-    return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-
-
-def _local_layers(config: TransformerConfig) -> ModuleSpec | TransformerBlockSubmodules:
+def _local_layers(config: TransformerConfig) -> TransformerBlockSubmodules:
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
     if config.qk_layernorm:
@@ -119,69 +124,98 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
         output_layer.register_forward_hook(masked)
 
 
-_NORMS_ALONE = {
-    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
-    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
-}
-"""What Transformer Engine's layers call the norm before them, which they have in them, and Megatron-Core's own."""
+def initial_parts(
+    point: Mapping[str, Any], ranks: Ranks, tp_rank: int, *, fused_norms: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's part of every initial weight, by its name in GPTModel, float32. `fused_norms`: the layers are
+    Transformer Engine's, which have the norms before linears in these."""
+    model, draw, tp_size = point["language_model"], initial_weights(point, ranks), point["tp_size"]
+    of = architecture(model["model_type"])
+    hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+    vocabulary = padded_vocab_size(model["vocab_size"], tp_size), hidden
+    norms = ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight")
+    if not fused_norms:
+        norms = ("input_layernorm.weight", "pre_mlp_layernorm.weight")
 
+    def cut(weight: Tensor, dim: int = 0) -> Tensor:
+        return weight.chunk(tp_size, dim)[tp_rank]
 
-class MegatronWeights:
-    """The initial weights, by GPTModel's names."""
-
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks, tp_rank: int) -> None:
-        self.draw = initial_weights(point, ranks)
-        self.model = point["language_model"]
-        self.architecture = architecture(self.model["model_type"])
-        self.tp_rank, self.tp_size = tp_rank, point["tp_size"]
-
-    def parts(self, fused_norms: bool) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of every parameter, by its name in GPTModel, float32. `fused_norms`: the layers are
-        Transformer Engine's."""
-        yield "embedding.word_embeddings.weight", self._of_vocabulary(self.architecture.embedding)
-        for index in range(self.model["num_hidden_layers"]):
-            for name, part in self._layer(f"{self.architecture.layers}.{index}."):
-                alone = name if fused_norms else _NORMS_ALONE.get(name, name)
-                yield f"decoder.layers.{index}.{alone}", part
-        yield "decoder.final_layernorm.weight", self._norm(self.architecture.final_norm, self.model["hidden_size"])
-        if not self.model["tie_word_embeddings"]:
-            yield "output_layer.weight", self._of_vocabulary(self.architecture.output)
-
-    def _layer(self, layer: str) -> Iterator[tuple[str, Tensor]]:
-        model = self.model
-        hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
-        attention = model["num_attention_heads"] * head_dim
-        before_attention, before_mlp = self.architecture.layer_norms
-        yield "self_attention.linear_qkv.layer_norm_weight", self._norm(layer + before_attention, hidden)
-        yield "self_attention.linear_qkv.weight", self._qkv(layer, "weight", (hidden,))
-        if self.architecture.qkv_bias:
-            yield "self_attention.linear_qkv.bias", self._qkv(layer, "bias", ())
-        for norm, name in zip(self.architecture.head_norms, ("q_layernorm", "k_layernorm"), strict=False):
-            yield f"self_attention.{name}.weight", self._norm(layer + norm, head_dim)
-        output = self.draw(f"{layer}self_attn.o_proj.weight", (hidden, attention))
-        yield "self_attention.linear_proj.weight", self._cut(output, dim=1)
-        yield "mlp.linear_fc1.layer_norm_weight", self._norm(layer + before_mlp, hidden)
-        # Each rank has its own columns of both, one behind the other.
-        gate_up = (self.draw(f"{layer}mlp.{name}.weight", (ffn, hidden)) for name in ("gate_proj", "up_proj"))
-        yield "mlp.linear_fc1.weight", torch.cat([self._cut(weight) for weight in gate_up])
-        yield "mlp.linear_fc2.weight", self._cut(self.draw(f"{layer}mlp.down_proj.weight", (hidden, ffn)), dim=1)
-
-    def _qkv(self, layer: str, kind: str, columns: tuple[int, ...]) -> Tensor:
+    def qkv(layer: str, kind: str, *columns: int) -> Tensor:
         """Of each group of heads with one key: its queries, its key, its value."""
-        groups, head_dim = self.model["num_key_value_heads"], self.model["head_dim"]
-        heads = {"q_proj": self.model["num_attention_heads"], "k_proj": groups, "v_proj": groups}
         grouped = [
-            self.draw(f"{layer}self_attn.{name}.{kind}", (count * head_dim, *columns)).view(groups, -1, *columns)
-            for name, count in heads.items()
+            draw(f"{layer}.self_attn.{name}.{kind}", (count * head_dim, *columns)).view(kv_heads, -1, *columns)
+            for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
         ]
-        return self._cut(torch.cat(grouped, dim=1)).flatten(0, 1)
+        return cut(torch.cat(grouped, dim=1)).flatten(0, 1)
 
-    def _of_vocabulary(self, name: str) -> Tensor:
-        rows = padded_vocab_size(self.model["vocab_size"], self.tp_size)
-        return self._cut(self.draw(f"{name}.weight", (rows, self.model["hidden_size"])))
+    yield "embedding.word_embeddings.weight", cut(draw(f"{of.embedding}.weight", vocabulary))
+    for index in range(model["num_hidden_layers"]):
+        theirs, ours = f"decoder.layers.{index}", f"{of.layers}.{index}"
+        for name, norm in zip(norms, of.layer_norms, strict=True):
+            yield f"{theirs}.{name}", draw(f"{ours}.{norm}.weight", (hidden,))
+        yield f"{theirs}.self_attention.linear_qkv.weight", qkv(ours, "weight", hidden)
+        if of.qkv_bias:
+            yield f"{theirs}.self_attention.linear_qkv.bias", qkv(ours, "bias")
+        for norm, name in zip(of.head_norms, ("q_layernorm", "k_layernorm"), strict=False):
+            yield f"{theirs}.self_attention.{name}.weight", draw(f"{ours}.{norm}.weight", (head_dim,))
+        output = draw(f"{ours}.self_attn.o_proj.weight", (hidden, heads * head_dim))
+        yield f"{theirs}.self_attention.linear_proj.weight", cut(output, dim=1)
+        # Each rank has its own columns of both, one behind the other.
+        gate_up = (draw(f"{ours}.mlp.{name}.weight", (ffn, hidden)) for name in ("gate_proj", "up_proj"))
+        yield f"{theirs}.mlp.linear_fc1.weight", torch.cat([cut(weight) for weight in gate_up])
+        yield f"{theirs}.mlp.linear_fc2.weight", cut(draw(f"{ours}.mlp.down_proj.weight", (hidden, ffn)), dim=1)
+    yield "decoder.final_layernorm.weight", draw(f"{of.final_norm}.weight", (hidden,))
+    if not model["tie_word_embeddings"]:
+        yield "output_layer.weight", cut(draw(f"{of.output}.weight", vocabulary))
 
-    def _norm(self, name: str, size: int) -> Tensor:
-        return self.draw(f"{name}.weight", (size,))
 
-    def _cut(self, weight: Tensor, dim: int = 0) -> Tensor:
-        return weight.chunk(self.tp_size, dim)[self.tp_rank]
+class RmsNorm(nn.RMSNorm):
+    """In the place of Megatron-Core's own, which knows no sequence parallelism: its gradient, of a part of the sequence
+    on each rank, is marked to be summed."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+_STANDS_FOR: list[tuple[Any, str, Any]] = [
+    (torch.cuda, "current_device", lambda: torch.device("cpu")),
+    (random, "_get_cuda_rng_state", lambda *_, **__: None),
+    (random, "_set_cuda_rng_state", lambda *_, **__: None),
+    # Made in a backward, too, where layers are checkpointed; modes are off in there.
+    (fused_softmax, "get_default_causal_mask", lambda length: torch.ones(length, length, dtype=torch.bool).triu(1)),
+    # Those of Transformer Engine, where it is installed, are kernels.
+    (optimizers, "USING_PYTORCH_OPTIMIZER", True),
+    (optimizer, "multi_tensor_applier", utils.local_multi_tensor_applier),
+    (optimizer, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
+    (clip_grads, "multi_tensor_applier", utils.local_multi_tensor_applier),
+    (clip_grads, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
+    (clip_grads, "l2_norm_impl", utils.local_multi_tensor_l2_norm),
+]
+
+
+@contextmanager
+def cpu_for_cuda() -> Iterator[None]:
+    """Around everything that Megatron-Core does: it names the device `cuda` by itself for tensors of a norm or a loss
+    scale, the types that it knows parameters of, the states of random numbers."""
+    with ExitStack() as stack:
+        for place, name, stand_in in _STANDS_FOR:
+            stack.enter_context(patch.object(place, name, stand_in))
+        stack.enter_context(_CpuForCuda())
+        yield
+
+
+class _CpuForCuda(TorchFunctionMode):
+    """Tensors asked for on `cuda` are made on the CPU, and one there says that it is a `torch.cuda.FloatTensor`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if given.get("device") == "cuda":
+            given["device"] = "cpu"
+        result = func(*args, **given)
+        if func is Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.")
+        return result

@@ -1,52 +1,62 @@
-"""A training run of one implementation: recorded step by step, then profiled."""
+"""A training run of one implementation: one step after the other, with marks between its parts, which are read when the
+device has passed them, and then some steps under the profiler."""
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.measure.timing import summarise
+from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.tp_training import implementation
-from overlap_sweep.workloads.tp_training.implementation import Facts, groups_of
-from overlap_sweep.workloads.tp_training.inputs import TokenBatches
+from overlap_sweep.workloads.tp_training.implementation import Facts, Implementation, TokenBatches, groups_of
 from overlap_sweep.workloads.tp_training.language_model import LESS_MEMORY, flops_per_token, least_bytes, parameters
-from overlap_sweep.workloads.tp_training.result import TpTrainingRun
-from overlap_sweep.workloads.tp_training.steps import Recording, TrainingSteps
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 HOST_LEADS = 0.05
 """Share of a step by which the host must be ahead at the end of the backward, or it may be what takes the time. Before
 the optimizer, since some stacks wait for the device there."""
+_OF_RANK = (
+    *("grad_norm", "step_us", "forward_us", "backward_us", "optimizer_us"),
+    *("memory_allocated_gb", "memory_peak_gb"),
+)
+"""Fields of TpTrainingStep of which the largest over the ranks counts; there is no memory on a CPU."""
+_GB = 1e9
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """The measured fields of the point's Result. Collective."""
-    training, workload, model = point["tp_training"], point["workload"], point["language_model"]
+    """Returns the measured fields of the point's Result. Collective."""
+    training, tokens, model = point["tp_training"], point["workload"]["tokens"], point["language_model"]
     _check_memory(point, ranks)
-    with _out_of_memory_told(), _forgotten(ranks):
+    with _memory_given_back(ranks):
         recording, profiled, facts = _train(point, directory, ranks)
-    step = summarise([step.step_us for step in recording.steps if not step.warmup])
     ahead_us = recording.least_ahead_us()
-    run = TpTrainingRun(
+    measured = TpTrainingRun(
         steps=recording.steps,
         parameters=parameters(model),
-        tokens_per_step=workload["tokens"],
-        samples_per_step=workload["tokens"] // training["seq_length"],
-        flops_per_step=workload["tokens"] * flops_per_token(model, training["seq_length"]),
+        tokens_per_step=tokens,
+        samples_per_step=tokens // training["seq_length"],
+        flops_per_step=tokens * flops_per_token(model, training["seq_length"]),
         host_ahead_us=ahead_us,
         details=facts.details,
     )
+    step_us = measured.timing.median_us
     return {
-        "measured": run,
-        "objective_us": step.median_us,
-        "launch_bound": ahead_us is not None and ahead_us < HOST_LEADS * step.median_us,
+        "measured": measured,
+        "objective_us": step_us,
+        "launch_bound": ahead_us is not None and ahead_us < HOST_LEADS * step_us,
         "traces": profiled.traces,
         "warnings": [*facts.warnings, *profiled.warnings],
     }
@@ -55,28 +65,22 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
 def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Recording, ProfiledSteps, Facts]:
     """What is returned holds nothing of the model, which is garbage then. After a failure the processes end, so that
     nothing is closed: other ranks might not be there to do it, too."""
-    training = point["tp_training"]
-    groups = groups_of(ranks, point["tp_size"], point["dp_size"])
+    groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
     batches = TokenBatches(point, ranks, groups.dp_rank)
     built = implementation.load(point["impl"]).build(point, ranks, groups)
     steps = TrainingSteps(built, batches, point, ranks)
-    recording = Recording(ranks, groups.dp, training["warmup_steps"], training["log_interval"])
-    for _ in range(training["num_training_steps"]):
+    recording = Recording(ranks, groups.dp, point["tp_training"])
+    for _ in range(point["tp_training"]["num_training_steps"]):
         recording.add(steps.run())
     recording.read()
-    profiled = _profile(point, steps, directory, ranks)
+    if point["profile"] != "none":
+        schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
+        output = {"chrome_trace": True, "tensorboard": False}
+        recorded = {"record_shapes": False, "profile_memory": False, "with_stack": False}
+        profiled = profile_steps(steps.run, ranks, {**schedule, **output, **recorded}, directory)
     facts = built.facts()
     built.close()
     return recording, profiled, facts
-
-
-def _profile(point: Mapping[str, Any], steps: TrainingSteps, directory: Path, ranks: Ranks) -> ProfiledSteps:
-    if point["profile"] == "none":
-        return ProfiledSteps()
-    schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
-    output = {"chrome_trace": True, "tensorboard": False}
-    recorded = {"record_shapes": False, "profile_memory": False, "with_stack": False}
-    return profile_steps(steps.run, ranks, {**schedule, **output, **recorded}, directory)
 
 
 def _check_memory(point: Mapping[str, Any], ranks: Ranks) -> None:
@@ -87,27 +91,148 @@ def _check_memory(point: Mapping[str, Any], ranks: Ranks) -> None:
     free = -ranks.slowest([-torch.cuda.mem_get_info(ranks.device)[0]])[0]
     if needed > free:
         raise Refused(
-            f"weights, gradients and optimizer's state take at least {needed / 1e9:.0f} GB of each GPU, of which "
-            f"{free / 1e9:.0f} GB are free: give a larger tp_size, a larger dp_size or fewer layers (model.num_layers)"
+            f"weights, gradients and optimizer's state take at least {needed / _GB:.0f} GB of each GPU, of which "
+            f"{free / _GB:.0f} GB are free: give a larger tp_size, a larger dp_size or fewer layers (model.num_layers)"
         )
 
 
 @contextmanager
-def _out_of_memory_told() -> Iterator[None]:
-    """With what would take less."""
+def _memory_given_back(ranks: Ranks) -> Iterator[None]:
+    """The next point needs it, and what a model and its hooks refer to each other with. Where there is too little, the
+    error says what would take less."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         reason = str(error).partition("\n")[0]
         raise torch.OutOfMemoryError(f"{LESS_MEMORY} ({reason})") from error
-
-
-@contextmanager
-def _forgotten(ranks: Ranks) -> Iterator[None]:
-    """The next point needs the memory, and what a model and its hooks refer to each other with."""
-    try:
-        yield
     finally:
         gc.collect()
         if ranks.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of a step when it is enqueued."""
+
+    forwards: list[tuple[Mark, Mark]]
+    """Begin and end, of each micro batch."""
+    backwards: list[tuple[Mark, Mark]]
+    end: Mark
+    loss: Tensor
+    """Mean over this rank's micro batches."""
+    grad_norm: Tensor
+    memory_bytes: tuple[int, int] | None
+    """Allocated, and the peak; None on a CPU."""
+
+    @property
+    def computed(self) -> Mark:
+        """The end of its last backward."""
+        return self.backwards[-1][1]
+
+    def of_rank(self) -> list[float]:
+        """Returns the values of _OF_RANK on this one. The device must have passed the step's end."""
+        return [
+            float(self.grad_norm),
+            self.end.after_ns(self.forwards[0][0]) / 1e3,
+            sum(end.after_ns(begin) for begin, end in self.forwards) / 1e3,
+            sum(end.after_ns(begin) for begin, end in self.backwards) / 1e3,
+            self.end.after_ns(self.computed) / 1e3,
+            *(of_memory / _GB for of_memory in self.memory_bytes or ()),
+        ]
+
+
+class TrainingSteps:
+    """An implementation on its data. `run` is one step."""
+
+    def __init__(self, built: Implementation, batches: TokenBatches, point: Mapping[str, Any], ranks: Ranks) -> None:
+        self._implementation, self._batches, self._device = built, batches, ranks.device
+        self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
+        self._taken = 0
+
+    def run(self) -> Step:
+        """Enqueue one step. Collective."""
+        forwards, backwards, losses = [], [], []
+        for index in range(self._micro_batches):
+            batch, last = self._batches[self._taken * self._micro_batches + index], index == self._micro_batches - 1
+            begin = Mark(self._device)
+            loss = self._implementation.forward(batch.tokens, batch.labels, last)
+            between = Mark(self._device)
+            self._implementation.backward(loss, last)
+            forwards.append((begin, between))
+            backwards.append((between, Mark(self._device)))
+            losses.append(loss.detach())
+        grad_norm = self._implementation.update().detach()
+        end = Mark(self._device)
+        self._taken += 1
+        memory_bytes = None
+        if self._device.type == "cuda":
+            memory_bytes = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
+        return Step(forwards, backwards, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
+
+
+class Recording:
+    """Keeps steps until it is told to read them: to read a mark is to wait for the device."""
+
+    def __init__(self, ranks: Ranks, dp: dist.ProcessGroup, training: Mapping[str, Any]) -> None:
+        self.steps: list[TpTrainingStep] = []
+        self._ahead_us: list[float] = []
+        """By timed step how much later than the host the device came to the end of the backward, on this rank."""
+        self._ranks, self._dp = ranks, dp
+        self._warmup_steps, self._log_interval = training["warmup_steps"], training["log_interval"]
+        self._waiting: list[Step] = []
+        self._anchor = self._new_anchor()
+        # Of building the model, and of earlier points of the process.
+        self._forget_peak()
+
+    def add(self, step: Step) -> None:
+        """Reads at the end of the warm-up, whose peak of memory counts for nothing, and every `log_interval` steps.
+        Collective."""
+        self._waiting.append(step)
+        taken = len(self.steps) + len(self._waiting)
+        if taken == self._warmup_steps or taken % self._log_interval == 0:
+            self.read()
+        if taken == self._warmup_steps:
+            self._forget_peak()
+
+    def read(self) -> None:
+        """What waits to be read. Collective."""
+        if not self._waiting:
+            return
+        self._ranks.synchronize()
+        mean = torch.stack([step.loss for step in self._waiting]).double() / dist.get_world_size(self._dp)
+        dist.all_reduce(mean, group=self._dp)
+        losses: list[float] = mean.tolist()
+        of_rank = [step.of_rank() for step in self._waiting]
+        slowest = iter(self._ranks.slowest([value for values in of_rank for value in values]))
+        for step, loss, values in zip(self._waiting, losses, of_rank, strict=True):
+            self._add(step, loss, dict(zip(_OF_RANK, islice(slowest, len(values)), strict=False)))
+        self._waiting.clear()
+        self._anchor = self._new_anchor()
+        last = self.steps[-1]
+        if self._ranks.rank == 0:
+            print(f"step {last.step}: loss {losses[-1]:.4f}, {last.step_us / 1e3:.2f} ms", flush=True)
+
+    def least_ahead_us(self) -> float | None:
+        """Returns `TpTrainingRun.host_ahead_us`. Collective."""
+        if self._ranks.device.type != "cuda":
+            return None
+        return -self._ranks.slowest([-torch.tensor(self._ahead_us).median().item()])[0]
+
+    def _add(self, step: Step, loss: float, slowest: dict[str, Any]) -> None:
+        number = len(self.steps)
+        timed = number >= self._warmup_steps
+        if not math.isfinite(slowest["grad_norm"]):
+            slowest["grad_norm"] = None
+        read_loss = loss if math.isfinite(loss) else None
+        self.steps.append(TpTrainingStep(step=number, warmup=not timed, loss=read_loss, **slowest))
+        if timed:
+            self._ahead_us.append(self._anchor.lead_ns(step.computed) / 1e3)
+
+    def _forget_peak(self) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._ranks.device)
+
+    def _new_anchor(self) -> Anchor:
+        self._ranks.synchronize()
+        return Anchor(self._ranks.device)

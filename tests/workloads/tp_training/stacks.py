@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import autotp, hugging_face, implementation
-from overlap_sweep.workloads.tp_training.implementation import groups_of
-from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights
+from overlap_sweep.workloads.tp_training.implementation import TokenBatches, groups_of, initial_weights
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
-from overlap_sweep.workloads.tp_training.steps import TrainingSteps
+from overlap_sweep.workloads.tp_training.run import TrainingSteps
 from tests.backends import symm_mem_on_cpu
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point

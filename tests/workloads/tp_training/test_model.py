@@ -15,9 +15,9 @@ from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face, implementation
-from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
+from overlap_sweep.workloads.tp_training.implementation import TokenBatches, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
-from overlap_sweep.workloads.tp_training.vocab_parallel import vocab_parallel_cross_entropy
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
 

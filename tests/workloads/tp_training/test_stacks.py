@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import autotp, implementation
-from overlap_sweep.workloads.tp_training.implementation import groups_of
-from overlap_sweep.workloads.tp_training.inputs import TokenBatches, initial_weights
+from overlap_sweep.workloads.tp_training.implementation import TokenBatches, groups_of, initial_weights
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import tp_point
