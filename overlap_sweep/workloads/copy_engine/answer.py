@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.verdict import TYPICAL_SCATTER
-from overlap_sweep.workloads.copy_engine.result import CopyTimes
+from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
 
 WORTH = 0.05
 """Less than this share of what could be saved is nothing to build on, however sure it is."""
@@ -32,25 +32,34 @@ class CopyRow:
     """One point. Times are of one iteration: all its GEMMs, all its copies."""
 
     point: Point
-    matrix_size: int
-    copy_mb: float
-    gemms: int
-    copies: int
-    dtype: str
     gemm: Estimate
     copy: Estimate
     sequential: Estimate
     overlapped: Estimate
     saving: Estimate
     """Of one after the other against at once, round by round; may be negative."""
-    flops: int
-    bytes_copied: int
-    launch_bound: bool
+
+    @property
+    def measured(self) -> CopyTimes:
+        return self.point.measured_as(CopyTimes)
 
     @property
     def direction(self) -> str:
         """Where the copies go, such as `device_to_host`."""
         return str(self.point.config["copy_engine"]["direction"])
+
+    @property
+    def size(self) -> str:
+        """`4 GEMMs of 4096, 4 x 64 MiB`."""
+        asked = self.point.config["copy_engine"]
+        gemms = f"{asked['gemms']} GEMMs of" if asked["gemms"] > 1 else "GEMM of"
+        copies = f"{asked['copies']} x " if asked["copies"] > 1 else ""
+        return f"{gemms} {asked['matrix_size']}, {copies}{asked['copy_mb']:g} MiB"
+
+    @property
+    def launch_bound(self) -> bool:
+        result = self.point.result
+        return bool(result and result.launch_bound) or any(self.measured.launch_bound.values())
 
     @property
     def saving_share(self) -> float:
@@ -98,20 +107,13 @@ class CopyRow:
             return "slower"
         return "cannot tell" if self.unclear else "hides nothing"
 
-    @property
-    def size(self) -> str:
-        """`4 GEMMs of 4096, 4 x 64 MiB`."""
-        gemms = f"{self.gemms} GEMMs of" if self.gemms > 1 else "GEMM of"
-        copies = f"{self.copies} x " if self.copies > 1 else ""
-        return f"{gemms} {self.matrix_size}, {copies}{self.copy_mb:g} MiB"
-
     def tflops(self, beside: bool) -> float:
         """Of the GEMMs alone, or over the whole time that they and the copies took at once."""
-        return self.flops / (self.overlapped if beside else self.gemm).time_us / 1e6
+        return self.measured.flops / (self.overlapped if beside else self.gemm).time_us / 1e6
 
     def gb_per_s(self, beside: bool) -> float:
         """The same of the copies."""
-        return self.bytes_copied / (self.overlapped if beside else self.copy).time_us / 1e3
+        return self.measured.bytes_copied / (self.overlapped if beside else self.copy).time_us / 1e3
 
 
 @dataclass(frozen=True)
@@ -170,32 +172,14 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
 
 def copy_row(point: Point) -> CopyRow:
     """Returns what a point that is ok measured."""
-    assert point.result
-    measured, asked = point.result.measured_as(CopyTimes), point.config["copy_engine"]
-    estimates = {name: estimate(timing.samples_us) for name, timing in measured.times.items()}
+    times = point.measured_as(CopyTimes).times
+    estimates = {name: estimate(times[name].samples_us) for name in VARIANTS}
+    rounds = zip(times["sequential"].samples_us, times["overlapped"].samples_us, strict=True)
+    saving = estimate([sequential_us - overlapped_us for sequential_us, overlapped_us in rounds])
     between = TYPICAL_SCATTER[point.config["runtime"]["device"]]
-    return CopyRow(
-        point=point,
-        matrix_size=asked["matrix_size"],
-        copy_mb=asked["copy_mb"],
-        gemms=asked["gemms"],
-        copies=asked["copies"],
-        dtype=asked["dtype"],
-        gemm=estimates["gemm"],
-        copy=estimates["copy"],
-        sequential=estimates["sequential"],
-        overlapped=estimates["overlapped"],
-        saving=estimate(_savings_us(measured)).with_error(between * estimates["sequential"].time_us),
-        flops=measured.flops,
-        bytes_copied=measured.bytes_copied,
-        launch_bound=point.result.launch_bound or any(measured.launch_bound.values()),
-    )
-
-
-def _savings_us(measured: CopyTimes) -> Sequence[float]:
-    rounds = zip(measured.times["sequential"].samples_us, measured.times["overlapped"].samples_us, strict=True)
-    return [sequential_us - overlapped_us for sequential_us, overlapped_us in rounds]
+    return CopyRow(point, **estimates, saving=saving.with_error(between * estimates["sequential"].time_us))
 
 
 def _place(row: CopyRow) -> tuple[Any, ...]:
-    return row.matrix_size, row.copy_mb, row.gemms, row.copies, row.dtype, row.point.name
+    asked = row.point.config["copy_engine"]
+    return *(asked[name] for name in ("matrix_size", "copy_mb", "gemms", "copies", "dtype")), row.point.name

@@ -1,9 +1,8 @@
 """GEMMs on the current stream and copies on one of high priority, each alone, one after the other, and at once.
 
-Who copies, seen on H200s: in every direction it is a memory copy in a trace (`Memcpy DtoD`, `PtoP`, `HtoD`, `DtoH`), no
-kernel, and needs no SM. With all of them taken by another kernel, an addition waited the 35 ms for that to end; copies
-went on at once, at nearly their own speed. Those to another GPU or to the host cost the GEMMs beside them nothing. One
-within the same memory does: at 2.1 TB/s it reads and writes most of what that memory can.
+On H200s copies in every direction are memory copies in a trace (`Memcpy DtoD`, `PtoP`, `HtoD`, `DtoH`), no kernels, and
+need no SM: with all SMs taken by a kernel of 35 ms they went on at nearly their own speed. Those to another GPU or the
+host cost the GEMMs beside them nothing; one within the same memory does, since it takes most of its bandwidth.
 """
 
 from __future__ import annotations
@@ -60,18 +59,17 @@ class Work:
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """The measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
+    """Returns the measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
     asked, workload = point["copy_engine"], point["workload"]
     with ExitStack() as stack, torch.no_grad():
         work = _work(point, ranks, stack)
         _check(work, ranks)
-        steps = {
-            "gemm": work.gemms,
-            "copy": work.copy_alone,
-            "sequential": work.sequential,
-            "overlapped": work.overlapped,
+        variants = {
+            "gemm": Variant(lambda _turn: work.gemms()),
+            "copy": Variant(lambda _turn: work.copy_alone()),
+            "sequential": Variant(lambda _turn: work.sequential()),
+            "overlapped": Variant(lambda _turn: work.overlapped()),
         }
-        variants = {name: Variant(partial(_ignoring_turn, run)) for name, run in steps.items()}
         samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
         # As a point's own trace and the one without overlap are called everywhere.
         profiled = {"": variants["overlapped"], "none": variants["sequential"]}
@@ -89,10 +87,6 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         "launch_bound": any(launch_bound.values()),
         "traces": traces,
     }
-
-
-def _ignoring_turn(run: Callable[[], None], _turn: int) -> None:
-    run()
 
 
 def _bytes(asked: Mapping[str, Any]) -> int:
@@ -127,7 +121,7 @@ def _work(point: Mapping[str, Any], ranks: Ranks, stack: ExitStack) -> Work:
 
 
 def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """What puts a tensor where copies come from, and where they go to."""
+    """Returns what puts a tensor where copies come from, and where they go to."""
     here, host = Tensor.clone, lambda tensor: tensor.cpu().pin_memory()
     if direction == "peer":
         peer = torch.device("cuda", (device.index or 0) + 1)

@@ -1,10 +1,14 @@
-"""GEMMs beside copies for people and programs: what a copy engine hides, by direction and size."""
+"""GEMMs beside copies for people and programs: what a copy engine hides, by direction and size. Columns, section, and
+the chart of one direction."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
+from operator import attrgetter, methodcaller
+from typing import Any
 
+from overlap_sweep.report import charts
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_names
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -23,13 +27,34 @@ from overlap_sweep.report.table import (
 from overlap_sweep.results.conditions import slowed_gpus
 from overlap_sweep.results.provenance import environments, measured_when
 from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow, analyse_copies, copy_row
-from overlap_sweep.workloads.copy_engine.chart import copies_bars
 
 C = Column[CopyRow]
 
 
-def _asked(name: str, **more: object) -> Column[PointRow[CopyRow]]:
+def _asked(name: str, **more: Any) -> Column[PointRow[CopyRow]]:
     return asked(name, "copy_engine", name, **more)
+
+
+def _own(name: str, about: str, **more: Any) -> C:
+    """A column named as the row's attribute."""
+    return C(name, attrgetter(name), about, **more)
+
+
+def _time(name: str, about: str, header: str, **more: Any) -> C:
+    return C(f"{name}_us", attrgetter(f"{name}.time_us"), about, header=f"{header} us", show=as_us, **more)
+
+
+def _rates(name: str, header: str, of: str, dropped: int) -> tuple[C, C]:
+    """The columns of a rate alone and at once; people see both in one."""
+    alone, beside = methodcaller(name, beside=False), methodcaller(name, beside=True)
+
+    def words(row: CopyRow) -> str:
+        return f"{as_rate(alone(row))} to {as_rate(beside(row))}"
+
+    return (
+        C(f"{name}_alone", alone, f"Of the {of} alone.", header=header, words=words, dropped=dropped, high_first=True),
+        C(f"{name}_overlapped", beside, f"Of the {of}, over the whole of overlapped_us."),
+    )
 
 
 ASKED = (
@@ -43,65 +68,35 @@ SIZES = (
     _asked("copies", kind="count", about="In each iteration."),
 )
 WHICH = (
-    C("", lambda row: row.direction, kind="text", header="direction"),
-    C("", lambda row: row.size, kind="text", header="size", style="setting"),
+    C("", attrgetter("direction"), kind="text", header="direction"),
+    C("", attrgetter("size"), kind="text", header="size", style="setting"),
 )
 MEASURED = (
-    C("repeats", lambda row: row.overlapped.repeats, kind="count"),
-    C("gemm_us", lambda row: row.gemm.time_us, "All GEMMs of an iteration, alone.", header="GEMM us", show=as_us),
-    C("copy_us", lambda row: row.copy.time_us, "All copies of an iteration, alone.", header="copy us", show=as_us),
-    C("sequential_us", lambda row: row.sequential.time_us, "One after the other.", header="sequential us", show=as_us),
-    C("overlapped_us", lambda row: row.overlapped.time_us, "At once.", header="overlapped us", show=as_us),
-    C(
-        *("saving_us", lambda row: row.saving.time_us, "sequential less overlapped, round by round."),
-        header="saved us",
-        show=as_us,
-        high_first=True,
-    ),
-    C(
-        *("saving_noise_us", lambda row: row.saving.noise_us, "95 % of its noise."),
-        header="noise us",
-        show=as_us,
-        dropped=3,
-    ),
-    C(
-        *("saving_share", lambda row: row.saving_share, "Of sequential_us."),
-        header="of sequential",
-        show=as_percent,
-        dropped=5,
-        high_first=True,
-    ),
-    C("ideal_us", lambda row: row.ideal_us, "The shorter of gemm_us and copy_us."),
-    C(
-        *("hidden_fraction", lambda row: row.hidden_fraction, "The share of the ideal that is saved."),
+    C("repeats", attrgetter("overlapped.repeats"), kind="count"),
+    _time("gemm", "All GEMMs of an iteration, alone.", "GEMM"),
+    _time("copy", "All copies of an iteration, alone.", "copy"),
+    _time("sequential", "One after the other.", "sequential"),
+    _time("overlapped", "At once.", "overlapped"),
+    _time("saving", "sequential less overlapped, round by round.", "saved", high_first=True),
+    C("saving_noise_us", attrgetter("saving.noise_us"), "95 % of its noise.", header="noise us", show=as_us, dropped=3),
+    _own("saving_share", "Of sequential_us.", header="of sequential", show=as_percent, dropped=5, high_first=True),
+    _own("ideal_us", "The shorter of gemm_us and copy_us."),
+    _own(
+        *("hidden_fraction", "The share of the ideal that is saved."),
         header="of the ideal",
         show=as_percent,
         high_first=True,
     ),
-    C(
-        *("slowdown", lambda row: row.slowdown, "overlapped over the longer of the two alone, minus 1."),
+    _own(
+        *("slowdown", "overlapped over the longer of the two alone, minus 1."),
         header="slowdown",
         show="{:+.0%}".format,
         dropped=4,
     ),
-    C(
-        *("tflops_alone", lambda row: row.tflops(beside=False), "Of the GEMMs alone."),
-        header="TFLOP/s",
-        words=lambda row: f"{as_rate(row.tflops(beside=False))} to {as_rate(row.tflops(beside=True))}",
-        dropped=2,
-        high_first=True,
-    ),
-    C("tflops_overlapped", lambda row: row.tflops(beside=True), "Of the GEMMs, over the whole of overlapped_us."),
-    C(
-        *("gb_per_s_alone", lambda row: row.gb_per_s(beside=False), "Of the copies alone."),
-        header="GB/s",
-        words=lambda row: f"{as_rate(row.gb_per_s(beside=False))} to {as_rate(row.gb_per_s(beside=True))}",
-        dropped=1,
-        high_first=True,
-    ),
-    C("gb_per_s_overlapped", lambda row: row.gb_per_s(beside=True), "Of the copies, over the whole of overlapped_us."),
-    C("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
-    C("", lambda row: row.note, kind="text", header="note", style="reason"),
+    *_rates("tflops", "TFLOP/s", "GEMMs", dropped=2),
+    *_rates("gb_per_s", "GB/s", "copies", dropped=1),
+    _own("launch_bound", "The times say nothing about the device.", kind="flag"),
+    C("", attrgetter("note"), kind="text", header="note", style="reason"),
 )
 TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR, *SIZES), MEASURED)
 COMPARED = Table("copies", "one row per size", (*WHICH, *MEASURED))
@@ -114,16 +109,14 @@ LEGEND = (
 
 def section(sources: Sources) -> Section | None:
     """Returns what copies hide, an answer for each device; None where nothing of it is among the points."""
-    points = sources.points("copy_engine")
+    points, root = sources.points("copy_engine"), sources.reading.root
+    if not points:
+        return None
     analyses = analyse_copies(points)
     by_device: dict[str, list[CopyAnalysis]] = defaultdict(list)
     for analysis in analyses:
         by_device[analysis.case.device].append(analysis)
-    rows = [
-        PointRow(point, sources.reading.root, copy_row(point) if point.status == "ok" else None) for point in points
-    ]
-    if not points:
-        return None
+    rows = [PointRow(point, root, copy_row(point) if point.status == "ok" else None) for point in points]
     return Section(
         name="copies",
         what="copies",
@@ -173,3 +166,51 @@ def _report(analysis: CopyAnalysis) -> dict[str, object]:
         "warnings": cautions(analysis.rows),
         "points": [point.name for point in points],
     }
+
+
+MOST_BARS = 40
+"""As many as are looked at; the table has all."""
+
+PARTS = [
+    charts.Key("the longer of GEMMs and copies", "gemm"),
+    charts.Key("added by the other", "comm"),
+    charts.Key("saved", "comm", 0.28),
+]
+
+
+def copies_bars(analysis: CopyAnalysis) -> charts.Bars:
+    """Returns, by size, what of the shorter of GEMMs and copies is hidden behind the longer; as shares of the time one
+    after the other, since sizes differ by magnitudes."""
+    rows = analysis.rows[:MOST_BARS]
+    more = f"; the first {len(rows)} of {len(analysis.rows)} sizes" if len(rows) < len(analysis.rows) else ""
+    return charts.Bars(
+        title=str(analysis.case),
+        subtitle="both at once, with its noise",
+        axis=charts.Axis(f"% of the time one after the other{more}"),
+        parts=PARTS,
+        columns=[charts.Column("at once us"), charts.Column("saved us"), charts.Column("of the ideal")],
+        bars=[_bar(row) for row in rows],
+    )
+
+
+def _bar(row: CopyRow) -> charts.Bar:
+    scale = 100 / row.sequential.time_us
+    longer_us = max(row.gemm.time_us, row.copy.time_us)
+    time_us, noise_us = row.overlapped.time_us, row.overlapped.noise_us
+    return charts.Bar(
+        name=row.size,
+        ends=[end * scale for end in charts.cut(longer_us, time_us, row.sequential.time_us)],
+        low=max(0.0, time_us - noise_us) * scale,
+        high=(time_us + noise_us) * scale,
+        cells=[as_us(time_us), as_us(row.saving.time_us), f"{row.hidden_fraction:.0%}"],
+        bold=row.saves,
+        details={
+            "size": row.size,
+            "GEMMs alone": f"{as_us(row.gemm.time_us)} us",
+            "copies alone": f"{as_us(row.copy.time_us)} us",
+            "one after the other": f"{as_us(row.sequential.time_us)} us",
+            "at once": f"{as_us(time_us)} us, noise {as_us(noise_us)}",
+            "saved": f"{as_us(row.saving.time_us)} us, noise {as_us(row.saving.noise_us)}",
+            "note": row.note,
+        },
+    )

@@ -7,7 +7,7 @@ are of all ranks, unless they are called per GPU.
 
 from __future__ import annotations
 
-import statistics
+from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
@@ -17,41 +17,32 @@ from overlap_sweep.workloads.tp_training.result import TpTrainingStep
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow
 
 
-def results_file(row: TpTrainingRow) -> str:
-    """Its name."""
-    return f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json"
-
-
 def results_json(row: TpTrainingRow) -> bytes:
-    """`row`: of a single point."""
+    """Returns the file of a single point's row."""
     return msgspec.json.format(msgspec.json.encode(results(row)), indent=2) + b"\n"
 
 
 def results(row: TpTrainingRow) -> dict[str, Any]:
-    """The file's content."""
-    return {
-        "config": _config(row),
-        "steps": [_step(step, row) for step in row.run.timed_steps],
-        "summary": _summary(row),
-    }
-
-
-def _config(row: TpTrainingRow) -> dict[str, Any]:
+    """Returns the file's content."""
     (point,) = row.points
-    config, options = point.config, point.config["tp_training"]
-    own = {name: value for name, value in options.items() if name not in ("vocab_parallel", "seed")}
+    config, options = point.config, dict(point.config["tp_training"])
+    vocab_parallel, seed = options.pop("vocab_parallel"), options.pop("seed")
     return {
-        "model_name": config["model"]["name"],
-        **{name: config[name] for name in ("impl", "tp_size", "dp_size")},
-        "num_layers": config["language_model"]["num_hidden_layers"],
-        "use_vocab_parallel": options["vocab_parallel"],
-        "output_dir": str(point.directory),
-        "seed": options["seed"],
-        **own,
-        "world_size": row.grid.ranks,
-        "device": point.case.device,
-        "profile": config.get("profile"),
-        "language_model": config["language_model"],
+        "config": {
+            "model_name": config["model"]["name"],
+            **{name: config[name] for name in ("impl", "tp_size", "dp_size")},
+            "num_layers": config["language_model"]["num_hidden_layers"],
+            "use_vocab_parallel": vocab_parallel,
+            "output_dir": str(point.directory),
+            "seed": seed,
+            **options,
+            "world_size": row.grid.ranks,
+            "device": point.case.device,
+            "profile": config.get("profile"),
+            "language_model": config["language_model"],
+        },
+        "steps": [_step(step, row) for step in row.steps],
+        "summary": _summary(row),
     }
 
 
@@ -72,20 +63,19 @@ def _step(step: TpTrainingStep, row: TpTrainingRow) -> dict[str, Any]:
 
 
 def _summary(row: TpTrainingRow) -> dict[str, Any]:
-    run, compared, result = row.run, row.losses, row.points[0].result
+    run, steps, compared, result = row.run, row.steps, row.losses, row.points[0].result
     assert result
-    steps, (q1_us, q3_us) = run.timed_steps, row.quartiles_us
-    times_ms = [step.step_us / 1e3 for step in steps]
+    times_ms, (q1_us, q3_us) = [step.step_us / 1e3 for step in steps], row.quartiles_us
     losses = [step.loss for step in steps if step.loss is not None]
     norms = [step.grad_norm for step in steps if step.grad_norm is not None]
-    mean_per_s = statistics.fmean(1e6 / step.step_us for step in steps)
+    mean_per_s = fmean(1e6 / step.step_us for step in steps)
     return {
         "num_steps": len(steps),
-        "avg_step_time_ms": statistics.fmean(times_ms),
-        "std_step_time_ms": statistics.stdev(times_ms) if len(times_ms) > 1 else 0.0,
+        "avg_step_time_ms": fmean(times_ms),
+        "std_step_time_ms": stdev(times_ms) if len(times_ms) > 1 else 0.0,
         "avg_tokens_per_sec": run.tokens_per_step * mean_per_s,
         "avg_samples_per_sec": run.samples_per_step * mean_per_s,
-        "avg_loss": statistics.fmean(losses) if losses else None,
+        "avg_loss": fmean(losses) if losses else None,
         "final_loss": steps[-1].loss,
         "peak_memory_gb": row.memory_peak_gb,
         "timing_breakdown": {f"{name}_pct": 100 * share for name, share in row.shares.items()},
@@ -97,7 +87,7 @@ def _summary(row: TpTrainingRow) -> dict[str, Any]:
         "peak_tflops_per_gpu": row.peak_tflops,
         "mfu_pct": None if row.mfu is None else 100 * row.mfu,
         "communication": _communication(row),
-        "avg_grad_norm": statistics.fmean(norms) if norms else None,
+        "avg_grad_norm": fmean(norms) if norms else None,
         "final_grad_norm": steps[-1].grad_norm,
         "parameters": run.parameters,
         "flops_per_step": run.flops_per_step,
@@ -116,13 +106,15 @@ def _summary(row: TpTrainingRow) -> dict[str, Any]:
 def _communication(row: TpTrainingRow) -> dict[str, float | None] | None:
     """Of a step; null without traces."""
     found = row.communication
-    if found is None:
-        return None
-    return {
-        "total_ms": found.total_us / 1e3,
-        "hidden_ms": found.hidden_us / 1e3,
-        "exposed_ms": found.exposed_us / 1e3,
-        "hidden_pct": finite(100 * found.hidden_fraction),
-        "waiting_ms": found.waiting_us / 1e3,
-        "startup_iterations": found.startup_iterations,
-    }
+    return (
+        None
+        if found is None
+        else {
+            "total_ms": found.total_us / 1e3,
+            "hidden_ms": found.hidden_us / 1e3,
+            "exposed_ms": found.exposed_us / 1e3,
+            "hidden_pct": finite(100 * found.hidden_fraction),
+            "waiting_ms": found.waiting_us / 1e3,
+            "startup_iterations": found.startup_iterations,
+        }
+    )

@@ -25,8 +25,8 @@ from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
-from overlap_sweep.workloads.tp_training.chart import MOST_BARS as MOST_STACKS
-from overlap_sweep.workloads.tp_training.chart import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
+from overlap_sweep.workloads.tp_training.section import MOST_BARS as MOST_STACKS
+from overlap_sweep.workloads.tp_training.section import MOST_CURVES, MOST_POINTS, loss_lines, stacks_bars
 from tests.analyze import analyze
 from tests.commands.test_query import DEFAULT, NONE
 from tests.golden.made_report import BEST_TRACE, NONE_TRACE, write_traced
