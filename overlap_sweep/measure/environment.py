@@ -54,7 +54,7 @@ ROCM_SMI_INTERVAL_S = 1.0
 
 @cache
 def nvml_handle(device: torch.device) -> Any | None:
-    """The GPU as NVML knows it, whose order need not be CUDA's; None without NVML, and for a part of a GPU (MIG)."""
+    """Returns the GPU as NVML knows it, whose order need not be CUDA's; None without NVML, and for a MIG part."""
     try:
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -63,7 +63,7 @@ def nvml_handle(device: torch.device) -> Any | None:
 
 
 def read_nvml(handle: Any) -> dict[str, float]:
-    """Without what the GPU does not tell: parts of one (MIG) and virtual ones know less. A lost GPU is a NVMLError."""
+    """Returns what the GPU tells: parts of one (MIG) and virtual ones know less. A lost GPU is a NVMLError."""
     queries: dict[str, Callable[[], float]] = {
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
@@ -79,7 +79,7 @@ def read_nvml(handle: Any) -> dict[str, float]:
 
 
 def has_rocm_smi() -> bool:
-    """Whether there is a rocm-smi in PATH. Warns where there is none."""
+    """Returns whether there is a rocm-smi in PATH. Warns where there is none."""
     if shutil.which("rocm-smi"):
         return True
     warnings.warn("rocm-smi is not in PATH: clocks, power and temperatures are not recorded", stacklevel=2)
@@ -87,7 +87,7 @@ def has_rocm_smi() -> bool:
 
 
 def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
-    """What is told of the card (`card0`), or of all of them, and the text in which it was. Warns where it fails."""
+    """Returns what is told of the card (`card0`), or of all, and the text in which it was. Warns where it fails."""
     command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
@@ -98,7 +98,7 @@ def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
 
 
 def rocm_cards(text: str) -> Cards:
-    """Warnings may stand before the JSON document, such as that a card sleeps."""
+    """Returns the cards that rocm-smi told of. Warnings may stand before its JSON, such as that a card sleeps."""
     start = text.find("{")
     try:
         told, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else "")
@@ -109,7 +109,7 @@ def rocm_cards(text: str) -> Cards:
 
 
 def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
-    """Without what the card does not tell: the second die of a MI250 has no power of its own."""
+    """Returns what the card tells: the second die of a MI250 has no power of its own."""
     values = {}
     for name, patterns in _KEYS.items():
         number = _CLOCK if name.endswith("_mhz") else _NUMBER
@@ -125,7 +125,7 @@ def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
 
 
 def rocm_card(device: torch.device, cards: Cards) -> str | None:
-    """The name of the device's card: the one with its unique ID. Those for desktops have none; they are counted."""
+    """Returns the device's card: the one with its unique ID. Those for desktops have none; they are counted."""
     # HIP gives the digits of the ID as the bytes of the UUID.
     unique = bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", "")).decode(
         "ascii", "replace"
@@ -153,18 +153,6 @@ class Sample(NamedTuple):
 
 
 NOTHING = Sample({})
-
-
-def samples_now(devices: Sequence[torch.device]) -> list[Sample]:
-    """Of each GPU; none at all where nobody can be asked."""
-    if torch.version.hip:
-        if not has_rocm_smi():
-            return []
-        cards, text = query_rocm_smi()
-        names = [rocm_card(device, cards) for device in devices]
-        return [Sample(rocm_values(cards[name]), text) for name in names if name]
-    handles = [nvml_handle(device) for device in devices]
-    return [Sample(read_nvml(handle)) for handle in handles if handle is not None]
 
 
 class DeviceSampler:
@@ -197,7 +185,7 @@ class DeviceSampler:
             self._thread.join()
 
     def last_before(self, unix_s: float) -> Sample:
-        """The last one that was taken by then (seconds since 1970); an empty one where there is none."""
+        """Returns the last one that was taken by then (seconds since 1970); an empty one where there is none."""
         place = bisect_right(self._taken, unix_s, key=lambda taken: taken[0])
         return self._taken[place - 1][1] if place else NOTHING
 
@@ -216,7 +204,7 @@ class DeviceSampler:
 
 
 def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
-    """What takes a sample; None where nobody can be asked."""
+    """Returns what takes a sample; None where nobody can be asked."""
     if not torch.version.hip:
         handle = nvml_handle(device)
         return None if handle is None else lambda: Sample(read_nvml(handle))
@@ -231,7 +219,7 @@ def _rocm_sample(card: str) -> Sample:
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """The launcher's account of the machine (`machine.machine`), and what only torch knows."""
+    """Returns the launcher's account of the machine (`machine.machine`), and what only torch knows."""
     if device.type != "cuda":
         return dict(machine)
     properties = torch.cuda.get_device_properties(device)
@@ -248,9 +236,19 @@ def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, A
 
 
 def conditions(ranks: Ranks) -> dict[str, Any]:
-    """The machine's load, and of every rank's GPU what NVML or rocm-smi says now."""
+    """Returns the machine's load, and of every rank's GPU what NVML or rocm-smi says now."""
     now: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
     if ranks.device.type == "cuda":
         devices = [torch.device("cuda", index) for index in range(ranks.world_size)]
-        now["gpus"] = [sample.values for sample in samples_now(devices)]
+        now["gpus"] = _values_now(devices)
     return now
+
+
+def _values_now(devices: Sequence[torch.device]) -> list[dict[str, float]]:
+    """Returns what each GPU tells; none at all where nobody can be asked."""
+    if not torch.version.hip:
+        return [read_nvml(handle) for device in devices if (handle := nvml_handle(device)) is not None]
+    if not has_rocm_smi():
+        return []
+    cards, _ = query_rocm_smi()
+    return [rocm_values(cards[name]) for device in devices if (name := rocm_card(device, cards))]

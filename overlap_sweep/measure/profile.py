@@ -33,42 +33,43 @@ SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is k
 
 
 def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int, directory: Path) -> list[str]:
-    """`capture` every one of them under its name; the names of all ranks' traces. Collective."""
+    """Write a trace of every variant under its name. Returns the file names of all ranks' traces. Collective.
+
+    Every iteration is a `ProfilerStep#i` range, and starts when all ranks are there. What holds a GPU back until its
+    iteration is enqueued stays outside of the range, so that the trace has no gaps but the operator's own.
+    """
     for name, variant in variants.items():
-        capture(variant, ranks, iterations, directory, name)
+        # Point-to-point transfers on gloo run in threads of their own.
+        everywhere = _ExperimentalConfig(profile_all_threads=True)
+        variant.get_ready()
+        with profile(activities=_activities(ranks), experimental_config=everywhere) as profiler:
+            for iteration in range(iterations):
+                ranks.barrier()
+                if ranks.device.type == "cuda":
+                    spin(ranks, SPIN_US)
+                    meet(ranks)
+                with record_function(f"ProfilerStep#{iteration}"):
+                    kept = variant.forward(iteration)
+                    if variant.backward:
+                        variant.backward(iteration, kept)
+                    ranks.synchronize()
+        trace = directory / trace_file(ranks.rank, name)
+        keep(_exported(profiler, trace), trace)
+        # The result names all ranks' traces, so that none may be missing when it is written.
+        ranks.barrier()
     return [trace_file(rank, name) for name in variants for rank in range(ranks.world_size)]
 
 
-def capture(variant: Variant, ranks: Ranks, iterations: int, directory: Path, name: str = "") -> None:
-    """Run the variant under the profiler and write this rank's `run_directory.trace_file`.
+def _activities(ranks: Ranks) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ranks.device.type == "cuda" else [])]
 
-    Every iteration is a `ProfilerStep#i` range, and starts when all ranks are there. What holds a GPU back until its
-    iteration is enqueued stays outside of the range, so that the trace has no gaps but the operator's own. Collective.
-    """
-    activities = [ProfilerActivity.CPU]
-    if ranks.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    # Point-to-point transfers on gloo run in threads of their own.
-    everywhere = _ExperimentalConfig(profile_all_threads=True)
-    variant.get_ready()
-    with profile(activities=activities, experimental_config=everywhere) as profiler:
-        for iteration in range(iterations):
-            ranks.barrier()
-            if ranks.device.type == "cuda":
-                spin(ranks, SPIN_US)
-                meet(ranks)
-            with record_function(f"ProfilerStep#{iteration}"):
-                kept = variant.forward(iteration)
-                if variant.backward:
-                    variant.backward(iteration, kept)
-                ranks.synchronize()
-    trace = directory / trace_file(ranks.rank, name)
+
+def _exported(profiler: profile, trace: Path) -> Path:
+    """Returns the temporary file beside `trace` that the profiler's trace is in."""
     # The profiler compresses what ends in .gz.
     temporary = trace.with_name(f".tmp_{trace.name}")
     profiler.export_chrome_trace(str(temporary))
-    keep(temporary, trace)
-    # The result names all ranks' traces, so that none may be missing when it is written.
-    ranks.barrier()
+    return temporary
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def profile_steps(
 ) -> ProfiledSteps:
     """Call `run_step` (wait + warmup + active) * repeat times, and write what the profiler records of it.
 
-    `profiling` is `training_config.Profiling`. Each cycle leaves a trace of every rank: `run_directory.trace_file` for
+    `profiling` is the options of that name. Each cycle leaves a trace of every rank: `run_directory.trace_file` for
     analyze.py, and the same file under torch_profiler/rank<r>/ for TensorBoard, as the user wants them. torch exports a
     recording once ("Trace is already saved"), so TensorBoard's is written here under the name that torch's handler
     would give it, instead of by that.
@@ -107,15 +108,24 @@ def profile_steps(
     cycle = wait + warmup + active
     written: list[str] = []
     # Names differ from process to process: what an earlier attempt left would stay beside them.
-    shutil.rmtree(_tensorboard_folder(directory, ranks), ignore_errors=True)
+    folder = directory / TENSORBOARD_DIRECTORY / f"rank{ranks.rank}"
+    shutil.rmtree(folder, ignore_errors=True)
 
     def write(profiler: profile) -> None:
         variant = f"cycle{len(written)}" if written else ""
         written.append(variant)
-        _write_steps(profiler, ranks, directory, variant, chrome, tensorboard)
+        trace = directory / trace_file(ranks.rank, variant)
+        temporary = _exported(profiler, trace)
+        if tensorboard:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(temporary, folder / f"{platform.node()}_{os.getpid()}.{time.time_ns()}.pt.trace.json.gz")
+        if chrome:
+            keep(temporary, trace)
+        else:
+            temporary.unlink()
 
     with profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ranks.device.type == "cuda" else [])],
+        activities=_activities(ranks),
         schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
         on_trace_ready=write,
         record_shapes=profiling["record_shapes"],
@@ -134,24 +144,3 @@ def profile_steps(
     traces = [trace_file(rank, variant) for variant in written for rank in range(ranks.world_size)] if chrome else []
     recorded = [first + wait + warmup + step for first in range(0, cycle * repeat, cycle) for step in range(active)]
     return ProfiledSteps(traces, warnings, recorded)
-
-
-def _write_steps(
-    profiler: profile, ranks: Ranks, directory: Path, variant: str, chrome: bool, tensorboard: bool
-) -> None:
-    trace = directory / trace_file(ranks.rank, variant)
-    # The profiler compresses what ends in .gz.
-    temporary = trace.with_name(f".tmp_{trace.name}")
-    profiler.export_chrome_trace(str(temporary))
-    if tensorboard:
-        folder = _tensorboard_folder(directory, ranks)
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(temporary, folder / f"{platform.node()}_{os.getpid()}.{time.time_ns()}.pt.trace.json.gz")
-    if chrome:
-        keep(temporary, trace)
-    else:
-        temporary.unlink()
-
-
-def _tensorboard_folder(directory: Path, ranks: Ranks) -> Path:
-    return directory / TENSORBOARD_DIRECTORY / f"rank{ranks.rank}"

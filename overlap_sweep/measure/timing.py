@@ -14,6 +14,7 @@ from functools import cache
 from itertools import count
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -137,39 +138,18 @@ class HostClock:
         return Turn(us, late=False)
 
 
-class Stream(Protocol):
+class CudaStream:
     """A GPU's current stream and the host that feeds it, as far as timing needs them."""
 
-    def now_us(self) -> float:
-        """The host's clock."""
-
-    def wait(self) -> None:
-        """Until every rank is here and its GPU is idle."""
-
-    def spin(self, us: float) -> None:
-        """Enqueue a kernel that keeps the GPU busy."""
-
-    def meet(self) -> None:
-        """Enqueue what makes the ranks' GPUs wait for each other."""
-
-    def mark(self) -> Any:
-        """Enqueue an event."""
-
-    def between_us(self, start: Any, end: Any) -> float:
-        """The GPU's time between two events that have happened."""
-
-    def slowest(self, value: float) -> float:
-        """The largest over the ranks."""
-
-
-class CudaStream:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def now_us(self) -> float:
+        """The host's clock."""
         return time.perf_counter_ns() / 1e3
 
     def wait(self) -> None:
+        """Until every rank is here and its GPU is idle."""
         self._ranks.barrier()
 
     def spin(self, us: float) -> None:
@@ -178,13 +158,16 @@ class CudaStream:
     def meet(self) -> None:
         meet(self._ranks)
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
+        """Enqueue an event."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def between_us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return start.elapsed_time(end) * 1e3
+    def between_us(self, start: Any, end: Any) -> float:
+        """The GPU's time between two events that have happened."""
+        us: float = start.elapsed_time(end) * 1e3
+        return us
 
     def slowest(self, value: float) -> float:
         return self._ranks.slowest([value])[0]
@@ -193,7 +176,7 @@ class CudaStream:
 class GpuClock:
     """Events on the stream, behind a spin kernel; the ranks meet before each pass, so that they start together."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: CudaStream) -> None:
         self._stream = stream
         # Only the last of each variant: the first run may compile for a second, which no later spin has to outlast.
         self._enqueue_us: dict[Variant, float] = {}
@@ -290,16 +273,13 @@ def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:
 
 
 def summarise(samples_us: list[float]) -> Timing:
-    """Median and quartiles (linear interpolation between order statistics)."""
-    quartiles = torch.tensor(samples_us, dtype=torch.float64).quantile(
-        torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    )
-    q1, median, q3 = quartiles.tolist()
+    """Returns median and quartiles (linear interpolation between order statistics)."""
+    q1, median, q3 = np.quantile(samples_us, (0.25, 0.5, 0.75)).tolist()
     return Timing(median_us=median, q1_us=q1, q3_us=q3, samples_us=samples_us)
 
 
 def relative_error(candidate: Variant, reference: Variant, ranks: Ranks) -> dict[str, float]:
-    """Largest difference of each tensor over the reference's largest magnitude, over all ranks; inf for NaN.
+    """Returns each tensor's largest difference over the reference's largest magnitude, over all ranks; inf for NaN.
 
     Two inputs follow each other, so that what reads the last call's buffer instead of waiting for this one's is found.
     """

@@ -14,6 +14,7 @@ from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import (
     FIRST_SPIN_US,
     SPIN_MARGIN,
+    CudaStream,
     GpuClock,
     Turn,
     Variant,
@@ -122,8 +123,8 @@ def test_summary_statistics() -> None:
 
 
 @dataclass
-class SimulatedStream:
-    """`measure.clock.Stream` of a GPU that works off a queue in order; every time is in microseconds and exact."""
+class SimulatedStream(CudaStream):
+    """A GPU that works off a queue in order; every time is in microseconds and exact."""
 
     host_us: float = 0.0
     idle_us: float = 0.0

@@ -79,13 +79,13 @@ def _whole(point: Mapping[str, Any], told: Setting) -> Setting | None:
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
-    from overlap_sweep.backends.transformer_engine import kernel_calls
+    from overlap_sweep.backends.transformer_engine import userbuffers
 
-    return kernel_calls.build(point, setting, problem, ranks)
+    return userbuffers.build_kernel(point, setting, problem, ranks)
 
 
 def close() -> None:
     # Loading it for this would mean loading Transformer Engine, for which a refused point has no use.
-    kernel_calls = sys.modules.get("overlap_sweep.backends.transformer_engine.kernel_calls")
-    if kernel_calls:
-        kernel_calls.close()
+    userbuffers = sys.modules.get("overlap_sweep.backends.transformer_engine.userbuffers")
+    if userbuffers:
+        userbuffers.close_kernels()

@@ -1,4 +1,6 @@
-"""Transformer Engine's userbuffers: initialised again in a living process whenever the configuration changes.
+"""Transformer Engine's communicators: those of its layers, which are initialised again in a living process whenever the
+configuration changes, and those of kernels, each with a buffer of its own. All of a process share what the first to be
+destroyed takes down, so there are never both.
 
 They print from C++; the worker has standard output redirected to the point's log.
 """
@@ -10,14 +12,23 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import transformer_engine.pytorch  # noqa: F401  it makes the next one importable
+import transformer_engine_torch as tex
+from torch import Tensor
+from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.module import base
+from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
+from overlap_sweep.backends import Operand, Outputs, Problem
+from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.errors import Refused
+from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.space import Setting
 
 
@@ -125,3 +136,119 @@ def _kept_bootstrap_groups() -> Iterator[None]:
         patch.object(dist, "new_subgroups_by_enumeration", kept("new_subgroups_by_enumeration")),
     ):
         yield
+
+
+KERNEL_STREAMS = 3
+"""That GEMMs of one ring exchange run on, as in initialize_ub."""
+
+Held = list[Any]
+"""A kernel's communicator, until it is closed."""
+_open: list[Held] = []
+
+
+def build_kernel(
+    point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks
+) -> Callable[[int], Outputs]:
+    gathers = problem.shape.gathers
+    moved = problem.inputs[0].data if gathers else problem.whole[0].data
+    columns = problem.shape.k if gathers else problem.shape.n
+    destroy()
+    try:
+        held = [_communicator(setting, [problem.shape.m, columns], moved.dtype, gathers, point, ranks)]
+    except (ValueError, AssertionError) as error:
+        raise Refused(f"Transformer Engine: {error}") from error
+    _open.append(held)
+    bulk = setting["method"] == "bulk"
+    call = (_bulk_gather if bulk else _gather) if gathers else (_bulk_scatter if bulk else _scatter)
+    return partial(call, held, _for_gemm(problem.weight), problem)
+
+
+def _communicator(
+    setting: Setting, size: list[int], dtype: torch.dtype, gathers: bool, point: Mapping[str, Any], ranks: Ranks
+) -> Any:
+    """As initialize_ub makes those of one slot."""
+    fp8 = dtype == torch.float8_e4m3fn
+    lowest, highest = tex.get_stream_priority_range()
+    what = size, torch.uint8 if fp8 else dtype, _bootstrap(point["runtime"]["bootstrap_backend"]), ranks.world_size
+    common = {
+        "num_max_streams": KERNEL_STREAMS,
+        "comm_cga_size": setting["cga_size"],
+        "num_comm_sm": setting["num_sm"],
+        "set_sm_margin": setting["set_sm_margin"],
+        "atomic_gemm": False,
+        "gemm_priority": lowest,
+        "comm_priority": highest,
+    }
+    kind = tex.CommOverlapType.AG if gathers else tex.CommOverlapType.RS
+    if setting["method"] == "ring_exchange":
+        return tex.CommOverlapP2P(*what, kind, use_ce=setting["use_ce"], aggregate=setting["aggregate"], **common)
+    return tex.CommOverlap(*what, comm_type=kind, num_splits=setting.get("num_splits", 4), **common)
+
+
+@cache
+def _bootstrap(backend: str) -> Any:
+    """Exchanges the buffers' handles. Made once: a process group is never wholly freed."""
+    group = dist.new_group(backend=backend)
+    return tex.CommOverlapHelper(group, group)
+
+
+def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
+    """The operand, or other data of its kind, as Transformer Engine multiplies it."""
+    data = operand.data if data is None else data
+    if operand.scale is None:
+        return data
+    return Float8TensorStorage(
+        data=data.view(torch.uint8),
+        fp8_scale_inv=operand.scale.view(1),
+        fp8_dtype=tex.DType.kFloat8E4M3,
+        fake_dtype=torch.bfloat16,
+        quantizer=None,
+    )
+
+
+def _gemm(comm: Any, weight: Any, rows: Any, problem: Problem, **more: Any) -> Tensor:
+    kind = tex.CommOverlapType.AG if problem.shape.gathers else tex.CommOverlapType.RS
+    output: Tensor = general_gemm(weight, rows, out_dtype=problem.out_dtype, ub=comm, ub_type=kind, **more)[0]
+    return output
+
+
+def _gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+    (comm,) = held
+    x = problem.inputs[at]
+    comm.copy_into_buffer(as_bytes(x.data), local_chunk=True)
+    rows = _for_gemm(x, comm.get_buffer(shape=[problem.shape.m, problem.shape.k]))
+    return Outputs(_gemm(comm, weight, rows, problem))
+
+
+def _scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+    (comm,) = held
+    x = problem.inputs[at]
+    output = torch.empty(problem.shape.output_shape, dtype=problem.out_dtype, device=x.data.device)
+    _gemm(comm, weight, _for_gemm(x), problem, extra_output=output)
+    return Outputs(output)
+
+
+def _bulk_gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+    (comm,) = held
+    whole = problem.whole[at]
+    comm.copy_into_buffer(as_bytes(problem.inputs[at].data), local_chunk=True)
+    output = _gemm(comm, weight, _for_gemm(whole), problem, bulk_overlap=True)
+    moved = comm.get_buffer(shape=[problem.shape.m, problem.shape.k])
+    return Outputs(output, moved=moved.view(whole.data.dtype))
+
+
+def _bulk_scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+    """The product is copied into the buffer first. In a layer the GEMM before has written it there."""
+    (comm,) = held
+    comm.copy_into_buffer(problem.whole[at].data, local_chunk=False)
+    product = _gemm(comm, weight, _for_gemm(problem.inputs[at]), problem, bulk_overlap=True)
+    return Outputs(comm.get_buffer(local_chunk=True), product=product)
+
+
+def close_kernels() -> None:
+    """Free all of the kernels' communicators. Collective: no rank may while another still reads its buffers."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    for held in _open:
+        held.clear()
+    _open.clear()

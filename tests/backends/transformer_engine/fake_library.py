@@ -16,7 +16,13 @@ import torch.distributed as dist
 
 from overlap_sweep.backends import transformer_engine
 
-PACKAGES = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.module")
+LAYERS = "transformer_engine.pytorch"
+PACKAGES = (
+    *("transformer_engine", LAYERS, f"{LAYERS}.module", f"{LAYERS}.cpp_extensions", "transformer_engine_torch"),
+    *(f"{LAYERS}.tensor", f"{LAYERS}.tensor.storage", f"{LAYERS}.tensor.storage.float8_tensor_storage"),
+)
+OF_KERNELS = {f"{LAYERS}.cpp_extensions": "general_gemm", PACKAGES[-1]: "Float8TensorStorage"}
+"""Nothing here uses them."""
 
 
 class Mode(enum.Enum):
@@ -86,7 +92,9 @@ def fake_library() -> Iterator[FakeBase]:
     """In this process, for the length of the block; where there is no GPU to wait for."""
     base = FakeBase()
     modules = {name: ModuleType(name) for name in PACKAGES}
-    modules["transformer_engine.pytorch.module"].base = base  # type: ignore[attr-defined]
+    modules[f"{LAYERS}.module"].base = base  # type: ignore[attr-defined]
+    for name, used in OF_KERNELS.items():
+        setattr(modules[name], used, None)
     with (
         patch.dict(sys.modules, {**modules, base.__name__: base}),
         patch.object(torch.cuda, "synchronize", lambda *_: base.calls.append("synchronize")),
