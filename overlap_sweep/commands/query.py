@@ -329,6 +329,6 @@ def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
     """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
     if "variant" not in rows:
         return rows
-    from overlap_sweep.overlap.variants import without_folders
+    from overlap_sweep.overlap.overlap_cfg import without_folders
 
     return rows.assign(variant=rows["variant"].replace(without_folders(rows["variant"].dropna().unique())))

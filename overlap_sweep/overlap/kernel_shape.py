@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from overlap_sweep.overlap.models import LinearShape
+
 KERNELS = {
     "ag_gemm": "all-gather of the input, then the GEMM",
     "gemm_rs": "the GEMM, then the reduce-scatter of its output",
@@ -54,18 +56,20 @@ class KernelShape:
         return self.kernel == "ag_gemm"
 
     @property
+    def _linear(self) -> LinearShape:
+        return LinearShape("column" if self.gathers else "row", self.m, self.k, self.n, self.tp_size)
+
+    @property
     def input_shape(self) -> tuple[int, int]:
-        return (self.m // self.tp_size, self.k) if self.gathers else (self.m, self.k // self.tp_size)
+        return self._linear.input_shape
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        return (self.n // self.tp_size, self.k) if self.gathers else (self.n, self.k // self.tp_size)
+        return self._linear.weight_shape
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        if self.gathers:
-            return self.m, self.n // self.tp_size
-        return (self.m // self.tp_size if self.kernel == "gemm_rs" else self.m), self.n
+        return (self.m, self.n) if self.kernel == "gemm_ar" else self._linear.output_shape
 
     @property
     def gemm_shape(self) -> tuple[int, int, int]:
@@ -85,10 +89,7 @@ class KernelShape:
 
     def refusal(self) -> str | None:
         """Why these sizes cannot be cut into `tp_size` equal parts, or None."""
-        cut = {"m": self.m, "n": self.n} if self.gathers else {"k": self.k}
-        if self.kernel == "gemm_rs":
-            cut["m"] = self.m
-        for name, size in cut.items():
-            if size % self.tp_size:
-                return f"{self.kernel}: {name}={size} does not divide by tp_size={self.tp_size}"
+        for name in {"ag_gemm": "mn", "gemm_rs": "km", "gemm_ar": "k"}[self.kernel]:
+            if getattr(self, name) % self.tp_size:
+                return f"{self.kernel}: {name}={getattr(self, name)} does not divide by tp_size={self.tp_size}"
         return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -29,6 +30,13 @@ SWITCH_DEFAULTS = {
     "tp_comm_overlap_disable_fc1": False,
 }
 """Megatron-Core's, but for the first, without which nothing overlaps and no such file is read."""
+
+NONE, DEFAULT, TUNED, FLOOR = "none", "default", "tuned", "floor"
+"""Ways to run a whole layer: no overlap; the library's own; what a tuner came to; the GEMMs without communication."""
+FILE = "file:"
+"""Begins the name of a variant whose configuration is a file; its path follows."""
+ASYNC_TP_BACKEND = "symm_mem"
+"""Its default overlap is PyTorch's async TP."""
 
 NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 """What PyYAML raises about texts that are none: `!!int ""` is an IndexError to it."""
@@ -227,3 +235,16 @@ def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass
     if space.wgrad_refusal(operator, given):
         del given[space.slot(operator, "wgrad")]
     return given
+
+
+def named(variant: str, backend: str) -> str:
+    """Returns a variant's name for people."""
+    return "async TP" if variant == DEFAULT and backend == ASYNC_TP_BACKEND else variant
+
+
+def without_folders(variants: Iterable[str]) -> dict[str, str]:
+    """Returns by variant `file:best.yaml` for `file:/a/b/best.yaml`: sweeps keep their files in folders of their own.
+    Those that would be called the same keep their folders."""
+    short = {one: FILE + PurePath(one.removeprefix(FILE)).name if one.startswith(FILE) else one for one in variants}
+    count = Counter(short.values())
+    return {variant: name if count[name] == 1 else variant for variant, name in short.items()}

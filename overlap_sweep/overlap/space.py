@@ -122,12 +122,16 @@ def phases_mistake(phases: Any) -> str | None:
         if unknown := sorted(set(map(str, asked)) - {"method", *KNOBS}):
             return f"phases.{phase}: {', '.join(unknown)} is no knob; choose among {', '.join(KNOBS)}"
         for knob, value in asked.items():
-            if knob in COUNTS and value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                return f"phases.{phase}.{knob}={value} is no whole number; give it one"
-            if knob in COUNTS and value is not None and value < 1:
-                return f"phases.{phase}.{knob}={value} is out of range; give a value from 1 on"
-            if knob in KNOBS and knob not in COUNTS and not isinstance(value, bool | None):
-                return f"phases.{phase}.{knob}={value} is neither true nor false; give it one of them"
+            given = f"phases.{phase}.{knob}={value}"
+            if knob == "method" or value is None:
+                continue
+            if knob not in COUNTS:
+                if not isinstance(value, bool):
+                    return f"{given} is neither true nor false; give it one of them"
+            elif isinstance(value, bool) or not isinstance(value, int):
+                return f"{given} is no whole number; give it one"
+            elif value < 1:
+                return f"{given} is out of range; give a value from 1 on"
     return None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -226,6 +227,11 @@ STATUS: Column[PointRow[Any]] = Column(
     style=lambda row: "doubtful" if row.is_launch_bound else row.status,
 )
 ERROR: Column[PointRow[Any]] = Column("error", _error, "Why the point is not ok.", "text")
+
+
+def attribute(name: str, about: str = "", kind: Kind = "number", **more: Any) -> Column[Any]:
+    """A column of the row's attribute of that name."""
+    return Column(name, attrgetter(name), about, kind, **more)
 
 
 def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:

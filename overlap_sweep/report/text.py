@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from overlap_sweep.analysis.sweep import Analysis
-from overlap_sweep.overlap.variants import DEFAULT
+from overlap_sweep.overlap.overlap_cfg import DEFAULT
 from overlap_sweep.report.console import console_for, fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.searches import knob_searches, pass_searches, print_titled

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT, FLOOR, NONE
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, FLOOR, NONE
 from overlap_sweep.results.estimate import Estimate, hidden_fraction
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Case

@@ -25,8 +25,7 @@ from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.variants import DEFAULT, FILE, NONE, TUNED
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, FILE, NONE, TUNED, OverlapConfig
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports

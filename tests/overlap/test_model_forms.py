@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models
-from overlap_sweep.overlap.model_forms import FORMS, sizes_of
+from overlap_sweep.overlap.models import FORMS, sizes_of
 from tests.module_shapes import Operator, layers_of, norms_of, operators_of
 
 LAYERS = 2

@@ -12,20 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from overlap_sweep.overlap.kernel_shape import GEMM_ONLY, SEQUENTIAL
-from overlap_sweep.report.charts import (
-    Axis,
-    Column,
-    Dot,
-    DotRow,
-    Dots,
-    Key,
-    Level,
-    Line,
-    LinePoint,
-    Lines,
-    Note,
-    Reference,
-)
+from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.workloads.kernel.answer import (
@@ -38,56 +25,56 @@ from overlap_sweep.workloads.kernel.answer import (
 )
 
 DASHED = (5, 3)
-AXIS = Axis("time / bound", format=".3~g")
+AXIS = charts.Axis("time / bound", format=".3~g")
 
 
-def kernel_chart(analysis: KernelAnalysis) -> Lines | Dots:
+def kernel_chart(analysis: KernelAnalysis) -> charts.Lines | charts.Dots:
     """Returns the best of each backend over m; of a single m every implementation."""
     return kernel_dots(analysis) if len(analysis.shapes) == 1 else kernel_lines(analysis)
 
 
-def kernel_lines(analysis: KernelAnalysis) -> Lines:
+def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
     """Returns a line for the best of each backend that can be used, and one for `sequential`."""
-    points: dict[str, list[LinePoint]] = {}
+    points: dict[str, list[charts.LinePoint]] = {}
     for shape in analysis.shapes:
         for name, row in _best(shape).items():
             ratio, low, high = _ratios(row, shape)
-            point = LinePoint(shape.m, ratio, low, high, ringed=row.chosen, details=_details(row, shape))
+            point = charts.LinePoint(shape.m, ratio, low, high, ringed=row.chosen, details=_details(row, shape))
             points.setdefault(name, []).append(point)
     # Each backend has its own colour in all charts.
     backends = sorted(points.keys() - {SEQUENTIAL})
     known = [*SIMPLEST_FIRST, *(name for name in backends if name not in SIMPLEST_FIRST)]
     looks = looks_of(backends, {name: i for i, name in enumerate(known)}) | {SEQUENTIAL: ("muted", "stroke")}
-    return Lines(
+    return charts.Lines(
         title=_heading(analysis),
         subtitle=answers_in_words(analysis),
-        x=Axis("m, and above it what the bound is from there on", logarithmic=True),
+        x=charts.Axis("m, and above it what the bound is from there on", logarithmic=True),
         y=AXIS,
         lines=[
-            Line(name, points[name], *looks[name], dash=DASHED if name == SEQUENTIAL else (1, 0))
+            charts.Line(name, points[name], *looks[name], dash=DASHED if name == SEQUENTIAL else (1, 0))
             for name in sorted(points, key=lambda name: name != SEQUENTIAL)
         ],
-        levels=[Level("the bound", 1.0, "ink", width_px=1)],
+        levels=[charts.Level("the bound", 1.0, "ink", width_px=1)],
         notes=_bindings(analysis.shapes),
     )
 
 
-def kernel_dots(analysis: KernelAnalysis) -> Dots:
+def kernel_dots(analysis: KernelAnalysis) -> charts.Dots:
     """Returns every implementation at the only m, from fast to slow."""
     (shape,) = analysis.shapes
     rows = sorted([shape.sequential, *shape.implementations], key=lambda row: row.time_us)
-    return Dots(
+    return charts.Dots(
         title=_heading(analysis),
         subtitle=answers_in_words(analysis),
         axis=AXIS,
-        columns=[Column("time, noise", "left"), Column("TFLOP/s"), Column("speedup")],
+        columns=[charts.Column("time, noise", "left"), charts.Column("TFLOP/s"), charts.Column("speedup")],
         rows=[_dot_row(row, shape) for row in rows],
-        references=[Reference(1.0, f"the bound ({_binding(shape)})")],
+        references=[charts.Reference(1.0, f"the bound ({_binding(shape)})")],
         legend=[
-            Key("the answer", "good", shape="dot"),
-            Key("can be used", "accent", shape="dot"),
-            Key("cannot", "muted", shape="ring"),
-            Key("no overlap", "muted", shape="dot"),
+            charts.Key("the answer", "good", shape="dot"),
+            charts.Key("can be used", "accent", shape="dot"),
+            charts.Key("cannot", "muted", shape="ring"),
+            charts.Key("no overlap", "muted", shape="dot"),
         ],
     )
 
@@ -136,24 +123,24 @@ def _best(shape: ShapeAnalysis) -> dict[str, ImplementationRow]:
     return {SEQUENTIAL: shape.sequential, **best} if shape.sequential.comparable else best
 
 
-def _bindings(shapes: Sequence[ShapeAnalysis]) -> list[Note]:
+def _bindings(shapes: Sequence[ShapeAnalysis]) -> list[charts.Note]:
     """Returns what the bound is where that changes: at every m the words would lie on each other."""
     return [
-        Note(first.m, what, {"the bound is the": what, "which takes": f"{as_us(first.bound_us)} us"})
+        charts.Note(first.m, what, {"the bound is the": what, "which takes": f"{as_us(first.bound_us)} us"})
         for what, same in groupby(shapes, key=_binding)
         for first in [next(same)]
     ]
 
 
-def _dot_row(row: ImplementationRow, shape: ShapeAnalysis) -> DotRow:
+def _dot_row(row: ImplementationRow, shape: ShapeAnalysis) -> charts.DotRow:
     usable = row.name == SEQUENTIAL or row in shape.contenders
     look: dict[str, Any] = {
         "colour": "good" if row.chosen else "muted" if row.name == SEQUENTIAL or not usable else "accent",
         "shape": "dot" if usable else "ring",
     }
-    return DotRow(
+    return charts.DotRow(
         name=row.label,
-        dots=[Dot(*_ratios(row, shape), **look)],
+        dots=[charts.Dot(*_ratios(row, shape), **look)],
         cells=[_time_text(row), as_rate(row.tflops), f"{row.speedup:.2f}x"],
         bold=row.chosen,
         note=row.note,

@@ -27,6 +27,7 @@ from overlap_sweep.report.table import (
     PointRow,
     Table,
     asked,
+    attribute,
     of_measured,
     through,
 )
@@ -67,7 +68,7 @@ def _other_knobs(setting: Mapping[str, Any]) -> str | None:
     return ", ".join(others) or None
 
 
-OF_BACKEND = C("backend", lambda row: row.backend, "Empty for a baseline.", "text", header="backend")
+OF_BACKEND = attribute("backend", "Empty for a baseline.", "text", header="backend")
 IMPLEMENTATION = C("implementation", lambda row: row.name, kind="text", header="implementation", style="setting")
 SETTING: tuple[Column[Mapping[str, Any]], ...] = (
     Column("method", lambda setting: setting.get("method"), kind="text"),
@@ -77,7 +78,7 @@ SETTING: tuple[Column[Mapping[str, Any]], ...] = (
     ),
     Column("other_knobs", _other_knobs, "Knobs of a backend from elsewhere.", "text"),
 )
-TIME = C("time_us", lambda row: row.time_us, "Of a point its median.", header="time us", show=as_us)
+TIME = attribute("time_us", "Of a point its median.", header="time us", show=as_us)
 OF_ONE_POINT = (
     C("q1_us", lambda row: row.quartiles_us and row.quartiles_us[0]),
     C("q3_us", lambda row: row.quartiles_us and row.quartiles_us[1]),
@@ -86,52 +87,37 @@ OF_ONE_POINT = (
 NOISE = C("noise_us", lambda row: row.estimate.noise_us, "95 % of it.", header="noise us", show=as_us, dropped=2)
 COMPARED_WITH = (
     *(C(f"{name}_us", lambda row, name=name: row.baselines_us[name]) for name in BASELINES),  # type: ignore[misc]
-    C("bound_us", lambda row: row.bound_us, "The longer of gemm_only_us and comm_only_us."),
+    attribute("bound_us", "The longer of gemm_only_us and comm_only_us."),
 )
 RATES = (
-    C("tflops", lambda row: row.tflops, "Of one GPU.", header="TFLOP/s", show=as_rate, high_first=True),
-    C(
-        *("link_gb_per_s", lambda row: row.link_gb_per_s, "What one GPU receives, over the whole time."),
+    attribute("tflops", "Of one GPU.", header="TFLOP/s", show=as_rate, high_first=True),
+    attribute(
+        "link_gb_per_s",
+        "What one GPU receives, over the whole time.",
         header="GB/s",
         show=as_rate,
         dropped=3,
         queried=True,
         high_first=True,
     ),
-    C(
-        *("hidden_fraction", lambda row: row.hidden_fraction, "(sequential - time) / (sequential - gemm_only)."),
+    attribute(
+        "hidden_fraction",
+        "(sequential - time) / (sequential - gemm_only).",
         header="hidden",
         show=as_percent,
         dropped=4,
         queried=True,
         high_first=True,
     ),
-    C(
-        *("speedup", lambda row: row.speedup, "Over sequential."),
-        header="speedup",
-        show="{:.2f}x".format,
-        high_first=True,
-    ),
-    C(
-        *("over_bound", lambda row: row.over_bound, "time_us over bound_us, minus 1."),
-        header="vs bound",
-        show="{:+.0%}".format,
-    ),
+    attribute("speedup", "Over sequential.", header="speedup", show="{:.2f}x".format, high_first=True),
+    attribute("over_bound", "time_us over bound_us, minus 1.", header="vs bound", show="{:+.0%}".format),
 )
-RELATIVE_ERROR = C(
-    *("relative_error", lambda row: row.relative_error, "Against float32."),
-    header="error",
-    show=as_error,
-    dropped=1,
-)
+RELATIVE_ERROR = attribute("relative_error", "Against float32.", header="error", show=as_error, dropped=1)
 FLAGS = (
-    C(
-        *("independent", lambda row: row.independent, "Its GEMM does not wait for its communication.", "flag"),
-        queried=True,
-    ),
-    C("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
+    attribute("independent", "Its GEMM does not wait for its communication.", "flag", queried=True),
+    attribute("launch_bound", "The times say nothing about the device.", "flag"),
 )
-CHOSEN = C("chosen", lambda row: row.chosen, "The answer for its shape, over all backends.", "flag", queried=True)
+CHOSEN = attribute("chosen", "The answer for its shape, over all backends.", "flag", queried=True)
 NOTE = C("", lambda row: row.note, kind="text", header="note", style="reason")
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep import backends
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.variants import FILE
+from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload
 

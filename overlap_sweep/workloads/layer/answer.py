@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from overlap_sweep.overlap.variants import FLOOR, NONE, named, without_folders
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, without_folders
 from overlap_sweep.results.estimate import EXACTLY_ONE, Interval, estimate, gap_noise_us, hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from overlap_sweep.overlap.variants import FLOOR, NONE, without_folders
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, without_folders
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample, key_of_pass
 from overlap_sweep.results.estimate import Estimate, estimate, normalised, pooled_none

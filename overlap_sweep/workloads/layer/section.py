@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.overlap.variants import FLOOR
-from overlap_sweep.report.charts import Axis, Bar, Bars, Gantt, Key, Reference
-from overlap_sweep.report.charts import Column as CellColumn
+from overlap_sweep.overlap.overlap_cfg import FLOOR
+from overlap_sweep.report import charts
 from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
@@ -27,6 +26,7 @@ from overlap_sweep.report.table import (
     PointRow,
     Table,
     asked,
+    attribute,
     points_table,
 )
 from overlap_sweep.results.estimate import CONFIDENCE
@@ -55,14 +55,15 @@ OF_POINT = (
     *(STATUS, ERROR),
 )
 TIMES = (
-    C("fwd_us", lambda row: row.fwd_us, header="fwd ms", show=as_ms),
-    C("bwd_us", lambda row: row.bwd_us, header="bwd ms", show=as_ms),
-    C("step_us", lambda row: row.step_us, "The optimizer's.", header="step ms", show=as_ms, dropped=1),
-    C("all_us", lambda row: row.all_us, header="all ms", show=as_ms),
-    C("rounds", lambda row: row.rounds, kind="count"),
-    C("reference", lambda row: row.reference, "The variant that ratio is to.", "text"),
-    C(
-        *("ratio", lambda row: row.ratio, "Of all_us to that of reference in the same round, median of the rounds."),
+    attribute("fwd_us", header="fwd ms", show=as_ms),
+    attribute("bwd_us", header="bwd ms", show=as_ms),
+    attribute("step_us", "The optimizer's.", header="step ms", show=as_ms, dropped=1),
+    attribute("all_us", header="all ms", show=as_ms),
+    attribute("rounds", kind="count"),
+    attribute("reference", "The variant that ratio is to.", "text"),
+    attribute(
+        "ratio",
+        "Of all_us to that of reference in the same round, median of the rounds.",
         header="ratio",
         show="{:.3f}".format,
     ),
@@ -76,14 +77,11 @@ TIMES = (
     C("ratio_high", lambda row: row.interval.high, "The interval's upper end.", queried=True),
     C("coverage", lambda row: CONFIDENCE, "The interval's confidence."),
     C("differs", lambda row: row.to_reference.differs, "Whether the interval excludes 1.", "flag"),
-    C(
-        *("hidden_fraction", lambda row: row.hidden_fraction, "(none - all_us) / (none - floor)."),
-        header="hidden",
-        show=as_percent,
-        high_first=True,
+    attribute(
+        "hidden_fraction", "(none - all_us) / (none - floor).", header="hidden", show=as_percent, high_first=True
     ),
-    C("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
-    C("relative_error", lambda row: row.relative_error, "The largest of any tensor, against none."),
+    attribute("launch_bound", "The times say nothing about the device.", "flag"),
+    attribute("relative_error", "The largest of any tensor, against none."),
     C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
 )
 VARIANT = C("variant", lambda row: row.name, kind="text")
@@ -197,22 +195,22 @@ def _report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, 
     }
 
 
-def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> Bars:
+def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Bars:
     """Returns the variants from fast to slow; `best` is the one to mark."""
     interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
-    return Bars(
+    return charts.Bars(
         title=title,
         subtitle=f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} "
         f"rounds{interval}",
-        axis=Axis(format="+.1~%"),
-        parts=[Key("change", "accent")],
-        columns=[CellColumn("time"), CellColumn("change [interval]", "left")],
+        axis=charts.Axis(format="+.1~%"),
+        parts=[charts.Key("change", "accent")],
+        columns=[charts.Column("time"), charts.Column("change [interval]", "left")],
         bars=[_bar(row, best) for row in sorted(layer.rows, key=lambda row: row.ratio)],
-        references=[Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
+        references=[charts.Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
     )
 
 
-def _bar(row: VariantRow, best: str | None) -> Bar:
+def _bar(row: VariantRow, best: str | None) -> charts.Bar:
     change, low, high = (ratio - 1 for ratio in (row.ratio, row.interval.low, row.interval.high))
     is_floor, is_best = row.name == FLOOR, row.name == best
     notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
@@ -220,7 +218,7 @@ def _bar(row: VariantRow, best: str | None) -> Bar:
     change_text = f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
     change_text = "reference" if row.name == row.reference else change_text
     shown = f"{row.label} ({', '.join(notes)})" if notes else row.label
-    return Bar(
+    return charts.Bar(
         name=shown,
         ends=[change],
         cells=[time_text, change_text],
@@ -238,7 +236,7 @@ def _bar(row: VariantRow, best: str | None) -> Bar:
     )
 
 
-def fastest_timeline(layer: LayerAnalysis) -> Gantt | None:
+def fastest_timeline(layer: LayerAnalysis) -> charts.Gantt | None:
     """Returns the timeline of the fastest variant below that of the reference; None where it was not traced."""
     best = layer.winner or next(iter(layer.contenders), None)
     if best is None:

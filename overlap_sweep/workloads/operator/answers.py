@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed
-from overlap_sweep.overlap.variants import DEFAULT, NONE
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, OverlapConfig, methods_allowed
 from overlap_sweep.report.frame import Row, column_types
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.workloads.operator.analysis import OperatorAnalysis

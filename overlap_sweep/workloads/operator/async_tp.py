@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_sweep.overlap.variants import ASYNC_TP_BACKEND, DEFAULT, NONE
+from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.workloads.layer.answer import VariantRow
 from overlap_sweep.workloads.operator.cases import CaseAnalysis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from overlap_sweep.overlap.variants import NONE, TUNED, named
+from overlap_sweep.overlap.overlap_cfg import NONE, TUNED, named
 from overlap_sweep.report.charts.figures import Figure, figure
 from overlap_sweep.report.iterations import Timeline
 from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline

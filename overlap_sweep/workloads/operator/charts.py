@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT, named
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
 from overlap_sweep.report.charts import Area, Axis, Bar, Bars, Column, Key, Line, LinePoint, Lines, Marker, Reference
 from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us

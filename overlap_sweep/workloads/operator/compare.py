@@ -11,7 +11,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT
+from overlap_sweep.overlap.overlap_cfg import DEFAULT
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import Comparable, Decision, Drift, Key, KeyedTime, Sample, key_of_pass
 from overlap_sweep.results.points import Case, Point, group_cases

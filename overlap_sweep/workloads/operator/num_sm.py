@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT, named
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
 from overlap_sweep.report.charts import Axis, Level, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.numbers import PASS_WORDS, as_us

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import yaml
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import no_switches
-from overlap_sweep.overlap.variants import DEFAULT, named
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, named, no_switches
 from overlap_sweep.report.numbers import as_sentence, comments
 from overlap_sweep.results.provenance import multicast
 from overlap_sweep.workloads.operator import async_tp

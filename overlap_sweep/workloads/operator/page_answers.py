@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import yaml
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.variants import NONE, TUNED
+from overlap_sweep.overlap.overlap_cfg import NONE, TUNED, OverlapConfig
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence, as_us
 from overlap_sweep.results.estimate import CONFIDENCE, hidden_fraction
 from overlap_sweep.workloads.operator import async_tp

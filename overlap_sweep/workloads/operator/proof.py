@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.variants import ASYNC_TP_BACKEND, DEFAULT, FLOOR, NONE, TUNED, named
+from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, FLOOR, NONE, TUNED, OverlapConfig, named
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, compare

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from rich.console import Console
 
-from overlap_sweep.overlap.variants import DEFAULT, NONE, TUNED
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, TUNED
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_duration, as_sentence, as_us
 from overlap_sweep.report.terminal import print_listing

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import methods_allowed
-from overlap_sweep.overlap.variants import FLOOR, named
+from overlap_sweep.overlap.overlap_cfg import FLOOR, methods_allowed, named
 from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence
 from overlap_sweep.results.provenance import measured_when
 from overlap_sweep.workloads.layer.result import attention_backend

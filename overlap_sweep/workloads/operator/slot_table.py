@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.variants import DEFAULT, named
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
 from overlap_sweep.report.console import fits, print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.results.estimate import hidden_fraction

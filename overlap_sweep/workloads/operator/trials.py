@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
-from overlap_sweep.overlap.variants import FLOOR, NONE, TUNED, named
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, SWITCH_DEFAULTS, TUNED, OverlapConfig, named
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.run_directory import Result

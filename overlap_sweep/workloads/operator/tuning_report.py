@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from overlap_sweep.analysis.sweep import Analysis
-from overlap_sweep.overlap.variants import DEFAULT
+from overlap_sweep.overlap.overlap_cfg import DEFAULT
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.provenance import environments, launch_commands, measured_when, multicast
