@@ -58,7 +58,6 @@ _TAIL_OF_LAYER = """# A slot that is not here ran, where its switch is on, at th
 # (Transformer Engine's, or with backend=symm_mem async TP), and with backend=torch, which has none, without overlap.
 """
 
-_COUNTS = ("num_sm", "num_splits", "cga_size")
 _MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
 
 
@@ -122,7 +121,7 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
         for knob, value in setting.items():
             if knob != "method" and not isinstance(value, int):
                 return f"{slot}: {knob}={_shown(value)} is no number, true or false"
-            if knob in _COUNTS and value < 1:
+            if knob in space.COUNTS and value < 1:
                 return f"{slot}: {knob}={value} is less than 1"
     return None
 
@@ -162,22 +161,18 @@ def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
     2.20 (pytorch/module/linear.py, layernorm_linear.py). Megatron-Core's comments on tp_comm_bulk_dgrad and
     tp_comm_bulk_wgrad are interchanged; the code does what the names say.
     """
-    gather = switches["tp_comm_overlap"] and switches["tp_comm_overlap_ag"]
-    scatter = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs"]
-    scatter_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_overlap_rs_dgrad"]
-    bulk_dgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_dgrad"]
-    bulk_wgrad = switches["tp_comm_overlap"] and switches["tp_comm_bulk_wgrad"]
+    on = {name: on and switches["tp_comm_overlap"] for name, on in switches.items()}
     allowed = {}
     for operator in ("qkv", "fc1"):
         # It turns off what is pipelined with the operator's own GEMMs; the bulk overlaps stay.
         disabled = switches[f"tp_comm_overlap_disable_{operator}"]
-        own_scatter = scatter_dgrad and not disabled
-        allowed[f"{operator}_fprop"] = _GATHER if gather and not disabled else _OFF
-        allowed[f"{operator}_dgrad"] = _SCATTER if own_scatter else _BULK if bulk_dgrad else _OFF
-        allowed[f"{operator}_wgrad"] = _BULK if bulk_wgrad and not own_scatter else _OFF
+        own_scatter = on["tp_comm_overlap_rs_dgrad"] and not disabled
+        allowed[f"{operator}_fprop"] = _GATHER if on["tp_comm_overlap_ag"] and not disabled else _OFF
+        allowed[f"{operator}_dgrad"] = _SCATTER if own_scatter else _BULK if on["tp_comm_bulk_dgrad"] else _OFF
+        allowed[f"{operator}_wgrad"] = _BULK if on["tp_comm_bulk_wgrad"] and not own_scatter else _OFF
     for operator in ("proj", "fc2"):
-        allowed[f"{operator}_fprop"] = _SCATTER if scatter else _OFF
-        allowed[f"{operator}_dgrad"] = _GATHER if gather else _OFF
+        allowed[f"{operator}_fprop"] = _SCATTER if on["tp_comm_overlap_rs"] else _OFF
+        allowed[f"{operator}_dgrad"] = _GATHER if on["tp_comm_overlap_ag"] else _OFF
     return allowed
 
 
@@ -211,12 +206,8 @@ def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(s
 
 def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
     """Whether any overlap of a layer that has these operators is switched on."""
-    switches = config.switches
-    column = not {"qkv", "fc1"}.isdisjoint(operators)
-    row = not {"proj", "fc2"}.isdisjoint(operators)
-    on = switches["tp_comm_overlap_ag"] or (row and switches["tp_comm_overlap_rs"])
-    of_column = ("tp_comm_overlap_rs_dgrad", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")
-    return switches["tp_comm_overlap"] and (on or (column and any(switches[name] for name in of_column)))
+    allowed = methods_allowed(config.switches)
+    return any(allowed.get(space.slot(operator, phase)) for operator in operators for phase in space.PHASES)
 
 
 def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass_name: str) -> dict[str, space.Setting]:

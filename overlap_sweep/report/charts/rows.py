@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from overlap_sweep.report.charts import Align, Bars, Column, Dots, Gantt, Group, Reference, Row
@@ -176,11 +177,11 @@ class Frame:
 
     rows: Sequence[Row]
     columns: Sequence[Column]
-    names: list[str] = field(init=False)
-    """In lines, each different."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", wrapped([row.name for row in self.rows]))
+    @cached_property
+    def names(self) -> list[str]:
+        """In lines, each different."""
+        return wrapped([row.name for row in self.rows])
 
     @property
     def height_px(self) -> int:
