@@ -55,9 +55,8 @@ def history(
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.compare.history import MOMENTS
+    from overlap_sweep.compare.history import MOMENTS, print_history
     from overlap_sweep.compare.history import history as history_of
-    from overlap_sweep.compare.history_text import print_history
     from overlap_sweep.report.table import to_frame
     from overlap_sweep.store import read_store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -46,7 +47,8 @@ def find_operands(written: Sequence[str]) -> list[Operand]:
 def label_and_path(written: str) -> tuple[str | None, Path]:
     """Names of run directories hold `=` themselves."""
     label, equals, path = written.partition("=")
-    if Path(written).exists() or not equals or "/" in label:
+    # Of a label longer than any path, Path.exists raises.
+    if os.path.exists(written) or not equals or "/" in label:  # noqa: PTH110
         return None, Path(written)
     if not label or not path:
         raise UserError(f"{written} is no LABEL=PATH; write as in new=multirun/2026-11-21.")

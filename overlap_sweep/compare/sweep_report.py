@@ -4,7 +4,6 @@ changed."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.table import Column, Table
 from overlap_sweep.results.comparable import Drift
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
-from overlap_sweep.results.verdict import MARGIN, ratio
+from overlap_sweep.results.verdict import MARGIN
 
 R = TypeVar("R", Aggregate, Match, SlotChange)
 
@@ -129,7 +128,7 @@ AGGREGATES: Table[Aggregate] = Table(
         Column("tp_size", lambda one: one.tp_size, header="TP", words=lambda one: str(one.tp_size or "all")),
         Column("operator", lambda one: one.operator, kind="text"),
         Column("pass", lambda one: one.pass_name, kind="text", header="pass", words=lambda one: one.name),
-        Column("points", lambda one: one.points, kind="count"),
+        Column("points", lambda one: len(one.matches), kind="count"),
         Column("faster", lambda one: one.counts["faster"], kind="count", header="faster"),
         Column("slower", lambda one: one.counts["slower"], kind="count", header="slower"),
         Column("same", lambda one: one.counts["same"], kind="count", header="same", dropped=3),
@@ -137,6 +136,24 @@ AGGREGATES: Table[Aggregate] = Table(
         ratio_column("best_ratio", lambda one: one.best_ratio, "best"),
         NONE_RATIO,
         FLOOR_RATIO,
+    ),
+)
+TOTALS: Table[Totals] = Table(
+    "totals",
+    "one row per dataset, over the passes that all have",
+    (
+        Column("", lambda one: one.label, kind="text", header="dataset"),
+        Column("common_passes", lambda one: one.common_passes, kind="count"),
+        Column("best_us", lambda one: one.best_us, header="best us", show=as_us),
+        Column("none_us", lambda one: one.none_us, header="none us", show=as_us),
+        Column("floor_us", lambda one: one.floor_us, header="floor us", show=as_us),
+        Column("speedup", lambda one: one.speedup, header="speedup", show="{:.2f}x".format),
+        Column(
+            "hidden_fraction",
+            lambda one: one.hidden_fraction,
+            header="hidden",
+            words=lambda one: as_percent(one.hidden_fraction),
+        ),
     ),
 )
 
@@ -156,35 +173,26 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
     )
 
 
-def _totals_table(base: Totals) -> Table[Totals]:
-    return Table(
-        "totals",
-        "one row per dataset",
-        (
-            Column("", lambda one: one.label, kind="text", header="dataset"),
-            Column("common_passes", lambda one: one.passes, kind="count"),
-            Column("best_us", lambda one: one.best_us, header="best us", show=as_us),
-            Column("none_us", lambda one: one.none_us, header="none us", show=as_us),
-            Column("floor_us", lambda one: one.floor_us, header="floor us", show=as_us),
-            Column("speedup", lambda one: one.speedup, header="speedup", show=lambda speedup: f"{speedup:.2f}x"),
-            Column(
-                *("hidden_fraction", lambda one: one.hidden_fraction),
-                header="hidden",
-                words=lambda one: as_percent(one.hidden_fraction),
-            ),
-            ratio_column("", lambda one: ratio(one.best_us, base.best_us), "ratio"),
-        ),
-    )
-
-
 def _summary(compared: SweepComparison) -> dict[str, Any]:
     """Each dataset's sums, how they relate, and what else changed."""
-    base = _base(compared)
-    pairs = zip(compared.datasets, compared.totals, strict=True)
+    base = next(totals for totals in compared.totals if totals.label == compared.reference)
+    datasets = {
+        dataset.label: {
+            "path": str(dataset.path),
+            "points": len(dataset.points),
+            **dataset.counts(),
+            **sums,
+            "ratios": totals.over(base),
+            "proofs": dataset.found.proofs,
+        }
+        for dataset, totals, sums in zip(
+            compared.datasets, compared.totals, TOTALS.records(compared.totals), strict=True
+        )
+    }
     return {
         "kind": "sweeps",
         "reference": compared.reference,
-        "datasets": {dataset.label: _dataset_summary(dataset, totals, base) for dataset, totals in pairs},
+        "datasets": datasets,
         "compared": compared.compared,
         "aggregates": AGGREGATES.records(compared.aggregates),
         "deviations": compared.deviations,
@@ -198,26 +206,6 @@ def _summary(compared: SweepComparison) -> dict[str, Any]:
     }
 
 
-def _dataset_summary(dataset: Dataset, totals: Totals, base: Totals) -> dict[str, Any]:
-    (sums,) = _totals_table(base).records([totals])
-    return {
-        "path": str(dataset.path),
-        "points": len(dataset.points),
-        **dataset.counts(),
-        **sums,
-        "ratios": {
-            "best": ratio(totals.best_us, base.best_us),
-            "none": ratio(totals.none_us, base.none_us),
-            "floor": ratio(totals.floor_us, base.floor_us),
-        },
-        "proofs": dataset.found.proofs,
-    }
-
-
-def _base(compared: SweepComparison) -> Totals:
-    return next(totals for totals in compared.totals if totals.label == compared.reference)
-
-
 def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
     """The answer first, then tables, then what was left out."""
     reference = compared.reference
@@ -229,10 +217,11 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
     print_changes("Compared", map(_values, fields.items()), console)
     print_changes("Environment", map(_values, compared.environment.items()), console)
     print_changes("Configuration", map(_values, compared.configuration.items()), console)
-    base = _base(compared)
-    if base.passes:
-        passes = "pass that all have" if base.passes == 1 else f"{base.passes} passes that all have, sums"
-        print_table(f"The best of the {passes}", _totals_table(base).columns, compared.totals, console)
+    if common := compared.totals[0].common_passes:
+        base = next(totals for totals in compared.totals if totals.label == reference)
+        passes = "pass that all have" if common == 1 else f"{common} passes that all have, sums"
+        over: Column[Totals] = ratio_column("", lambda one: one.over(base)["best"], "ratio")
+        print_table(f"The best of the {passes}", (*TOTALS.columns, over), compared.totals, console)
     for label in compared.candidates:
         title = f"{label} over {reference}, geometric means"
         print_table(title, AGGREGATES.columns, _of(compared.aggregates, label), console)
@@ -271,7 +260,7 @@ def _answer(whole: Aggregate) -> str:
         "floor": whole.floor_ratio,
     }
     told = ", ".join(f"{name} {as_ratio(mean)}" for name, mean in ratios.items() if not math.isnan(mean))
-    return f"{counted(whole.points, 'matching point')}: {counts}. Geometric means: {told}"
+    return f"{counted(len(whole.matches), 'matching point')}: {counts}. Geometric means: {told}"
 
 
 def _dataset_lines(datasets: Sequence[Dataset]) -> list[str]:
@@ -377,9 +366,9 @@ def _charts(compared: SweepComparison) -> list[Chart]:
     """Returns the ratios of each dataset to the reference, and how the baseline of each held during its sweep."""
     labels = compared.candidates
     ratios = [
-        Chart(ratios_file(label, labels), [_ratio_dots(matches, _of(compared.aggregates, label), compared)])
+        Chart(ratios_file(label, labels), [_ratio_dots(_of(compared.aggregates, label), compared.reference)])
         for label in labels
-        if (matches := _of(compared.matches, label))
+        if _of(compared.matches, label)
     ]
     drifts = [
         Chart(timeline_file(dataset.label), [_drift_lines(dataset.label, dataset.found.drift)])
@@ -389,24 +378,21 @@ def _charts(compared: SweepComparison) -> list[Chart]:
     return [*ratios, *drifts]
 
 
-def _ratio_dots(matches: Sequence[Match], aggregates: Sequence[Aggregate], compared: SweepComparison) -> Dots:
+def _ratio_dots(aggregates: Sequence[Aggregate], reference: str) -> Dots:
     """A row for each pass of an operator: a dot for each matching point, a tick for their mean."""
-    label, reference = matches[0].dataset, compared.reference
-    dots: dict[str, list[Dot]] = defaultdict(list)
-    for match in matches:
-        key = match.ours.key
-        row = _row(key.case(compared.telling), key.tp_size, key.operator, key.pass_name)
-        dots[row].append(Dot(match.ratio, colour=COLOURS[match.verdict]))
-    rows = [(_row(one.case, one.tp_size, one.operator, one.pass_name), one.ratio) for one in aggregates]
+    label = aggregates[0].dataset
+    rows = []
+    for one in aggregates:
+        dots = [Dot(match.ratio, colour=COLOURS[match.verdict]) for match in one.matches if one.operator]
+        mean = Dot(one.ratio, colour="ink", shape="tick")
+        name = f"{one.case} TP={one.tp_size} {one.operator} {one.pass_name}".strip() if one.operator else "all"
+        rows.append(DotRow(name=name, dots=[*dots, mean], cells=[f"{one.ratio:.3f}"]))
     return Dots(
         title=f"{label} against {reference}",
         subtitle="a dot for each matching point; number: geometric mean",
         axis=Axis(f"time of {label} over {reference}: left is faster"),
         columns=[charts.Column("mean")],
-        rows=[
-            DotRow(name=row, dots=[*dots[row], Dot(mean, colour="ink", shape="tick")], cells=[f"{mean:.3f}"])
-            for row, mean in rows
-        ],
+        rows=rows,
         references=[Reference(1.0, f"{reference} = 1")],
         legend=[
             Key("faster", "good", shape="dot"),
@@ -415,10 +401,6 @@ def _ratio_dots(matches: Sequence[Match], aggregates: Sequence[Aggregate], compa
             Key("geometric mean", "ink", shape="tick"),
         ],
     )
-
-
-def _row(case: str, tp_size: int | None, operator: str | None, pass_name: str | None) -> str:
-    return f"{case} TP={tp_size} {operator} {pass_name}".strip() if operator else "all"
 
 
 def _drift_lines(label: str, drift: Sequence[Drift]) -> Lines:

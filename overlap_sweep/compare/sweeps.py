@@ -90,7 +90,8 @@ class SlotChange(Match):
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Matching points taken together: of a pass of an operator at one TP size, or all of them."""
+    """Matching points taken together: of a pass of an operator at one TP size, or all of them. Ratios are geometric
+    means."""
 
     dataset: str
     case: str
@@ -99,18 +100,20 @@ class Aggregate:
     operator: str | None
     """None, like the pass, for all together."""
     pass_name: str | None
-    counts: dict[str, int]
-    """By verdict."""
-    ratio: float
-    """The geometric mean of the ratios of all matching points; so are the others."""
+    matches: list[Match]
     best_ratio: float
     """Of the best settings, whether the same or not; NaN where no slots were decided."""
     none_ratio: float
     floor_ratio: float
 
     @property
-    def points(self) -> int:
-        return sum(self.counts.values())
+    def ratio(self) -> float:
+        return mean_ratio(match.ratio for match in self.matches)
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        found = Counter(match.verdict for match in self.matches)
+        return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def name(self) -> str:
@@ -123,7 +126,7 @@ class Totals:
     """One dataset as a whole: sums over the passes that were decided in all datasets. Microseconds."""
 
     label: str
-    passes: int
+    common_passes: int
     best_us: float
     none_us: float
     floor_us: float
@@ -135,6 +138,11 @@ class Totals:
     @property
     def hidden_fraction(self) -> float:
         return hidden_fraction(self.best_us, self.none_us, self.floor_us)
+
+    def over(self, base: Totals) -> dict[str, float]:
+        """Returns the ratios to another dataset's."""
+        names = ("best", "none", "floor")
+        return {name: ratio(getattr(self, f"{name}_us"), getattr(base, f"{name}_us")) for name in names}
 
 
 @dataclass(frozen=True)
@@ -263,39 +271,28 @@ def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) ->
             )
 
 
-_Group = tuple[str, int | None, str | None, str | None]
-"""Case, TP size, operator and pass."""
-
-
 def _aggregates(
     dataset: str, matches: Sequence[Match], slots: Sequence[SlotChange], telling: Sequence[str]
-) -> list[Aggregate]:
+) -> Iterator[Aggregate]:
     """By case, TP size, operator and pass, and last all together. Matches and slots are all of the dataset."""
 
-    def group_of(match: Match) -> _Group:
+    def group_of(match: Match) -> tuple[str, int | None, str | None, str | None]:
         key = match.ours.key
         return key.case(telling), key.tp_size, key.operator, key.pass_name
 
-    groups = [
-        (group, [m for m in matches if group_of(m) == group], [slot for slot in slots if group_of(slot) == group])
-        for group in dict.fromkeys(map(group_of, matches))
-    ]
-    return [_aggregate(dataset, *of_one) for of_one in [*groups, (("", None, None, None), matches, slots)]]
-
-
-def _aggregate(dataset: str, group: _Group, matches: Sequence[Match], slots: Sequence[SlotChange]) -> Aggregate:
-    verdicts = Counter(match.verdict for match in matches)
-    # All settings of a pass have the same baselines.
-    passes = {match.ours.key._replace(setting=""): match for match in matches}.values()
-    return Aggregate(
-        dataset,
-        *group,
-        counts={name: verdicts[name] for name in VERDICTS},
-        ratio=mean_ratio(match.ratio for match in matches),
-        best_ratio=mean_ratio(slot.ratio for slot in slots if slot.first_of_pass),
-        none_ratio=mean_ratio(match.none_ratio for match in passes),
-        floor_ratio=mean_ratio(match.floor_ratio for match in passes),
-    )
+    for group in [*dict.fromkeys(map(group_of, matches)), ("", None, None, None)]:
+        own = [match for match in matches if group[1] is None or group_of(match) == group]
+        best = [slot for slot in slots if slot.first_of_pass and (group[1] is None or group_of(slot) == group)]
+        # All settings of a pass have the same baselines.
+        passes = {match.ours.key._replace(setting=""): match for match in own}.values()
+        yield Aggregate(
+            dataset,
+            *group,
+            matches=own,
+            best_ratio=mean_ratio(slot.ratio for slot in best),
+            none_ratio=mean_ratio(match.none_ratio for match in passes),
+            floor_ratio=mean_ratio(match.floor_ratio for match in passes),
+        )
 
 
 def _totals(datasets: Sequence[Dataset], compared: Collection[str]) -> list[Totals]:
@@ -304,7 +301,7 @@ def _totals(datasets: Sequence[Dataset], compared: Collection[str]) -> list[Tota
     return [
         Totals(
             label=dataset.label,
-            passes=len(common),
+            common_passes=len(common),
             best_us=math.fsum(own[key].best.time.time_us for key in common),
             none_us=math.fsum(own[key].best.none_us or math.nan for key in common),
             floor_us=math.fsum(own[key].best.floor_us or math.nan for key in common),

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,8 @@ NARROWEST_NAME = 20
 STYLES = {"green": ("faster", "better", "disappeared"), "red": ("slower", "worse"), "yellow": ("appeared",)}
 FEW_NAMES = 5
 TABLE_FILE = "comparison"
+LONGEST_WORD = 120
+"""Of a label in a file's name."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,23 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
         compared.summary_file: msgspec.json.format(msgspec.json.encode(compared.summary()), indent=2) + b"\n",
         f"{TABLE_FILE}.csv": csv_of(frame).encode(),
         f"{TABLE_FILE}.parquet": parquet.getvalue(),
-        **({chart.file_name: as_png(chart) for chart in compared.charts()} if plots else {}),
     }
+    for chart in compared.charts() if plots else ():
+        contents[_unused(chart.file_name, contents)] = as_png(chart)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return [write_atomically(directory / name, content) for name, content in contents.items()]
     except OSError as error:
         reason = f"cannot be written to ({error.strerror})"
         raise UserError(f"{directory} {reason}; give another with --output.") from None
+
+
+def _unused(name: str, taken: Iterable[str]) -> str:
+    """With a number where labels differ only in what no file's name should have."""
+    lower = {one.lower() for one in taken}
+    label, _, end = name.rpartition("_")
+    names = chain([name], (f"{label}-{i}_{end}" for i in count(2)))
+    return next(one for one in names if one.lower() not in lower)
 
 
 def as_png(chart: Chart) -> bytes:
@@ -128,7 +140,7 @@ def timeline_file(label: str) -> str:
 
 def _word(label: str) -> str:
     """As part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", label).strip("-.") or "dataset"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", label[:LONGEST_WORD]).strip("-.") or "dataset"
 
 
 def print_table(
@@ -140,8 +152,8 @@ def print_table(
     cells = [[column.text(row) for column in shown] for row in rows]
     optional = sorted((column for column in shown if column.dropped), key=lambda column: column.dropped)
     console.print(f"\n{title}:")
-    for count in range(len(optional) + 1):
-        dropped = optional[:count]
+    for few in range(len(optional) + 1):
+        dropped = optional[:few]
         kept = [i for i, column in enumerate(shown) if column not in dropped]
         table = _table([shown[i] for i in kept], [[row[i] for i in kept] for row in cells], cut_last, console)
         if table and fits(table, console):

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from overlap_sweep.compare.history import MOMENTS, History, describe_change, history
-from overlap_sweep.compare.history_text import print_history
+from overlap_sweep.compare.history import MOMENTS, History, describe_change, history, print_history
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.identity import environment_identity
 from overlap_sweep.results.run_directory import Result

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,7 +21,7 @@ from overlap_sweep.results.verdict import differ, mean_ratio, ratio
 from overlap_sweep.workloads.fsdp import times
 from overlap_sweep.workloads.fsdp.cautions import Exposed, disagreement, exposed
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
-from overlap_sweep.workloads.fsdp.telemetry_runs import Run, read_telemetry
+from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
 from overlap_sweep.workloads.fsdp.telemetry_steps import (
     QUANTITIES,
     Aggregate,
@@ -214,23 +213,21 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
         except UserError as error:
             kernels = None
             warnings.append(str(error))
-        runs.append(measure(run, selection, kernels))
+        training = run.measured
+        of_steps = series(run, selection.measured, training.samples_per_step if training else None)
+        dips = find_dips(run, selection.measured)
+        known = aggregates(run, of_steps, selection, len(dips), kernels)
+        runs.append(MeasuredRun(run, selection, of_steps, known, dips, kernels))
         if selection.incomplete:
-            warnings.append(f"{run.name}: {_numbers(selection.incomplete)} left out: not all ranks recorded it.")
+            steps = [str(number) for number in selection.incomplete]
+            named = f"step{'s' if len(steps) > 1 else ''} {some_of(steps)}"
+            warnings.append(f"{run.name}: {named} left out: not all ranks recorded it.")
         warnings += slow_devices(run, selection.measured)
         if kernels and kernels.disagree:
             warnings.append(disagreement(run.name, kernels))
     if not runs:
         raise UserError(problems[0])
     return TelemetryDataset(label, path, runs, problems, warnings)
-
-
-def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> MeasuredRun:
-    training = run.measured
-    of_steps = series(run, selection.measured, training.samples_per_step if training else None)
-    dips = find_dips(run, selection.measured)
-    known = aggregates(run, of_steps, selection, len(dips), kernels)
-    return MeasuredRun(run, selection, of_steps, known, dips, kernels)
 
 
 def compare_telemetry(
@@ -240,12 +237,9 @@ def compare_telemetry(
     any is in the reference."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
-    matches: list[RunMatch] = []
-    unmatched: list[str] = []
-    for dataset in compared:
-        found, missing = _matched(dataset, base)
-        matches += found
-        unmatched += missing
+    pairs = {dataset.label: _pairs(dataset.runs, base.runs) for dataset in compared}
+    matches = [_match(label, reference, *pair) for label, of_one in pairs.items() for pair in of_one]
+    unmatched = [said for dataset in compared for said in _unmatched(dataset, base, pairs[dataset.label])]
     if not matches:
         raise UserError(
             f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or of the same settings but for "
@@ -270,19 +264,23 @@ def settings_of(run: Run) -> dict[str, Any]:
     return flat(nested) | ({"runtime.max_connections": connections} if config else {})
 
 
-def run_pairs(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
+_Pair = tuple[MeasuredRun, MeasuredRun]
+"""Ours and the reference's."""
+
+
+def _pairs(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
     """In the order of `theirs`: one run of each is a pair, else runs of the same name; where no name is in both, runs
     that were given the same of what was swept, whatever differs between the datasets throughout."""
     if len(ours) == len(theirs) == 1:
         return [(ours[0], theirs[0])]
-    by_name = {run.name: run for run in ours}
-    pairs = [(by_name[run.name], run) for run in theirs if run.name in by_name]
+    by_name = {one.name: one for one in ours}
+    pairs = [(by_name[one.name], one) for one in theirs if one.name in by_name]
     return pairs or _pairs_by_settings(ours, theirs)
 
 
-def _pairs_by_settings(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
+def _pairs_by_settings(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
     """None of logs alone, and none of runs that several of a dataset are the same as."""
-    own, others = ([_comparable(run) for run in runs] for runs in (ours, theirs))
+    own, others = ([_comparable(one.run) for one in runs] for runs in (ours, theirs))
     if not all(own) or not all(others):
         return []
     swept = [
@@ -291,11 +289,10 @@ def _pairs_by_settings(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple
         if any(len({settings.get(name) for settings in of_runs}) > 1 for of_runs in (own, others))
     ]
     our_keys, their_keys = ([tuple(map(settings.get, swept)) for settings in of_runs] for of_runs in (own, others))
-    our_times, their_times = Counter(our_keys), Counter(their_keys)
     return [
-        (ours[our_keys.index(key)], run)
-        for key, run in zip(their_keys, theirs, strict=True)
-        if our_times[key] == their_times[key] == 1
+        (ours[our_keys.index(key)], one)
+        for key, one in zip(their_keys, theirs, strict=True)
+        if our_keys.count(key) == their_keys.count(key) == 1
     ]
 
 
@@ -305,6 +302,16 @@ def _comparable(run: Run) -> dict[str, str]:
     if run.point and settings:
         settings["repetition"] = run.point.config.get("repetition")
     return {name: json.dumps(value, sort_keys=True) for name, value in settings.items() if value is not None}
+
+
+def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequence[_Pair]) -> Iterator[str]:
+    """A sentence for each of the two that has runs which the other has not."""
+    for one, other, matched in (
+        (base, dataset, [theirs.name for _, theirs in pairs]),
+        (dataset, base, [ours.name for ours, _ in pairs]),
+    ):
+        if only := [run.name for run in one.runs if run.name not in matched]:
+            yield f"{len(only)} only in {one.label}, not in {other.label}: {some_of(only)}."
 
 
 def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, tuple[Any, Any]]:
@@ -317,31 +324,12 @@ def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, tuple[Any, Any
 
 def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
     """By quantity the geometric mean over the runs, where every run has a ratio above 0."""
-    by_quantity: dict[str, list[float]] = {}
-    for match in matches:
-        for name, quantity in match.quantities.items():
-            by_quantity.setdefault(name, []).append(quantity.ratio)
+    found = {name: [m.quantities[name].ratio for m in matches if name in m.quantities] for name in QUANTITIES}
     return {
         name: mean_ratio(ratios)
-        for name, ratios in by_quantity.items()
-        if len(ratios) == len(matches) and all(one > 0 for one in ratios)
+        for name, ratios in found.items()
+        if ratios and len(ratios) == len(matches) and all(one > 0 for one in ratios)
     }
-
-
-def _matched(dataset: TelemetryDataset, base: TelemetryDataset) -> tuple[list[RunMatch], list[str]]:
-    """The pairs, and a sentence for each dataset that has runs which the other has not."""
-    ours, theirs = ({measured.name: measured for measured in one.runs} for one in (dataset, base))
-    pairs = run_pairs([measured.run for measured in dataset.runs], [measured.run for measured in base.runs])
-    unmatched = [
-        f"{len(only)} only in {one}, not in {other}: {some_of(only)}."
-        for one, other, only in (
-            (base.label, dataset.label, [name for name in theirs if name not in {their.name for _, their in pairs}]),
-            (dataset.label, base.label, [name for name in ours if name not in {our.name for our, _ in pairs}]),
-        )
-        if only
-    ]
-    found = [_match(dataset.label, base.label, ours[our.name], theirs[their.name]) for our, their in pairs]
-    return found, unmatched
 
 
 def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
@@ -352,7 +340,7 @@ def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -
         if own and others and own.get(name) != others.get(name)
     }
     work = {name: values for name, values in settings.items() if _is_work(name)}
-    ranks = (_num_ranks(theirs.run), _num_ranks(ours.run))
+    ranks = theirs.run.num_ranks, ours.run.num_ranks
     if ranks[0] != ranks[1]:
         work["ranks"] = ranks
     believed = ours.believed and theirs.believed
@@ -376,14 +364,3 @@ def _is_work(setting: str) -> bool:
 
 def _is_model(setting: str) -> bool:
     return setting.startswith(_ANOTHER_MODEL) and setting not in _NAMES_ONLY
-
-
-def _num_ranks(run: Run) -> int:
-    """Also of which not all have telemetry here, as far as that is known."""
-    if run.point and run.point.is_training:
-        return int(run.point.config["distributed"]["dp_size"])
-    return run.ranks[-1] + 1
-
-
-def _numbers(steps: Sequence[int]) -> str:
-    return f"step{'s' if len(steps) > 1 else ''} {some_of([str(number) for number in steps])}"

@@ -24,7 +24,6 @@ MOST_NUMBERED_DIPS = 12
 MOST_MARKED = 60
 LONGEST_WORD = 60
 LONGEST_RUN = 90
-LONGEST_FILE_WORD = 120
 
 OVERLAY_FILE = "overlay.png"
 
@@ -55,27 +54,15 @@ class Drawn(NamedTuple):
 
 def telemetry_charts(comparison: TelemetryComparison) -> list[Chart]:
     """A timeline of each label, and the labels' steps beside each other."""
-    files = timeline_files([dataset.label for dataset in comparison.datasets])
-    return [*(_timeline(dataset, files[dataset.label]) for dataset in comparison.datasets), _overlay(comparison)]
+    return [*map(_timeline, comparison.datasets), _overlay(comparison)]
 
 
-def timeline_files(labels: Sequence[str]) -> dict[str, str]:
-    """`<label>_timeline.png`, with a number where labels differ only in what no file's name should have."""
-    found: dict[str, str] = {}
-    for label in labels:
-        plain = timeline_file(label[:LONGEST_FILE_WORD])
-        taken = {name.lower() for name in found.values()}
-        names = [plain, *(plain.replace("_timeline.png", f"-{i}_timeline.png") for i in range(2, len(labels) + 1))]
-        found[label] = next(name for name in names if name.lower() not in taken)
-    return found
-
-
-def _timeline(dataset: TelemetryDataset, file_name: str) -> Chart:
+def _timeline(dataset: TelemetryDataset) -> Chart:
     shown = dataset.runs[:MOST_PANELS]
     more = f" The first {len(shown)} of {len(dataset.runs)} runs." if len(shown) < len(dataset.runs) else ""
     names = distinct_names([measured.name for measured in shown])
     return Chart(
-        file_name,
+        timeline_file(dataset.label),
         [_run_lines(measured, name) for measured, name in zip(shown, names, strict=True)],
         f"{_brief(dataset.label)}: what the time of each step went to",
         [

@@ -15,8 +15,8 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import estimate
-from overlap_sweep.workloads.fsdp import telemetry_runs as telemetry
-from overlap_sweep.workloads.fsdp.telemetry_runs import Run, read_telemetry
+from overlap_sweep.workloads.fsdp import telemetry
+from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
 from overlap_sweep.workloads.fsdp.telemetry_steps import (
     aggregate,
     aggregates,
