@@ -13,9 +13,13 @@ nothing of points and launchers. There are two:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import math
+import statistics
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from overlap_sweep.results.estimate import Estimate
 
 _Wanted = TypeVar("_Wanted")
 _Answers = TypeVar("_Answers")
@@ -31,6 +35,15 @@ class Failure:
     """It computes something else than without overlap."""
     by_chance: bool = False
     """It may be measured at another time: nothing about the setting is to blame."""
+
+
+def mean(estimates: Sequence[Estimate], spread_us: float) -> Estimate:
+    """Returns several estimates of one setting as one. Its noise is that of a mean of theirs, or what single ones are
+    found to differ by, whichever is larger."""
+    count = len(estimates)
+    noise_us = math.hypot(*(one.noise_us for one in estimates)) / count
+    time_us = statistics.fmean(one.time_us for one in estimates)
+    return Estimate(time_us, max(noise_us, spread_us / math.sqrt(count)), sum(one.repeats for one in estimates))
 
 
 def conduct(search: Generator[_Wanted, _Answers, _Why], measure: Callable[[_Wanted], _Answers]) -> _Why:

@@ -66,9 +66,8 @@ def bisect(trail: Trail, effort: Effort) -> Search:
     failed = [group for group in groups if not any(c in trail.samples for c in group)]
     left = [[c for c in group if c not in trail.failed and not trail.given_up(c)] for group in failed]
     yield from trail.measure([_entry(trail, group, effort) for group in left if group])
-    while (found := _next(progress)) is not None:
-        candidate, more = found
-        if more:
+    while (candidate := _next(progress)) is not None:
+        if progress.has_more(candidate):
             progress.searched.add(trail.cell.arm(candidate))
             yield from _search_arm(trail, trail.cell.arm(candidate), effort)
         else:
@@ -98,18 +97,14 @@ def _usual_knobs(setting: space.Setting) -> int:
     return sum(setting.get(knob) == value for knob, value in space.USERBUFFERS_DEFAULTS[setting["method"]].items())
 
 
-def _next(progress: _Progress) -> tuple[Candidate, bool] | None:
-    """What to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one, whose knobs
-    were not flipped yet. The flag tells which of both."""
+def _next(progress: _Progress) -> Candidate | None:
+    """Returns what to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one, whose
+    knobs were not flipped yet."""
     within_reach = list(filter(progress.within_reach, progress.trail.overlaps))
     # One measurement bounds nothing: the fastest ladder gets a second one before everything is dropped.
     second_look = [] if within_reach or progress.searched else progress.trail.overlaps
     unsearched = next(filter(progress.has_more, within_reach or second_look), None)
-    if unsearched is not None:
-        return unsearched, True
-    if within_reach and within_reach[0] not in progress.flipped:
-        return within_reach[0], False
-    return None
+    return unsearched or next((c for c in within_reach[:1] if c not in progress.flipped), None)
 
 
 def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:

@@ -15,7 +15,7 @@ from typing import Any
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.search import Failure
+from overlap_sweep.search import Failure, mean
 
 ORDINAL = "num_sm"
 """The knob along which time falls and then rises; the others are tried one value at a time."""
@@ -105,7 +105,7 @@ class Cell:
         found: dict[tuple[str, str], dict[Any, list[Candidate]]] = {}
         for slot in candidate.settings:
             rest = Candidate(tuple(item for item in candidate.slots if item[0] != slot))
-            if rest in self._members:
+            if rest in self.arms.get(self.arm(rest), ()):
                 found[slot, "method"] = {"none": [rest]}
         for slot, setting in candidate.settings.items():
             for knob in (name for name in setting if name not in ("method", ORDINAL)):
@@ -114,10 +114,6 @@ class Cell:
                 if others := {value: others for value, others in by_value.items() if value != setting[knob]}:
                     found[slot, knob] = others
         return found
-
-    @cached_property
-    def _members(self) -> frozenset[Candidate]:
-        return frozenset(self.candidates)
 
     @cached_property
     def _cga_follows(self) -> bool:
@@ -254,12 +250,9 @@ class Trail:
 
 
 def together(samples: Sequence[Estimate]) -> Estimate:
-    """Several medians of one setting as one: their mean, and the noise of a mean, or what they really differ by."""
-    count, times_us = len(samples), [sample.time_us for sample in samples]
-    noise_us = math.hypot(*(sample.noise_us for sample in samples)) / count
-    spread_us = (max(times_us) - min(times_us)) / 2 / math.sqrt(count)
-    repeats = sum(sample.repeats for sample in samples)
-    return samples[0] if count == 1 else Estimate(sum(times_us) / count, max(noise_us, spread_us), repeats)
+    """Several medians of one setting as one."""
+    times_us = [sample.time_us for sample in samples]
+    return samples[0] if len(samples) == 1 else mean(samples, (max(times_us) - min(times_us)) / 2)
 
 
 Start = Callable[[Trail, str], float]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.search import Failure
+from overlap_sweep.search import Failure, mean
 from overlap_sweep.workloads import Sample
 
 Setting = tuple[str, ...]
@@ -64,7 +64,9 @@ class Samples:
             scales_us = {work: statistics.fmean(besides) for work, besides in self._besides().items()}
             levels = {s: [self._level(sample, scales_us) for sample in samples] for s, samples in self.of.items()}
             spread = self._spread([[level.time_us for level in own] for own in levels.values()])
-            self._estimates = {s: _mean(own, spread) for s, own in levels.items()}
+            self._estimates = {
+                s: mean(own, spread * statistics.fmean(o.time_us for o in own)) for s, own in levels.items()
+            }
         return self._estimates[setting]
 
     def time_us(self, setting: Setting) -> float:
@@ -117,13 +119,6 @@ class Samples:
         return self._deviations * (1 + self._deviations / (2 * freedom)) * deviation
 
 
-def _mean(levels: Sequence[Estimate], spread: float) -> Estimate:
-    mean_us = statistics.fmean(level.time_us for level in levels)
-    within_us = math.hypot(*(level.noise_us for level in levels)) / len(levels)
-    between_us = mean_us * spread / math.sqrt(len(levels))
-    return Estimate(mean_us, max(within_us, between_us), sum(level.repeats for level in levels))
-
-
 @dataclass
 class KnobTrail:
     """A search's space and all that came of it so far."""
@@ -161,9 +156,9 @@ class KnobTrail:
         pairs = zip(setting, origin or self.baseline, strict=True)
         return {index: value for index, (value, other) in enumerate(pairs) if value != other}
 
-    def name(self, setting: Setting) -> str:
-        """Its overrides, or `the baseline`."""
-        changed = self.changed(setting)
+    def name(self, setting: Setting, origin: Setting | None = None) -> str:
+        """Its overrides, or those that differ from another setting; or `the baseline`."""
+        changed = self.changed(setting, origin)
         return " ".join(f"{self.knobs[i].key}={value}" for i, value in changed.items()) or "the baseline"
 
     def possible(self, setting: Setting) -> bool:

@@ -175,24 +175,16 @@ def team(trail: KnobTrail, best: Setting) -> list[Setting]:
     """What is measured again to prove it: the baseline, itself, and itself without each of its changes."""
     if best == trail.baseline:
         return []
-    return list(dict.fromkeys([trail.baseline, best, *(s for s in put_back(trail, best).values() if s)]))
+    return list(
+        dict.fromkeys([trail.baseline, best, *(s for s in one_by_one(trail, best, trail.baseline).values() if s)])
+    )
 
 
-def put_back(trail: KnobTrail, best: Setting) -> dict[int, Setting | None]:
-    """By knob's index the setting with the baseline's value there; None where that is refused or fails."""
-    without = {index: _with(best, {index: trail.baseline[index]}) for index in trail.changed(best)}
-    return {index: setting if trail.possible(setting) else None for index, setting in without.items()}
-
-
-def alone(trail: KnobTrail, best: Setting) -> dict[int, Setting | None]:
-    """By knob's index the baseline with the best's value there; None where that is refused or fails."""
-    single = {index: _with(trail.baseline, {index: value}) for index, value in trail.changed(best).items()}
-    return {index: setting if trail.possible(setting) else None for index, setting in single.items()}
-
-
-def _rounds(effort: Search) -> int:
-    """One alone says nothing of what two measurements differ by."""
-    return max(2, effort.repeats)
+def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, Setting | None]:
+    """By the index of each knob that they have otherwise, the setting with the other's value there; None where that is
+    refused or fails."""
+    taken_over = {index: _with(setting, {index: value}) for index, value in trail.changed(other, setting).items()}
+    return {index: changed if trail.possible(changed) else None for index, changed in taken_over.items()}
 
 
 def _reserve(trail: KnobTrail) -> int:
@@ -217,7 +209,7 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
             best, instead = instead, None
             continue
         if trail.chosen:
-            trail.notes.append(f"{_difference(trail, trail.chosen, best)} does not help beside the rest: taken back")
+            trail.notes.append(f"{trail.name(trail.chosen, best)} does not help beside the rest: taken back")
         trail.chosen = best
         if not proof.beats(best, trail.baseline):
             trail.notes.append(f"{trail.name(best)} seemed faster than the baseline, and was not when measured again")
@@ -226,7 +218,7 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
         # Many small losses make a large one: what is taken back is measured against what the search found, too.
         idle = [
             setting
-            for setting in put_back(trail, best).values()
+            for setting in one_by_one(trail, best, trail.baseline).values()
             if setting in proof.of and not proof.beats(best, setting) and not proof.beats(fastest, setting)
         ]
         if not idle:
@@ -235,7 +227,7 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
         every = _with(best, {index: trail.baseline[index] for s in idle for index in trail.changed(s, best)})
         known_worse = every in proof.of and proof.beats(fastest, every)
         best, instead = (one, None) if known_worse or not trail.possible(every) else (every, one)
-    yield from trail.measure([setting for setting in alone(trail, trail.best).values() if setting])
+    yield from trail.measure([setting for setting in one_by_one(trail, trail.baseline, trail.best).values() if setting])
 
 
 def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
@@ -245,18 +237,15 @@ def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
         return
     # The best takes part again: what was measured before it was not in turns with this.
     members = list(dict.fromkeys([*new, best]))
-    rounds = min(_rounds(effort), int(min(trail.room(), sys.maxsize)) // len(members))
+    # One round alone says nothing of what two measurements differ by.
+    most = max(2, effort.repeats)
+    rounds = min(most, int(min(trail.room(), sys.maxsize)) // len(members))
     if rounds < 2:
         trail.cut, members = True, [setting for setting in (trail.baseline, best) if setting in members]
-        rounds = min(_rounds(effort), int(trail.room()) // len(members))
+        rounds = min(most, int(trail.room()) // len(members))
     for turn in range(rounds):
         # There and back: what drifts steadily hits all alike.
         yield from trail.prove(members if turn % 2 == 0 else members[::-1])
-
-
-def _difference(trail: KnobTrail, setting: Setting, other: Setting) -> str:
-    changed = trail.changed(setting, other).items()
-    return " ".join(f"{trail.knobs[index].key}={value}" for index, value in changed)
 
 
 def agree(proof: Samples, one: Setting, other: Setting) -> bool:
@@ -284,7 +273,12 @@ def answer(trail: KnobTrail) -> KnobSearch:
     search.by_time = best != base and not judged.beside
     search.contributions = [_contribution(trail, judged, best, index) for index in trail.changed(best)]
     search.settings = len(trail.found.of) + len(trail.failed)
-    search.tried = sorted((_tried(trail, setting) for setting in trail.found.of), key=lambda tried: tried.time_us)
+    for setting in sorted(trail.found.of, key=trail.found.time_us):
+        found, measurements = trail.found.estimate(setting), len(trail.found.of[setting])
+        changed = _changed(trail, setting)
+        search.tried.append(
+            TriedKnobs(changed=changed, time_us=found.time_us, noise_us=found.noise_us, measurements=measurements)
+        )
     return search
 
 
@@ -293,7 +287,7 @@ def _changed(trail: KnobTrail, setting: Setting) -> dict[str, str]:
 
 
 def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) -> Contribution:
-    with_it, without = alone(trail, best)[index], put_back(trail, best)[index]
+    with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
     return Contribution(
         key=trail.knobs[index].key,
         baseline=trail.baseline[index],
@@ -325,13 +319,3 @@ def _over_none(samples: Samples, setting: Setting) -> Gain | None:
         return None
     ratio: Estimate = estimate([time_us / none_us for time_us, none_us in pairs])
     return Gain(1 - ratio.time_us, ratio.noise_us)
-
-
-def _tried(trail: KnobTrail, setting: Setting) -> TriedKnobs:
-    found = trail.found.estimate(setting)
-    return TriedKnobs(
-        changed=_changed(trail, setting),
-        time_us=found.time_us,
-        noise_us=found.noise_us,
-        measurements=len(trail.found.of[setting]),
-    )

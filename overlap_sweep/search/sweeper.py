@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, product
+from pathlib import Path
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
@@ -16,7 +17,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.report.searches import pass_line
-from overlap_sweep.results.points import Case, Point
+from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, write_search_record
 from overlap_sweep.results.run_directory import SEARCH_FILE
 from overlap_sweep.results.traces import own_traces
@@ -236,14 +237,7 @@ def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
 def case_of(task: Task, analysis: Analysis) -> CaseAnalysis:
     """Returns the analysis of the points that may be compared with the task's, which has a baseline."""
     assert task.baseline
-    environment, point = task.baseline.environment, task.point
-    case = Case(
-        model=point["model"]["name"],
-        backend=point["backend"],
-        device=environment.get("gpu") or point["runtime"]["device"],
-        precision=point["precision"],
-        tokens=point["workload"]["tokens"],
-    )
+    case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
     return next(found for found in analysis.operators.cases if found.case == case)
 
 

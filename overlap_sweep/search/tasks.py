@@ -35,16 +35,9 @@ SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys whose values a search chooses among; every other key's values make cases that are searched apart."""
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The search space of one operator."""
-
-    methods: Sequence[str]
-    knobs: Mapping[str, Sequence[Any]]
-    """By knob its values, the first of which the search prefers; None is what the backend gives the method by
-    default."""
-    phase: str = "all"
-    """Or the only phase that may be overlapped."""
+Choices = Mapping[str, Sequence[Any]]
+"""By key of SEARCHED its values, the first of which the search prefers. A knob's None is what the backend gives the
+method by default; `phase` has one value."""
 
 
 def read_choices(
@@ -69,18 +62,17 @@ def read_choices(
             f"no num_sm of {', '.join(map(str, found['num_sm']))} lies between search.min_num_sm={limits.min_num_sm} "
             f"and search.max_num_sm={limits.max_num_sm}; widen them."
         )
-    phase, *more = found["phase"]
-    if more:
+    if len(found["phase"]) > 1:
         raise UserError(f"phase={','.join(found['phase'])} is searched at once with phase=all.")
-    methods = [method for method in found["method"] if method != "none"]
-    return Choices(methods, {**{knob: found[knob] for knob in space.KNOBS}, "num_sm": counts}, phase)
+    return {**found, "num_sm": counts}
 
 
 def candidates(point: Mapping[str, Any], choices: Choices) -> tuple[dict[str, list[Candidate]], Counter[str]]:
     """Returns by pass what the slots of the point's operator may be given, `none` left out; and why others may not,
     with their number."""
     operator, refusal = point["operator"], workloads.load("operator").refusal
-    phases = space.PHASES if choices.phase == "all" else (choices.phase,)
+    (phase,) = choices["phase"]
+    phases = space.PHASES if phase == "all" else (phase,)
     found: dict[str, list[Candidate]] = {name: [] for name in space.PASSES}
     refused: Counter[str] = Counter()
     for pass_name in space.PASSES:
@@ -103,9 +95,9 @@ def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Se
     operator, backend = point["operator"], backends.load(point["backend"])
     supported = backend.knobs(point)
     found: dict[Any, Setting] = {}
-    for method in (method for method in choices.methods if method in space.methods_of(operator, phase)):
+    for method in (method for method in choices["method"] if method in space.methods_of(operator, phase)):
         names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
-        for values in product(*(choices.knobs.get(name, (None,)) for name in names)):
+        for values in product(*(choices.get(name, (None,)) for name in names)):
             given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
             setting = space.without_idle_knobs({"method": method, **backend.default_knobs(method), **given})
             known = {k: v for k, v in setting.items() if k == "method" or k in names}

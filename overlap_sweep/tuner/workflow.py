@@ -320,29 +320,22 @@ def _keep(whole: Sweep, record: TunerRecord) -> None:
 
 
 def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:
+    """Returns the values with the TP sizes to search, smallest first, and what to say of those that the machine has too
+    few GPUs for. UserError when none is left."""
     if "tp_size" in values:
         return values, None
-    if elsewhere():
-        return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes_up_to(config.max_tp_size, None)[0]]}, None
-    gpus = visible_gpus() if config.runtime.device != "cpu" else 0
-    on_gpus = config.runtime.device == "cuda" or (config.runtime.device == "auto" and gpus)
-    tp_sizes, notice = tp_sizes_up_to(config.max_tp_size, gpus if on_gpus else None)
-    return {**values, "tp_size": [str(tp_size) for tp_size in tp_sizes]}, notice
-
-
-def tp_sizes_up_to(most: int, gpus: int | None) -> tuple[list[int], str | None]:
-    """TP sizes to search, smallest first, and what to say of those that the machine has too few GPUs for.
-
-    `gpus` is None on a CPU, where ranks need none. UserError when none is left.
-    """
-    asked = [size for size in TP_SIZES if size <= most]
+    asked = [size for size in TP_SIZES if size <= config.max_tp_size]
     if not asked:
-        raise UserError(f"max_tp_size={most} leaves nothing that communicates; give 2 or more.")
-    possible = [size for size in asked if gpus is None or size <= gpus]
+        raise UserError(f"max_tp_size={config.max_tp_size} leaves nothing that communicates; give 2 or more.")
+    device = config.runtime.device
+    gpus = 0 if elsewhere() or device == "cpu" else visible_gpus()
+    limited = not elsewhere() and (device == "cuda" or (device == "auto" and gpus))
+    possible = [size for size in asked if size <= gpus] if limited else asked
     if not possible:
         raise UserError(f"tensor parallelism needs 2 GPUs at least and {gpus} is visible; or use runtime.device=cpu.")
     missing = [f"TP={size}" for size in asked if size not in possible]
-    return possible, f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
+    notice = f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
+    return {**values, "tp_size": list(map(str, possible))}, notice
 
 
 def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.overlap import space
 from overlap_sweep.search.cell import NONE, Candidate, distance
-from overlap_sweep.search.tasks import Choices, candidates
+from overlap_sweep.search.tasks import candidates
 from tests.points import gpu_point, operator_point
 from tests.search.surfaces import cell, method_of, num_sm, one_slot, pair, pairs, settings
 
@@ -30,7 +30,7 @@ def with_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def found(
     point: Mapping[str, Any], methods: Sequence[str] = space.METHODS[1:], phase: str = "all", **knobs: Sequence[Any]
 ) -> tuple[dict[str, list[Candidate]], Counter[str]]:
-    return candidates(point, Choices(methods, {**KNOBS, **knobs}, phase))
+    return candidates(point, {**KNOBS, "method": methods, "phase": (phase,), **knobs})
 
 
 RINGS = ["ring_agg0_sm1", "ring_agg1_sm1", "ring_agg0_sm16", "ring_agg1_sm16"]

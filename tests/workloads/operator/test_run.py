@@ -11,7 +11,7 @@ import pytest
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
-from overlap_sweep.search.tasks import Choices, candidates
+from overlap_sweep.search.tasks import candidates
 from overlap_sweep.workloads import operator
 from overlap_sweep.workloads.naming import point_name
 from tests.points import gpu_point, operator_point
@@ -52,8 +52,8 @@ def test_points_differ_in_no_knob_that_they_are_given_unasked(method: str) -> No
 
 def test_a_search_tries_each_method_once() -> None:
     point = on_symm_mem()
-    choices = Choices(space.METHODS[1:], {"num_sm": (1, 4, 16), "aggregate": (False, True), "num_splits": (2, 4)})
-    found, refused = candidates(point, choices)
+    choices = {"num_sm": (1, 4, 16), "aggregate": (False, True), "num_splits": (2, 4)}
+    found, refused = candidates(point, {**choices, "method": space.METHODS[1:], "phase": ("all",)})
     assert [str(candidate) for candidate in found["fwd"]] == ["ring"]
     bwd = ["dgrad bulk + wgrad bulk", "dgrad bulk", "ring", "wgrad bulk"]
     assert [str(candidate) for candidate in found["bwd"]] == bwd
