@@ -33,7 +33,7 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 from overlap_sweep.workloads.layer import answer as layers
 from overlap_sweep.workloads.operator import choice
 from overlap_sweep.workloads.tp_training import answer as tp_training
-from overlap_sweep.workloads.tp_training.rows import step_timing
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 
 GROUPS = 300
 COUNTS = (1, 4)
@@ -178,7 +178,7 @@ def main(directory: Path) -> None:
         elif name == "fsdp":
             found = [of_steps(points, fsdp_tells, lambda point: training.measured(point.result).step["point"], name)]
         else:
-            found = [of_steps(points, stacks_tell, lambda point: step_timing(point.result), name)]
+            found = [of_steps(points, stacks_tell, lambda point: point.measured_as(TpTrainingRun).timing, name)]
         for one in found:
             for label, count, scatter, told in one:
                 apart = f"{sum(told) / len(told):6.1%}" if told else "     -"

@@ -37,15 +37,20 @@ _Phases = Mapping[str, TraceRow]
 
 @dataclass
 class TraceReading:
-    """The trace metrics of one point, by column; columns without a value are left out."""
+    """What the traces of one point say."""
 
     metrics: dict[str, float] = field(default_factory=dict)
+    """By column; columns without a value are left out."""
     missing: list[str] = field(default_factory=list)
     """Names of traces that result.json lists and that are not there."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each trace that is there and cannot be read."""
     warnings: list[str] = field(default_factory=list)
-    """One sentence for each that was read only in part."""
+    """One sentence for each that was read only in part, and one where start-up is left out."""
+    rows: list[TraceRow] = field(default_factory=list)
+    """Of all ranks, without iterations that are start-up."""
+    startup: list[int] = field(default_factory=list)
+    """Those iterations."""
 
 
 def summarise(rows: Iterable[TraceRow]) -> dict[str, float]:
@@ -111,11 +116,14 @@ def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
     startup = startup_of(found)
     rows = [row for file in found for row in file.rows]
     said = [in_words(str(found[0].path.parent), rows, startup)] if startup else []
+    steady = [row for row in rows if row.iteration not in startup]
     return TraceReading(
-        metrics=summarise(row for row in rows if row.iteration not in startup),
+        metrics=summarise(steady),
         missing=[name for name, file in files.items() if file is None],
         problems=[file.problem for file in found if file.problem],
         warnings=[*(warning for file in found for warning in file.warnings), *said],
+        rows=steady,
+        startup=startup,
     )
 
 

@@ -28,7 +28,7 @@ from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import answers, frame
 from overlap_sweep.workloads.tp_training import section as tp_training
-from overlap_sweep.workloads.tp_training.rows import CommunicationReading, StepCommunication
+from overlap_sweep.workloads.tp_training.rows import StepCommunication
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
 from tests.made_sweeps import WINS, write_tuned_sweep
 from tests.make_point import implementation, kernel_config, make_point, stack_config, variant
@@ -271,9 +271,9 @@ def test_a_narrow_terminal_leaves_out_the_least_important_columns(made: Made, tm
 
 def test_a_terminal_of_140_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:
     longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
-    directory = make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
-    seen, stream = {directory: StepCommunication(100_000.0, 50_000.0)}, io.StringIO()
-    with patch.object(tp_training, "read_communication", lambda _: CommunicationReading(seen)):
+    make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
+    seen, stream = StepCommunication(100_000.0, 50_000.0), io.StringIO()
+    with patch.object(tp_training, "step_communication", lambda _: seen):
         (section,) = sections_of_points(read_points(tmp_path).points)
     print_section(section, Console(file=stream, width=140, highlight=False, markup=False))
     lines = stream.getvalue().splitlines()

@@ -18,10 +18,11 @@ from overlap_sweep.overlap.space import SLOTS
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.results.traces import read_traces
 from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.files import results
-from overlap_sweep.workloads.tp_training.rows import read_communication
+from overlap_sweep.workloads.tp_training.rows import step_communication
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,
@@ -229,8 +230,8 @@ def test_a_stack_whose_losses_deviate_has_the_step(tmp_path: Path) -> None:
 def test_a_bad_trace_of_a_stack_is_a_problem_and_no_more(tmp_path: Path) -> None:
     directory = make_point("tp_training", tmp_path, traces=[trace_file(0), trace_file(1)])
     (directory / trace_file(0)).write_text("no trace")
-    found = read_communication(read_points(tmp_path).points)
-    assert (len(found.problems), trace_file(0) in found.problems[0], found.of_point) == (1, True, {})
+    found = read_traces(read_points(tmp_path).points)[directory]
+    assert (len(found.problems), trace_file(0) in found.problems[0], step_communication(found)) == (1, True, None)
 
 
 # points.csv, of recorded sweeps

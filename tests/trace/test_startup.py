@@ -12,7 +12,7 @@ from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.trace.files import of_startup, read_trace_files
 from overlap_sweep.trace.overlap import TraceRow, startup_iterations
-from overlap_sweep.workloads.tp_training.rows import read_communication
+from overlap_sweep.workloads.tp_training.rows import step_communication
 from tests.make_point import make_point, operator_config
 from tests.results.reading import trace_row
 from tests.results.traces_by_hand import write_trace
@@ -97,7 +97,8 @@ def test_a_points_columns_are_of_no_startup_on_any_rank_and_it_is_told(tmp_path:
 def test_a_steps_communication_is_of_no_startup(tmp_path: Path) -> None:
     directory = make_point("operator", tmp_path, operator_config(), traces=["trace_rank0.json"])
     write_trace(directory / "trace_rank0.json", 0, [800.0, 100.0, 100.0], 200.0)
-    reading = read_communication(read_points(tmp_path).points)
-    found = reading.of_point[directory]
+    reading = read_traces(read_points(tmp_path).points)[directory]
+    found = step_communication(reading)
+    assert found
     assert (found.exposed_us, found.startup_iterations) == (100.0, 1)
     assert [warning.startswith(f"{directory}: iteration 0 took") for warning in reading.warnings] == [True]

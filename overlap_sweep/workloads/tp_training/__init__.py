@@ -14,7 +14,13 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import Workers, Workload, run_of
-from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, PRECISION_OF, TP_TRAINING_ON, TpTraining
+from overlap_sweep.workloads.tp_training.config import (
+    DEFAULT_IMPL,
+    PRECISION_OF,
+    SEQUENCE_PARALLEL,
+    TP_TRAINING_ON,
+    TpTraining,
+)
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture, language_model
 
 _OF_ALL = ("runtime", "profile", "repetition", "model", "tp_size")
@@ -32,8 +38,6 @@ _LIBRARIES = {
     "megatron": (),
 }
 """Whose version is part of the point, beside those that every result's environment is compared by."""
-_IN_SEQUENCE = ("async_tp", "megatron")
-"""Implementations that overlap nothing without sequence parallelism."""
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         )
     training |= {name: None for name, impls in _ONLY_OF.items() if impl not in impls}
     if training["sequence_parallel"] is None:
-        training["sequence_parallel"] = impl in _IN_SEQUENCE
+        training["sequence_parallel"] = impl in SEQUENCE_PARALLEL
     # One rank has the whole sequence.
     training["sequence_parallel"] &= point["tp_size"] > 1
     training["compile"] |= impl == "async_tp"

@@ -27,16 +27,10 @@ LONG_WAIT = 0.05
 """Of a step: what is worth a sentence."""
 
 
-class Tolerance(NamedTuple):
-    """Relative differences that rounding explains."""
-
-    loss: float
-    grad_norm: float
-
-
-def tolerance_of(precision: str) -> Tolerance:
-    """Returns a wide one for bf16 and fp16, which keep 8 and 11 bits: every implementation adds in another order."""
-    return Tolerance(1e-4, 1e-3) if precision == "fp32" else Tolerance(1e-2, 5e-2)
+def tolerance_of(precision: str) -> tuple[float, float]:
+    """Returns the relative differences of losses and of gradients' norms that rounding explains: bf16 and fp16 keep 8
+    and 11 bits, and every implementation adds in another order."""
+    return (1e-4, 1e-3) if precision == "fp32" else (1e-2, 5e-2)
 
 
 class Difference(NamedTuple):
@@ -58,7 +52,9 @@ class Comparison(NamedTuple):
     """The first that is beyond the tolerance; None where it computes the same."""
 
 
-def compare(votes: Mapping[str, Mapping[K, Sequence[TpTrainingStep]]], tolerance: Tolerance) -> dict[K, Comparison]:
+def compare(
+    votes: Mapping[str, Mapping[K, Sequence[TpTrainingStep]]], tolerance: tuple[float, float]
+) -> dict[K, Comparison]:
     """Returns by run how it compares. `votes`: by who computed, at least two, the steps of each of their runs, warm-up
     steps among them. Each is held against the median of all, so that one that is wrong among three or more tells
     itself; of two each is held against the other."""

@@ -14,7 +14,7 @@ from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.tp_training.answer import TpTrainingCase, analyse_tp_training, compare, tolerance_of
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
-from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of, step_timing
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
 
 STEP = "step"
 """The pass of a training run."""
@@ -33,7 +33,7 @@ def samples(result: Result) -> dict[str, Sample]:
     """Returns the step, whoever limits it."""
     point = result.point
     options = setting_of(point).removeprefix(point["impl"])
-    sample = Sample((step_timing(result),), None, STEP, point["workload"]["tokens"])
+    sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, point["workload"]["tokens"])
     return {f"dp{point['dp_size']}{options}": sample}
 
 

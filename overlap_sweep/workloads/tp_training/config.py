@@ -16,6 +16,10 @@ IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 
 DEFAULT_IMPL = "fsdp_dtensor"
 
+SEQUENCE_PARALLEL = ("async_tp", "megatron")
+"""Implementations that are so unasked, where there is more than one tensor-parallel rank: they overlap nothing
+else."""
+
 PRECISION_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """By `tp_training.dtype`."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import SETTINGS_FILE, Result
-from overlap_sweep.results.traces import own_traces, startup_of
-from overlap_sweep.trace.files import read_trace_files
-from overlap_sweep.trace.overlap import TraceRow, in_words
+from overlap_sweep.results.run_directory import SETTINGS_FILE
+from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep, quartiles
 
@@ -38,8 +37,6 @@ _SETTING_WORDS: dict[str, Callable[[Any], str]] = {
 """What an option that is not null adds to the name of a setting."""
 _OF_NO_SETTING = ("log_interval", "peak_tflops", "output_dir")
 """Options that change neither what is computed nor how."""
-_SEQUENCE_PARALLEL = ("async_tp", "megatron")
-"""Implementations that are so unasked, where there is more than one tensor-parallel rank."""
 
 
 class Grid(NamedTuple):
@@ -90,8 +87,6 @@ class TpTrainingRow:
     setting: str
     """The implementation, with what is not at its default."""
     points: list[Point]
-    steps: list[TpTrainingStep]
-    """The timed ones."""
     step: Estimate
     communication: StepCommunication | None
     """Of its first point that has traces."""
@@ -114,6 +109,11 @@ class TpTrainingRow:
     def run(self) -> TpTrainingRun:
         """Of its first point."""
         return self.points[0].measured_as(TpTrainingRun)
+
+    @cached_property
+    def steps(self) -> list[TpTrainingStep]:
+        """The timed ones."""
+        return [step for point in self.points for step in point.measured_as(TpTrainingRun).timed_steps]
 
     @property
     def time_us(self) -> float:
@@ -218,11 +218,6 @@ def is_launch_bound(points: Iterable[Point]) -> bool:
     return any(point.result and point.result.launch_bound for point in points)
 
 
-def step_timing(result: Result) -> Timing:
-    """Returns the times of the timed steps."""
-    return result.measured_as(TpTrainingRun).timing
-
-
 def setting_of(config: Mapping[str, Any]) -> str:
     """Returns `autotp zero2`: the implementation of a resolved point, and which options are not at their defaults."""
     return " ".join(filter(None, [str(config["impl"]), *_option_words(config)]))
@@ -232,7 +227,7 @@ def _option_words(config: Mapping[str, Any]) -> Iterator[str]:
     impl, options = config["impl"], config["tp_training"]
     yield from (word(options[name]) for name, word in _SETTING_WORDS.items() if options.get(name) is not None)
     in_sequence = options.get("sequence_parallel")
-    if in_sequence is not None and in_sequence != (impl in _SEQUENCE_PARALLEL and config["tp_size"] > 1):
+    if in_sequence is not None and in_sequence != (impl in SEQUENCE_PARALLEL and config["tp_size"] > 1):
         yield "sequence parallel" if in_sequence else "no sequence parallel"
     if options.get("compile") and impl != "async_tp":
         yield "compiled"
@@ -250,7 +245,7 @@ def rows_of(
     """Returns a row for each setting, and one for each point by itself. `points`: of one case, that are ok;
     `communication`: by run directory."""
     named = _named(points)
-    repeated = [([estimate(_timed_us(one)) for one in of_one], is_launch_bound(of_one)) for of_one in named.values()]
+    repeated = [([_estimate([point]) for point in of_one], is_launch_bound(of_one)) for of_one in named.values()]
     between = verdict.scatters_of_steps(repeated, points[0].config["runtime"]["device"])
 
     def row(grid: Grid, setting: str, points: list[Point]) -> TpTrainingRow:
@@ -258,8 +253,7 @@ def rows_of(
             grid=grid,
             setting=setting,
             points=points,
-            steps=[step for point in points for step in point.measured_as(TpTrainingRun).timed_steps],
-            step=between[is_launch_bound(points)].added_to(estimate(*map(_timed_us, points)), len(points)),
+            step=between[is_launch_bound(points)].added_to(_estimate(points), len(points)),
             communication=next((communication[p.directory] for p in points if p.directory in communication), None),
         )
 
@@ -267,6 +261,10 @@ def rows_of(
         [row(*key, of_one) for key, of_one in named.items()],
         [row(*key, [point]) for key, of_one in named.items() for point in of_one],
     )
+
+
+def _estimate(points: Iterable[Point]) -> Estimate:
+    return estimate(*(point.measured_as(TpTrainingRun).timing.samples_us for point in points))
 
 
 def _named(points: Iterable[Point]) -> dict[tuple[Grid, str], list[Point]]:
@@ -288,49 +286,12 @@ def _identity(config: Mapping[str, Any]) -> str:
     return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "max_connections": connections})
 
 
-def _timed_us(point: Point) -> list[float]:
-    return [step.step_us for step in point.measured_as(TpTrainingRun).timed_steps]
-
-
-@dataclass
-class CommunicationReading:
-    """Of the traces of several points."""
-
-    of_point: dict[Path, StepCommunication] = field(default_factory=dict)
-    """By run directory, where there are traces that can be read."""
-    problems: list[str] = field(default_factory=list)
-    """One sentence for each trace that is there and cannot be read."""
-    warnings: list[str] = field(default_factory=list)
-    """One sentence for each that was read only in part, and for each point of which start-up is left out."""
-
-
-def read_communication(points: Iterable[Point]) -> CommunicationReading:
-    """Reads each point's own traces; one that is not there is left out, and so are steps that are start-up."""
-    paths = {point.directory: [point.directory / name for name in own_traces(point)] for point in points}
-    there = [path for of_point in paths.values() for path in of_point if path.exists()]
-    files = {file.path: file for file in read_trace_files(there, with_parts=False)}
-    reading = CommunicationReading(
-        problems=[file.problem for file in files.values() if file.problem],
-        warnings=[warning for file in files.values() for warning in file.warnings],
-    )
-    for directory, of_point in paths.items():
-        own = [files[path] for path in of_point if path in files]
-        startup = startup_of(own)
-        rows = [row for file in own for row in file.rows]
-        if startup:
-            reading.warnings.append(in_words(str(directory), rows, startup))
-        found = communication_of((row for row in rows if row.iteration not in startup), len(startup))
-        if found:
-            reading.of_point[directory] = found
-    return reading
-
-
-def communication_of(rows: Iterable[TraceRow], startup_iterations: int = 0) -> StepCommunication | None:
-    """Returns that of the rows of all ranks; None without a whole iteration."""
-    iterations: dict[int, list[TraceRow]] = {}
-    for row in rows:
+def step_communication(reading: TraceReading) -> StepCommunication | None:
+    """Returns that of a point's traces; None without a whole step."""
+    iterations: dict[int, list[TraceRow]] = defaultdict(list)
+    for row in reading.rows:
         if row.phase == "all":
-            iterations.setdefault(row.iteration, []).append(row)
+            iterations[row.iteration].append(row)
     if not iterations:
         return None
     least = [min(ranks, key=lambda row: row.comm_busy_us) for ranks in iterations.values()]
@@ -339,5 +300,5 @@ def communication_of(rows: Iterable[TraceRow], startup_iterations: int = 0) -> S
         statistics.median(row.comm_busy_us for row in least),
         statistics.median(row.exposed_comm_us for row in least),
         statistics.median(high_us - low.comm_busy_us for high_us, low in zip(most_us, least, strict=True)),
-        startup_iterations,
+        startup_iterations=len(reading.startup),
     )

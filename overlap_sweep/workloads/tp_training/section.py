@@ -32,6 +32,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.tp_training.answer import (
     GridAnswer,
     TpTrainingAnalysis,
@@ -43,7 +44,7 @@ from overlap_sweep.workloads.tp_training.answer import (
 )
 from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
 from overlap_sweep.workloads.tp_training.files import results_json
-from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, read_communication, setting_of
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of, step_communication
 
 C = Column[TpTrainingRow]
 P = Column[PointRow[TpTrainingRow]]
@@ -223,8 +224,9 @@ def section(sources: Sources) -> Section | None:
     points = sources.points("tp_training")
     if not points:
         return None
-    communication = read_communication(point for point in points if point.status == "ok")
-    analyses = analyse_tp_training(points, communication.of_point)
+    traces = read_traces(point for point in points if point.status == "ok")
+    communication = {directory: step_communication(reading) for directory, reading in traces.items()}
+    analyses = analyse_tp_training(points, {directory: one for directory, one in communication.items() if one})
     measured = {row.points[0].directory: row for analysis in analyses for row in analysis.of_points}
     rows = [PointRow(point, sources.reading.root, measured.get(point.directory)) for point in points]
     return Section(
@@ -254,8 +256,8 @@ def section(sources: Sources) -> Section | None:
             for row in analysis.of_points
         ],
         launch_bound=sum(row.launch_bound for row in measured.values()),
-        problems=communication.problems,
-        warnings=communication.warnings,
+        problems=[problem for reading in traces.values() for problem in reading.problems],
+        warnings=[warning for reading in traces.values() for warning in reading.warnings],
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
+from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.tp_training.answer import (
     TpTrainingAnalysis,
     analyse_tp_training,
@@ -17,7 +18,7 @@ from overlap_sweep.workloads.tp_training.answer import (
     losses_in_words,
     tolerance_of,
 )
-from overlap_sweep.workloads.tp_training.rows import StepCommunication, communication_of, setting_of
+from overlap_sweep.workloads.tp_training.rows import StepCommunication, setting_of, step_communication
 from overlap_sweep.workloads.tp_training.section import GRIDS
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import trace_row
@@ -197,7 +198,7 @@ def test_communication_is_that_of_the_rank_that_waits_least() -> None:
         trace_row(0, 1, "all", 300.0, comm_busy_us=60.0, exposed_comm_us=30.0),
         trace_row(1, 1, "all", 200.0, comm_busy_us=10.0, exposed_comm_us=0.0),
     ]
-    found = communication_of(rows)
+    found = step_communication(TraceReading(rows=rows))
     assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
     assert (found.hidden_us, found.hidden_fraction) == (20.0, 0.8)
-    assert communication_of([]) is None
+    assert step_communication(TraceReading()) is None
