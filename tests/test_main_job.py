@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.trace.overlap import TraceRow, analyse_trace
+from overlap_sweep.trace.overlap import TraceRow
 from tests.analyze import analyze
 from tests.sweeps import SMALL, Launch
+from tests.trace.conftest import analyse_trace
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Extent, Gantt, GanttBar, Group, Lane
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.trace.activity import KINDS, PHASE_OF_PASS, Activity, activity_of
-from overlap_sweep.trace.files import reader_digest
+from overlap_sweep.trace.files import key_of
 from overlap_sweep.trace.intervals import rows_without_overlap
 from overlap_sweep.trace.kernel_classes import Kind, function_name
 from overlap_sweep.trace.kineto import read_trace
@@ -185,20 +184,16 @@ def _spans(activity: Activity, number: int) -> list[Span]:
 
 def _kept_iteration(path: Path) -> Iteration | None:
     """Returns the typical iteration, read once; None where the trace cannot be read, as analysis has said already."""
-
-    def read() -> bytes:
-        return msgspec.json.encode(typical_iteration(path))
-
-    try:
-        key = f"{hashlib.sha256(path.read_bytes()).hexdigest()} {reader_digest()} {_own_digest()}"
-        return msgspec.json.decode(cached_bytes("timelines", key, read), type=Iteration)
-    except (UserError, OSError):
+    content = key_of(path)
+    if content is None:
         return None
-
-
-@cache
-def _own_digest() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    try:
+        # What is kept depends on this module, too.
+        key = f"{content} {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
+        made = cached_bytes("timelines", key, lambda: msgspec.json.encode(typical_iteration(path)))
+        return msgspec.json.decode(made, type=Iteration)
+    except UserError:
+        return None
 
 
 def _group(title: str, shown: Sequence[Span], longest: Sequence[Span]) -> Group:

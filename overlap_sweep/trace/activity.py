@@ -310,7 +310,7 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
     order = np.lexsort((-host.end_ns, host.start_ns, host.lane))
     kept = order[kind[order] != IGNORE]
     # On the thread that called it, a span of point-to-point communication lasts until somebody waits for it.
-    calling = np.isin(host.lane, np.unique(host.lane[_calls_collectives(trace) | (kind == GEMM)]))
+    calling = np.isin(host.lane, np.unique(host.lane[_named(trace, _COLLECTIVE) | (kind == GEMM)]))
     swallowing = np.isin(kind[kept], (COMM, WAIT)) & ~calling[kept]
     kept = kept[~_within(host[kept], swallowing) | np.isin(kind[kept], (COMM, WAIT))]
     gemm = kept[kind[kept] == GEMM]
@@ -319,12 +319,6 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
     kept = kept[~_within(host[kept], kind[kept] == GEMM)]
     other = np.isin(kind[kept], (COMPUTE, MEMORY))
     return kept[~(other & _within(host[kept], other))]
-
-
-def _calls_collectives(trace: Trace) -> NDArray[np.bool_]:
-    """Which host events are operators of torch.distributed."""
-    named = np.array([name.startswith("c10d::") for _, name in trace.labels], bool)
-    return named[trace.host.label]
 
 
 def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:

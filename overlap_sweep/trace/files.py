@@ -136,7 +136,7 @@ class RunRanks(msgspec.Struct, kw_only=True):
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """Returns what each trace holds, in the order of `paths`; parts, of which there are dozens a row, only if asked."""
-    keys = {path: _key_of(path) for path in paths}
+    keys = {path: key_of(path) for path in paths}
     found = {path: file for path, key in keys.items() if (file := _kept(key, path, with_parts))}
     missing = [path for path in keys if path not in found]
     for path, file in zip(missing, _read_all(missing, with_parts), strict=True):
@@ -239,8 +239,8 @@ def _guess_s(path: Path) -> float:
         return 0.0
 
 
-def _key_of(path: Path) -> str | None:
-    """Returns what the trace's findings are kept by; None where the file cannot be read."""
+def key_of(path: Path) -> str | None:
+    """Returns a key for what depends on the trace's content and its reader; None where the file cannot be read."""
     try:
         with path.open("rb") as file:
             return f"{reader_digest()} {hashlib.file_digest(file, 'sha256').hexdigest()}"
@@ -254,9 +254,12 @@ def _kept(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
     if content is None or content[:_DIGEST_BYTES] != hashlib.sha256(content[_DIGEST_BYTES:]).digest():
         return None
     try:
-        return _moved(_decoded(content[_DIGEST_BYTES:], TraceFile), path)
+        file = _moved(_decoded(content[_DIGEST_BYTES:], TraceFile), path)
     except msgspec.MsgspecError:
         return None
+    # A trace without rows has a problem.
+    is_whole = file and (file.problem or (file.rows and (file.parts or not with_parts)))
+    return file if is_whole else None
 
 
 def _keep(key: str | None, file: TraceFile, with_parts: bool) -> None:
@@ -264,7 +267,7 @@ def _keep(key: str | None, file: TraceFile, with_parts: bool) -> None:
     moved = _moved(file, _NOWHERE)
     if key is None or moved is None or (file.problem or "").startswith(f"{file.path}{_NOT_OF_ITS_CONTENT}"):
         return
-    if (file.warnings or file.problem) and _key_of(file.path) != key:
+    if (file.warnings or file.problem) and key_of(file.path) != key:
         # Somebody is writing it just now: this was found in more of it than the key is of.
         return
     for parts in {False, with_parts}:

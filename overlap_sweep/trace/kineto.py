@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
 from operator import attrgetter
@@ -70,13 +70,7 @@ class Events:
         return len(self.label)
 
     def __getitem__(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Events:
-        return Events(
-            self.label[chosen],
-            self.lane[chosen],
-            self.start_ns[chosen],
-            self.end_ns[chosen],
-            self.correlation[chosen],
-        )
+        return Events(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     @property
     def intervals(self) -> NDArray[np.int64]:

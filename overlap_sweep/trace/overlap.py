@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from statistics import median, median_low
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -24,10 +23,8 @@ from overlap_sweep.trace.activity import (
     RECOMPUTE,
     WAIT,
     Activity,
-    activity_of,
 )
 from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract
-from overlap_sweep.trace.kineto import read_trace
 
 MOST_ITERATIONS = 10_000
 """A millisecond each, and a few rows. People record some ten steps."""
@@ -87,12 +84,6 @@ class PhaseSummary(Overlap):
     phase: str
     iterations: int
     """How many iterations have the phase."""
-
-
-def analyse_trace(path: Path | str) -> list[TraceRow]:
-    """Reads a trace; one row per iteration and phase that has any work, in order. UserError when there is none."""
-    trace = read_trace(path)
-    return overlap_rows(activity_of(trace), str(path), trace.rank)
 
 
 def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceRow]:

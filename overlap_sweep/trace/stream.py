@@ -79,7 +79,11 @@ def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
     """
     try:
         with path.open("rb") as file:
-            yield from _gathered(_inflated(file, path, report_damage)) if is_gzip(path) else _plain(file)
+            yield from (
+                _gathered(_inflated(file, path, report_damage))
+                if is_gzip(path)
+                else iter(lambda: file.read(BLOCK_BYTES), b"")
+            )
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a trace (.json or .json.gz) of torch.profiler.") from None
     except OSError as error:
@@ -90,11 +94,6 @@ def is_gzip(path: Path) -> bool:
     """The suffix is no help: files get renamed, and some tools gzip without saying so."""
     with path.open("rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-
-
-def _plain(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
 
 
 def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[bytes]:

@@ -19,13 +19,12 @@ from overlap_sweep.commands.trace_rows import LONGEST_NAME, short_names
 from overlap_sweep.report.timeline import build, read_rank
 from overlap_sweep.trace.directories import is_timeline
 from overlap_sweep.trace.intervals import intersect, length, merge
-from overlap_sweep.trace.overlap import analyse_trace
 from tests.analyze import analyze, rows
 from tests.golden.made_report import TRACES, write_rank
 from tests.made_sweeps import write_sweep
 from tests.make_point import make_point, operator_config
 from tests.report.conftest import Made
-from tests.trace.conftest import HandMadeTrace
+from tests.trace.conftest import HandMadeTrace, analyse_trace
 
 DEFAULT = TRACES / "h200x4_llama3_70b_layer_te_default.json.gz"
 CPU = TRACES / "cpu_gloo_tp2_rank0.json.gz"

@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.trace.overlap import TraceRow, analyse_trace
+from overlap_sweep.trace.overlap import TraceRow
 from tests.processes import run_ranks
+from tests.trace.conftest import analyse_trace
 
 pytestmark = pytest.mark.end_to_end
 

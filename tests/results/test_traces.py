@@ -14,12 +14,12 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.frame import Row
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import METRICS, read_traces, summarise
-from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.workloads.operator.frame import table_rows
 from tests.golden.archives import INPUTS, unpack
 from tests.make_point import make_point, operator_config, pass_times
 from tests.results.reading import choices, trace_row
 from tests.results.traces_by_hand import write_trace
+from tests.trace.conftest import analyse_trace
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.trace.activity import activity_of
+from overlap_sweep.trace.kineto import read_trace
+from overlap_sweep.trace.overlap import TraceRow, overlap_rows
+
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
@@ -66,3 +70,9 @@ def trace(tmp_path: Path) -> HandMadeTrace:
 @pytest.fixture(params=sorted(path.name for path in TRACES.glob("h200x4_*.json.gz")))
 def gpu_trace(request: pytest.FixtureRequest) -> Path:
     return TRACES / request.param
+
+
+def analyse_trace(path: Path | str) -> list[TraceRow]:
+    """Reads a trace; one row per iteration and phase that has any work, in order. UserError when there is none."""
+    trace = read_trace(path)
+    return overlap_rows(activity_of(trace), str(path), trace.rank)

@@ -124,6 +124,8 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], byte
         rewritten(lambda found: [row.pop("phase") for row in found["rows"]]),
         rewritten(lambda found: found.pop("path")),
         rewritten(lambda found: found.update(rows=None)),
+        rewritten(lambda found: found.update(rows=[])),
+        rewritten(lambda found: found.update(parts=[])),
         rewritten(lambda found: found.update(warnings=["no path in front"])),
     ],
 )

@@ -13,7 +13,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.iterations import typical_iteration
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import MOST_RANKS, Trace, read_trace
-from overlap_sweep.trace.overlap import analyse_trace
+from tests.trace.conftest import analyse_trace
 
 
 def kernel(**changes: object) -> dict[str, object]:

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.trace.files import read_trace_files
-from overlap_sweep.trace.overlap import TraceRow, analyse_trace
-from tests.trace.conftest import TRACES
+from overlap_sweep.trace.overlap import TraceRow
+from tests.trace.conftest import TRACES, analyse_trace
 
 STEPS, FORWARD, BACKWARD = 3, 2, 4
 """Steps that are recorded; products of each."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from overlap_sweep.trace.activity import BWD, FWD, NEITHER, NO_ITERATION, RECOMPUTE, _period, activity_of
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.overlap import analyse_trace
+from tests.trace.conftest import analyse_trace
 
 
 def assigned(trace: Any) -> dict[str, tuple[int, int]]:

@@ -14,8 +14,8 @@ import torch
 import overlap_sweep.workloads.copy_engine.run as copy_overlap
 from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.workloads.copy_engine.run import run
+from tests.trace.conftest import analyse_trace
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

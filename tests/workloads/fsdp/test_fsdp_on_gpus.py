@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.trace.overlap import TraceRow, analyse_trace
+from overlap_sweep.trace.overlap import TraceRow
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
+from tests.trace.conftest import analyse_trace
 from tests.workloads.fsdp.points import fsdp_point
 from tests.workloads.fsdp.test_training_runs import telemetry
 

@@ -18,11 +18,11 @@ from torch import nn
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.trace.overlap import analyse_trace
 from overlap_sweep.workloads.fsdp.recording import Queue, Recorder, Span, Unit, launch_between, resolve
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
+from tests.trace.conftest import analyse_trace
 from tests.workloads.fsdp.points import fsdp_point
 
 CPU = torch.device("cpu")
