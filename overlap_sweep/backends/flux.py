@@ -65,7 +65,7 @@ _users: set[Ranks] = set()
 
 @cache
 def missing() -> str | None:
-    """Why there is no Flux here, without importing it."""
+    """Returns why there is no Flux here, without importing it."""
     spec = find_spec("flux")
     if spec is None:
         return f"Flux is not installed; {INSTALL}"
@@ -121,7 +121,7 @@ def _name(setting: Setting) -> str:
 
 
 def named(point: Mapping[str, Any], name: str) -> Setting | None:
-    """One of `implementations`, which with `_transposed` after its name multiplies by a transposed weight."""
+    """Returns one of `implementations`; with `_transposed` after its name it multiplies by a transposed weight."""
     setting = implementations(point).get(name.removesuffix(TRANSPOSED))
     if setting is None or not name.endswith(TRANSPOSED):
         return setting
@@ -213,7 +213,7 @@ def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
 
 
 def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]:
-    """The key in `_operators` of what `construct` makes, unless it is there already. Collective."""
+    """Returns the key in `_operators` of what `construct` makes, unless it is there already. Collective."""
     if key not in _operators:
         try:
             _operators[key] = construct()
@@ -240,7 +240,7 @@ def _refuse_capability(problem: Problem, ranks: Ranks) -> None:
 
 
 def _load(*needed: str) -> Any:
-    """The module `flux`. Refused where it cannot be imported or lacks one of these names."""
+    """Returns the module `flux`. Refused where it cannot be imported or lacks one of these names."""
     # NVSHMEM's libraries, which the import loads, read them.
     for name, value in NVSHMEM.items():
         os.environ.setdefault(name, value)

@@ -29,7 +29,7 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks."""
+        """Returns the largest of each value over the ranks."""
         largest = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.world_size > 1:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -38,7 +38,8 @@ class Ranks:
 
 @cache
 def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """This rank's tensor-parallel group, of neighbours, and its data-parallel group; None for that of one replica."""
+    """Returns this rank's tensor-parallel group, of neighbours, and its data-parallel group; None for that of one
+    replica."""
     if tp_size == world_size:
         return dist.group.WORLD, None
     replicas = [list(range(first, first + tp_size)) for first in range(0, world_size, tp_size)]
@@ -48,7 +49,7 @@ def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | 
 
 
 def stream_seed(seed: int, what: str, rank: int | None = None) -> int:
-    """A seed of its own for everything that is drawn; without a rank the same on all of them."""
+    """Returns a seed of its own for everything that is drawn; without a rank the same on all of them."""
     digest = hashlib.sha256(f"{seed} {what} {rank}".encode()).digest()
     return int.from_bytes(digest[:6])
 

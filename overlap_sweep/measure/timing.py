@@ -51,7 +51,7 @@ class Mark:
         self.host_ns = time.perf_counter_ns()
 
     def after_ns(self, origin: Mark) -> int:
-        """Time since the origin; the device must have passed both."""
+        """Returns the time since the origin; the device must have passed both."""
         if self._event is None or origin._event is None:
             return self.host_ns - origin.host_ns
         return round(origin._event.elapsed_time(self._event) * 1e6)
@@ -67,11 +67,11 @@ class Anchor(Mark):
     microseconds a second."""
 
     def host_after_ns(self, host_ns: int, origin: Mark) -> int:
-        """A moment of the host's clock, on the device's since the origin."""
+        """Returns a moment of the host's clock, on the device's since the origin."""
         return self.after_ns(origin) + host_ns - self.host_ns
 
     def lead_ns(self, mark: Mark) -> int:
-        """How much later the device passed a later mark than the host made it."""
+        """Returns how much later the device passed a later mark than the host made it."""
         return mark.after_ns(self) - (mark.host_ns - self.host_ns)
 
 
@@ -93,7 +93,7 @@ class Variant:
             self.prepare()
 
     def passes(self) -> Iterator[tuple[str, Callable[[int, Any], Any]]]:
-        """Each pass's name and function of the repeat and of what the pass before it returned."""
+        """Yields each pass's name and function of the repeat and of what the pass before it returned."""
         step = self.step
         yield "fwd", lambda repeat, _: self.forward(repeat)
         if self.backward:
@@ -114,7 +114,7 @@ class Turn:
 
 class Clock(Protocol):
     def time(self, variant: Variant, repeat: int) -> Turn:
-        """One repeat of every pass. Collective."""
+        """Returns one repeat of every pass. Collective."""
 
 
 def clock_for(ranks: Ranks) -> Clock:
@@ -165,7 +165,7 @@ class CudaStream:
         return event
 
     def between_us(self, start: Any, end: Any) -> float:
-        """The GPU's time between two events that have happened."""
+        """Returns the GPU's time between two events that have happened."""
         us: float = start.elapsed_time(end) * 1e3
         return us
 
@@ -217,7 +217,7 @@ def _token(device: torch.device) -> torch.Tensor:
 
 @cache
 def _cycles_per_us(device: torch.device) -> float:
-    """The rate of the clock that `torch.cuda._sleep` counts in."""
+    """Returns the rate of the clock that `torch.cuda._sleep` counts in."""
     cycles = 20_000_000
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(cycles)

@@ -82,7 +82,8 @@ def has_default(point: Mapping[str, Any]) -> bool:
 
 
 def parameter_shapes(point: Mapping[str, Any], shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
-    """A bias only where the model has one: the fused operators take none, so that adding it costs a pass of its own."""
+    """Returns a bias only where the model has one: the fused operators take none, so adding it costs a pass of its
+    own."""
     shapes: dict[str, tuple[int, ...]] = {"weight": shape.weight_shape}
     return {**shapes, "bias": shape.weight_shape[:1]} if point["model"]["bias"] else shapes
 

@@ -78,7 +78,7 @@ class SymmetricMemory:
 
 
 def _pending(result: Tensor, source: Tensor) -> Pending:
-    """The current stream waits for the work that torch has registered for the result."""
+    """Returns the result, which the current stream waits for by the work that torch has registered for it."""
     return Pending(result, [partial(torch.ops._c10d_functional.wait_tensor, result)], [source])
 
 
@@ -124,7 +124,7 @@ def _scatter_fp8(problem: Problem, matrix: Tensor, group: str, at: int) -> Outpu
 
 
 def _all_reduce(problem: Problem, group: str, reduce: Callable[[Tensor, str, str], Tensor]) -> _KernelCall:
-    """The GEMM writes into memory that all ranks can read, and `reduce` sums it. Collective."""
+    """Returns the GEMM into memory that all ranks can read, which `reduce` then sums. Collective."""
     shape = problem.shape
     shared = _symmetric_memory.empty(shape.m, shape.n, dtype=problem.out_dtype, device=problem.weight.data.device)
     _symmetric_memory.rendezvous(shared, group)  # type: ignore[arg-type]

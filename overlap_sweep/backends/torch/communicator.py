@@ -83,17 +83,17 @@ class Communicator:
         self._group, self._world_size, self._first = group, world_size, first
 
     def all_gather(self, shard: Tensor) -> Pending:
-        """[rows, columns] of every rank -> [world_size * rows, columns], by rank."""
+        """Returns [world_size * rows, columns], by rank, from [rows, columns] of every rank."""
         full = _full_size(shard, self._world_size)
         return Pending(full, [_all_gather(full, shard, group=self._group, async_op=True).wait], [shard])
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        """[world_size * rows, columns] of every rank -> this rank's [rows, columns] of their sum, into `shard`."""
+        """Returns this rank's [rows, columns] of the sum of every rank's [world_size * rows, columns], into `shard`."""
         shard = _shard_size(full, self._world_size) if shard is None else shard
         return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True).wait], [full])
 
     def all_reduce(self, partial: Tensor) -> Pending:
-        """`partial` of every rank -> their sum, in its place."""
+        """Returns the sum of every rank's `partial`, in its place."""
         return Pending(partial, [self._all_reduce(partial)])
 
     def _all_reduce(self, partial: Tensor) -> Callable[[], object]:

@@ -40,7 +40,7 @@ def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _pairs(point: Mapping[str, Any]) -> bool:
-    """Whether joining two ranks' chunks leaves anything to overlap."""
+    """Returns whether joining two ranks' chunks leaves anything to overlap."""
     return bool(point["kernel"] == "ag_gemm" and point["tp_size"] > 2 and point["tp_size"] % 2 == 0)
 
 
@@ -58,7 +58,8 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 
 
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
-    """[rows, columns] of every rank -> [world_size * rows, columns], also of FP8, which not every library gathers."""
+    """Returns [world_size * rows, columns] from [rows, columns] of every rank, also of FP8, which not every library
+    gathers."""
     from overlap_sweep.backends.torch.communicator import all_gather_now
     from overlap_sweep.backends.torch.overlap import as_bytes
 
@@ -66,7 +67,7 @@ def gather(shard: Tensor, ranks: Ranks) -> Tensor:
 
 
 def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
-    """`kernel_shape.BASELINES`: by the library's own collectives, as they are called where nothing overlaps."""
+    """Returns `kernel_shape.BASELINES`: by the library's own collectives, as they are called where nothing overlaps."""
     from overlap_sweep.backends.torch.communicator import all_reduce_now, reduce_scatter_now
     from overlap_sweep.backends.torch.overlap import multiplied
 

@@ -91,7 +91,7 @@ def parallel_linear(
 
 
 def _bias_grad(ctx: Any, dy: Tensor) -> Tensor | None:
-    """The bias is the third argument of each function here, and may be None."""
+    """Returns the gradient of the bias, the third argument of each function here, which may be None."""
     return dy.sum(0) if ctx.needs_input_grad[2] else None
 
 
@@ -258,7 +258,7 @@ class Residual(torch.nn.Module):
 def _layer(
     kind: str, point: Mapping[str, Any], operator: Callable[[str], Operator], norm: Callable[[], torch.nn.Module]
 ) -> torch.nn.Module:
-    """`operator` and `norm` make those that the kind has."""
+    """Returns the layer of this kind, of what `operator` and `norm` make."""
     match kind:
         case "linear":
             return operator("proj")
@@ -288,7 +288,7 @@ def _norm(point: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
 
 
 def _local_heads(point: Mapping[str, Any]) -> tuple[tuple[int, int, int], int]:
-    """This rank's heads of queries, keys and values, and the size of each."""
+    """Returns this rank's heads of queries, keys and values, and the size of each."""
     model, tp_size = point["model"], point["tp_size"]
     queries, others = model["num_attention_heads"] // tp_size, model["num_kv_heads"] // tp_size
     return (queries, others, others), model["head_dim"]

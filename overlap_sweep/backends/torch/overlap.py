@@ -26,20 +26,23 @@ class Beside(Protocol):
     """What communicates beside whatever runs until it is waited for."""
 
     def all_gather(self, shard: Tensor) -> Pending:
-        """[rows, columns] of every rank -> [world * rows, columns]."""
+        """Returns [world * rows, columns] from [rows, columns] of every rank."""
 
     def reduce_scatter(self, full: Tensor) -> Pending:
-        """[world * rows, columns] of every rank -> this rank's [rows, columns] of their sum."""
+        """Returns this rank's [rows, columns] of the sum of every rank's [world * rows, columns]."""
 
 
 class Overlap(Beside, Protocol):
     """Rows come in contiguous, a matrix in any layout."""
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Gather `shard` [rows, k] and multiply by `matrix` [k, n]: ([world * rows, k], [world * rows, n])."""
+        """Gather `shard` [rows, k] and multiply by `matrix` [k, n].
+
+        Returns ([world * rows, k], [world * rows, n]).
+        """
 
     def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Multiply `rows` [world * m, k] by `matrix` [k, n]: this rank's [m, n] of the sum over the ranks."""
+        """Multiply `rows` [world * m, k] by `matrix` [k, n]. Returns this rank's [m, n] of the sum over the ranks."""
 
 
 MakeOverlap = Callable[[Setting], Overlap]

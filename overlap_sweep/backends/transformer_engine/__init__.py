@@ -79,7 +79,7 @@ def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _fp8_refusal(shape: LinearShape) -> str | None:
-    """cuBLAS multiplies FP8 matrices whose dimensions divide by 16 (rows of inputs by 8)."""
+    """Returns why cuBLAS cannot multiply it in FP8: dimensions have to divide by 16, rows of inputs by 8."""
     for what, size in zip(("outputs", "inputs"), shape.weight_shape, strict=True):
         if size % 16:
             return f"FP8 GEMMs need dimensions that divide by 16, and a rank has {size} {what}"

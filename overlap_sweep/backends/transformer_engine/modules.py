@@ -42,7 +42,7 @@ training step."""
 
 
 def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
-    """`group` is the one over which delayed scaling agrees on its scales; None for a rank alone."""
+    """Returns the precision's context. `group` is the one over which delayed scaling agrees on its scales."""
     recipe: Recipe
     if precision == "fp8_delayed":
         # Without a group the library would take the default one, in which nobody else may be reducing.

@@ -166,7 +166,7 @@ def build_kernel(
 def _communicator(
     setting: Setting, size: list[int], dtype: torch.dtype, gathers: bool, point: Mapping[str, Any], ranks: Ranks
 ) -> Any:
-    """As initialize_ub makes those of one slot."""
+    """Returns a communicator as initialize_ub makes those of one slot."""
     fp8 = dtype == torch.float8_e4m3fn
     lowest, highest = tex.get_stream_priority_range()
     what = size, torch.uint8 if fp8 else dtype, _bootstrap(point["runtime"]["bootstrap_backend"]), ranks.world_size
@@ -187,13 +187,13 @@ def _communicator(
 
 @cache
 def _bootstrap(backend: str) -> Any:
-    """Exchanges the buffers' handles. Made once: a process group is never wholly freed."""
+    """Returns what exchanges the buffers' handles, made once: a process group is never wholly freed."""
     group = dist.new_group(backend=backend)
     return tex.CommOverlapHelper(group, group)
 
 
 def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
-    """The operand, or other data of its kind, as Transformer Engine multiplies it."""
+    """Returns the operand, or other data of its kind, as Transformer Engine multiplies it."""
     data = operand.data if data is None else data
     if operand.scale is None:
         return data

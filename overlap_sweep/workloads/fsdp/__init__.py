@@ -34,7 +34,7 @@ _REFUSED = {
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """With batch, steps and precision: the point without whatever training has no use for."""
+    """Returns the point with batch, steps and precision, and without whatever training has no use for."""
     device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: who shards is said by distributed.strategy; leave backend out.")
@@ -59,12 +59,12 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokens_per_sample(ranking: Mapping[str, Any]) -> int:
-    """Of the backbone's input."""
+    """Returns the tokens of the backbone's input."""
     return int(ranking["sequence_length"] + ranking["num_sparse_features"] + 1)
 
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Without what is not set. UserError for what is no variable of NCCL, RCCL or their transports."""
+    """Returns the variables that are set. UserError for what is no variable of NCCL, RCCL or their transports."""
     for name in asked:
         if name not in _REFUSED and not _ENVIRONMENT.fullmatch(name):
             raise UserError(f"distributed.env.{name} is no variable of NCCL, RCCL or HIP; set it in your shell.")
@@ -124,7 +124,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _changed(given: Mapping[str, Any], names: Sequence[str], usual: Any) -> str | None:
-    """The first of them that is not as usual."""
+    """Returns the first of them that is not as usual."""
     return next((name for name in names if given[name] != getattr(usual, name)), None)
 
 

@@ -308,7 +308,7 @@ def _in_config(config: Mapping[str, Any], key: str, value: str) -> bool:
 
 
 def _alike(key: str, value: str) -> str:
-    """Without quotes; a number as it is written shortest."""
+    """Returns the value without quotes; a number as it is written shortest."""
     plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
     if key == "fsdp.forward_prefetch":
         plain = {"false": "0", "true": "1"}.get(plain.lower(), plain)
@@ -316,7 +316,7 @@ def _alike(key: str, value: str) -> str:
 
 
 def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: StepTimes) -> TrainingRow:
-    """`shown`: the knobs that the setting is called by."""
+    """Returns one setting over its points; `shown` are the knobs that it is called by."""
     runs = [measured(point.result) for point in points]
     limited = {name for point in points if point.result for name in limited_by_host(point.result)}
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]

@@ -100,7 +100,7 @@ def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
 
 
 def _numbers(losses: Iterable[float | None]) -> list[float]:
-    """Those before the first that is none."""
+    """Returns those before the first that is none."""
     return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
 
 
@@ -145,7 +145,7 @@ def _not_compiled(analysis: TrainingAnalysis) -> Iterator[str]:
 
 
 def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
-    """Of the steps without communication, which many points measure alike."""
+    """Yields by how much the steps without communication drifted, which many points measure alike."""
     times_us = defaultdict(list)
     for point in sorted(analysis.points, key=lambda point: (point.result and point.result.started) or ""):
         assert point.result
@@ -221,7 +221,8 @@ def exposed(point: Point) -> Exposed | None:
 
 
 def _steady(records: Sequence[Step], files: Iterable[TraceFile]) -> list[Step]:
-    """The records of the steps that are no start-up in their trace: both have the same steps in the same order."""
+    """Returns the records of the steps that are no start-up in their trace: both have the same steps in the same
+    order."""
     startup = [row.iteration in file.startup for file in files for row in file.rows if row.phase == "all"]
     if len(startup) != len(records):
         return list(records)
@@ -229,7 +230,7 @@ def _steady(records: Sequence[Step], files: Iterable[TraceFile]) -> list[Step]:
 
 
 def disagreements(points: Iterable[Point]) -> Iterator[str]:
-    """A sentence for each point whose marks must not be believed."""
+    """Yields a sentence for each point whose marks must not be believed."""
     for point in points:
         try:
             found = exposed(point)
@@ -241,7 +242,7 @@ def disagreements(points: Iterable[Point]) -> Iterator[str]:
 
 
 def disagreement(name: str, found: Exposed) -> str:
-    """Of the point of that name."""
+    """Returns what to believe of the point of that name."""
     return (
         f"{name}: by the telemetry's marks {found.by_marks_ms:.2f} ms of communication are exposed in a "
         f"profiled step of {found.step_ms:.1f} ms, by the kernels in the trace {found.by_kernels_ms:.2f}: "

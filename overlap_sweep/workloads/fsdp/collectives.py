@@ -85,7 +85,7 @@ class Collectives:
         self._thread = ThreadPoolExecutor(1)
 
     def own_stream(self, name: str) -> torch.cuda.Stream | None:
-        """Of a kind of collectives, where they have one of their own."""
+        """Returns the stream of a kind of collectives, where they have one of their own."""
         return self._streams[name] if self._own_streams and self._on_gpu else None
 
     def now(self, stream: str, issue: Issue) -> None:
@@ -96,7 +96,7 @@ class Collectives:
             self._recorded(stream, issue, self._queue)
 
     def later(self, stream: str, issue: Issue) -> dist.Work | None:
-        """Have it done when what is returned was waited for. None: it is done already."""
+        """Have it done when what is returned was waited for. Returns None where it is done already."""
         if self.mode == NONE:
             self.now(stream, issue)
             return None
@@ -117,7 +117,7 @@ class Collectives:
             compute.wait_stream(current)
 
     def _beside(self, stream: str, issue: Issue) -> torch.cuda.Event:
-        """On the stream of its kind, after what is current; the event of its end."""
+        """Have it done on the stream of its kind, after what is current. Returns the event of its end."""
         own = self._streams[stream]
         own.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(own):
@@ -138,7 +138,7 @@ class Collectives:
         return work
 
     def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
-        """The stream that waits for it."""
+        """Returns the stream that waits for it."""
         span, work = self._handed_over(stream, issue)
         # Not by Future.then: its callback takes the next of torch's pool of 32 streams and has it wait for the
         # collective, and that one may be the stream that computes.
@@ -194,7 +194,7 @@ class Collectives:
         self._unfinished.clear()
 
     def _done(self, value: Tensor) -> Future[Tensor]:
-        """With what is current now."""
+        """Returns a future that is done with what is current now."""
         future: Future[Tensor] = Future(devices=[self._ranks.device] if self._on_gpu else None)
         future.set_result(value)
         return future

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from overlap_sweep.results.estimate import estimate
@@ -46,10 +47,6 @@ class KnobEffect:
     def usable(self) -> bool:
         """Whether neither side is limited by the host, or diverges: the knob's part in that cannot be told."""
         return not any(row.launch_bound or row.loss is None for row in (self.before, self.after))
-
-    @property
-    def values(self) -> tuple[Any, Any]:
-        return self.before.knobs.get(self.knob), self.after.knobs.get(self.knob)
 
 
 @dataclass(frozen=True)
@@ -130,18 +127,14 @@ class KnobEffects:
     """The knobs that differ between settings, but never alone: their part cannot be told."""
 
 
-def knob_effects(analysis: TrainingAnalysis) -> list[KnobEffect]:
-    """Every pair of rows that differ in one knob alone."""
-    return [effect for name in analysis.differing for effect in _of_knob(name, analysis.rows, analysis.differing)]
-
-
 def contributed(analysis: TrainingAnalysis) -> KnobEffects:
-    """Of each knob every change from one value to another."""
-    effects = knob_effects(analysis)
+    """Returns every change of each knob from one value to another."""
+    effects = [effect for name in analysis.differing for effect in _effects(name, analysis)]
     found: dict[tuple[str, str, str], list[KnobEffect]] = defaultdict(list)
-    for effect in (effect for effect in effects if effect.usable):
-        before, after = effect.values
-        found[effect.knob, in_words(before), in_words(after)].append(effect)
+    for effect in effects:
+        if effect.usable:
+            before, after = (in_words(row.knobs.get(effect.knob)) for row in (effect.before, effect.after))
+            found[effect.knob, before, after].append(effect)
     contributions = [_contribution(of_change, analysis.best) for of_change in found.values()]
     alone, told = {effect.knob for effect in effects}, {knob for knob, _, _ in found}
     return KnobEffects(
@@ -152,23 +145,23 @@ def contributed(analysis: TrainingAnalysis) -> KnobEffects:
     )
 
 
-def _as_change(change: float, sure: bool) -> str:
-    return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
-
-
-def _of_knob(name: str, rows: Sequence[TrainingRow], among: Sequence[str]) -> Iterator[KnobEffect]:
+def _effects(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobEffect]:
+    """Yields every pair of rows that differ in this knob alone."""
     alike: dict[tuple[str, ...], list[TrainingRow]] = defaultdict(list)
-    for row in rows:
-        alike[tuple(repr(row.knobs.get(other)) for other in among if other != name)].append(row)
+    for row in analysis.rows:
+        alike[tuple(repr(row.knobs.get(other)) for other in analysis.differing if other != knob)].append(row)
     for group in alike.values():
-        ordered = sorted(group, key=lambda row: order(row.knobs, name))
-        for i, before in enumerate(ordered):
-            for after in ordered[i + 1 :]:
-                yield KnobEffect(name, before, after)
+        for before, after in combinations(sorted(group, key=lambda row: order(row.knobs, knob)), 2):
+            yield KnobEffect(knob, before, after)
 
 
 def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribution:
-    knob, (before, after) = effects[0].knob, effects[0].values
+    first = effects[0]
+    knob, before, after = first.knob, first.before.knobs.get(first.knob), first.after.knobs.get(first.knob)
     beside_best = next((effect for effect in effects if best in (effect.before, effect.after)), None)
     taken = in_words(best.knobs.get(knob)) == in_words(after)
     return KnobContribution(knob, before, after, effects, beside_best, taken)
+
+
+def _as_change(change: float, sure: bool) -> str:
+    return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"

@@ -98,48 +98,48 @@ def _idle(knobs: Knobs) -> set[str]:
 
 
 def usual(knobs: Knobs, name: str) -> Any:
-    """A knob's default where these knobs are."""
+    """Returns a knob's default where these knobs are."""
     group, _, knob = name.partition(".")
     on_device = TRAINING_ON.get(knobs[DEVICE], {}) if group == "training" else {}
     return on_device.get(knob, USUAL.get(name))
 
 
 def changed(knobs: Knobs) -> list[str]:
-    """The knobs that somebody has turned: how far a setting is from the simplest."""
+    """Returns the knobs that somebody has turned: how far a setting is from the simplest."""
     return [name for name, value in knobs.items() if name != DEVICE and value != usual(knobs, name)]
 
 
 def differing(settings: Iterable[Knobs]) -> list[str]:
-    """The knobs that are not the same in all of them."""
+    """Returns the knobs that are not the same in all of them."""
     all_knobs = list(settings)
     names = dict.fromkeys(name for knobs in all_knobs for name in knobs)
     return [name for name in names if len({_key(knobs.get(name)) for knobs in all_knobs}) > 1]
 
 
 def _key(value: Any) -> tuple[str, Any]:
-    """true is a value of its own, beside 1."""
+    """Returns what tells values apart: true is a value of its own, beside 1."""
     return type(value).__name__, value
 
 
 def frozen(knobs: Knobs) -> frozenset[tuple[str, Any]]:
-    """Equal for equal settings, whatever is not set in them."""
+    """Returns a key that is equal for equal settings, whatever is not set in them."""
     return frozenset((name, _key(value)) for name, value in knobs.items() if value is not None)
 
 
 def same_floor(knobs: Knobs) -> frozenset[tuple[str, Any]]:
-    """Equal for those whose steps without communication do the same."""
+    """Returns a key that is equal for those whose steps without communication do the same."""
     return frozen(
         {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_OF_COLLECTIVES)}
     )
 
 
 def train_alike(knobs: Knobs, others: Knobs) -> bool:
-    """Whether they compute the same, but for rounding."""
+    """Returns whether they compute the same, but for rounding."""
     return all(knobs.get(name) == others.get(name) for name in TRAINS_DIFFERENTLY)
 
 
 def brief(name: str) -> str:
-    """As in tables."""
+    """Returns the knob's name as in tables."""
     for prefix in (f"{_ENVIRONMENT}.", "fsdp.", "training.", "distributed.", "runtime."):
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -147,7 +147,7 @@ def brief(name: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """As Hydra takes it."""
+    """Returns the value as Hydra takes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -156,13 +156,13 @@ def in_words(value: Any) -> str:
 
 
 def setting_in_words(knobs: Knobs, shown: Collection[str]) -> str:
-    """`forward_prefetch=1, batch_size=32`: of the knobs that are `shown` those that were turned."""
+    """Returns `forward_prefetch=1, batch_size=32`: of the knobs that are `shown` those that were turned."""
     turned = set(changed(knobs))
     return ", ".join(f"{brief(name)}={in_words(knobs[name])}" for name in shown if name in turned) or "defaults"
 
 
 def overrides(knobs: Knobs, shown: Collection[str]) -> str:
-    """The same as it is typed into a shell."""
+    """Returns the same as it is typed into a shell."""
     turned = set(changed(knobs))
     return " ".join(shlex.quote(_override(name, knobs[name])) for name in shown if name in turned)
 
@@ -174,7 +174,7 @@ def _override(name: str, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As Hydra's grammar takes a string: bare if it is a plain word or number, else in quotes."""
+    """Returns the text as Hydra's grammar takes a string: bare if it is a plain word or number, else in quotes."""
     if _BARE.fullmatch(text) and text.lower() not in _NO_STRINGS:
         return text
     escaped = _BEFORE_QUOTE.sub(r"\1\1", text).replace('"', r"\"")
@@ -182,7 +182,7 @@ def _quoted(text: str) -> str:
 
 
 def order(knobs: Knobs, name: str) -> tuple[bool, float, str]:
-    """Sorts a knob's values: the usual one first, then numbers from low to high, then words."""
+    """Returns what sorts a knob's values: the usual one first, then numbers from low to high, then words."""
     value = knobs.get(name)
     number = float(value) if isinstance(value, int | float) else math.inf
     return value != usual(knobs, name), number, in_words(value)

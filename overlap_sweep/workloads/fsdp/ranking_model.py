@@ -120,7 +120,7 @@ class RankingModel(nn.Module):
         return [self.features, *self.layers, self.head]
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of the batch."""
+        """Returns the mean loss of the batch."""
         x = self.features(self.features.body.give(batch))  # type: ignore[operator]
         for layer in self.layers:
             x = layer(x)
@@ -144,16 +144,10 @@ def _norm(model: Mapping[str, Any]) -> nn.Module:
     return norm(model["hidden_size"], eps=EPSILON)
 
 
-class SyntheticData:
-    """Micro batches that are drawn once and used in turn, so that no loader disturbs what is measured: the same samples
-    whatever the number of ranks that share them."""
-
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks) -> None:
-        self._batches = [_draw(point, ranks, index) for index in range(POOL)]
-
-    def __getitem__(self, micro_batch: int) -> Batch:
-        """This rank's part of it, on the device; they repeat."""
-        return self._batches[micro_batch % POOL]
+def draw_micro_batches(point: Mapping[str, Any], ranks: Ranks) -> list[Batch]:
+    """Returns this rank's parts of the micro batches, which are drawn once and used in turn, so that no loader disturbs
+    what is measured: the same samples whatever the number of ranks that share them."""
+    return [_draw(point, ranks, index) for index in range(POOL)]
 
 
 def _draw(point: Mapping[str, Any], ranks: Ranks, index: int) -> Batch:

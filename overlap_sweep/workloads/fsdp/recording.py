@@ -128,7 +128,7 @@ class Recorder:
         span.ended = work.then(lambda _: self.end(span))
 
     def take(self) -> list[Span]:
-        """Those of the step that is over."""
+        """Returns the spans of the step that is over."""
         taken, self.spans = self.spans, []
         return taken
 

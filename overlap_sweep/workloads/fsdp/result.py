@@ -144,7 +144,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """With what training alone decides; a precision that was left to the device is unknown."""
+        """Returns the config with what training alone decides; a precision that was left to the device is unknown."""
         asked = config["training"]["mixed_precision"]
         precision = "fp32" if asked == "none" else asked
         return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}

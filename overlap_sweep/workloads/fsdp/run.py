@@ -51,7 +51,7 @@ class Trained:
 
 
 def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """The measured fields of the point's Result. Collective."""
+    """Returns the measured fields of the point's Result. Collective."""
     trained = _set_up(point, ranks)
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
         recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])
@@ -112,7 +112,7 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> Trained:
 def _compare(
     point: Mapping[str, Any], in_mode: Mapping[str, Variant], ranks: Ranks
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Whole steps in turns; by mode their times, and on a GPU the host's."""
+    """Time whole steps in turns. Returns their times by mode, and on a GPU the host's."""
     clock = SteadyClock(ranks, point["workload"]["steps"])
     samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
     times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
@@ -132,7 +132,7 @@ def forget(ranks: Ranks) -> None:
 def _profile(
     point: Mapping[str, Any], trained: Trained, recording: Recording, directory: Path, ranks: Ranks
 ) -> tuple[list[str], list[str]]:
-    """Further steps under the profiler; the names of the traces, and what a reader must know."""
+    """Run further steps under the profiler. Returns the names of the traces, and what a reader must know."""
     if not point["profiling"]["enabled"]:
         return [], []
     taken: list[Step] = []
@@ -210,7 +210,7 @@ def compile_layers(
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of torch.compile."""
+    """Returns the arguments of torch.compile."""
     options = {name: config[name] for name in ("backend", "fullgraph", "dynamic")}
     if torch.version.hip and config["backend"] == "inductor":
         print("torch.compile: on ROCm aot_eager instead of inductor, without its mode and options", flush=True)
@@ -219,14 +219,14 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(error: Exception) -> str:
-    """`<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
+    """Returns `<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
     cause = getattr(error, "inner_exception", error)
     line = next(iter(str(cause).splitlines()), "")
     return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"
 
 
 def _shared(failure: str | None, ranks: Ranks) -> str | None:
-    """The failure of the first rank that had one, on all of them."""
+    """Returns the failure of the first rank that had one, on all of them."""
     (last,) = ranks.slowest([0.0 if failure is None else float(ranks.world_size - ranks.rank)])
     if not last:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms
@@ -79,85 +80,49 @@ KNOBS = (
 )
 """The knobs that have columns of their own; the others are in `setting`."""
 
+
+def _cell(name: str, explained: str = "", kind: Kind = "number", read: str = "", **more: Any) -> C:
+    """Returns the column of a row's attribute, by default the one of that name."""
+    return C(name, attrgetter(read or name), explained, kind, **more)
+
+
+def _ms(name: str, explained: str, read: str = "", **more: Any) -> C:
+    return _cell(name, explained, read=read, header=f"{name.removesuffix('_us')} ms", show=as_ms, **more)
+
+
 MEASURED = (
-    C("step_us", lambda row: row.time_us, "Median of a whole step.", header="step ms", show=as_ms),
-    C(
-        "noise_us",
-        lambda row: row.step.noise_us,
-        "95 % of step_us's noise.",
-        header="noise ms",
-        show=as_ms,
-        dropped=5,
-        queried=True,
-    ),
-    C("q1_us", lambda row: row.timing.q1_us),
-    C("q3_us", lambda row: row.timing.q3_us),
+    _ms("step_us", "Median of a whole step.", "time_us"),
+    _ms("noise_us", "95 % of step_us's noise.", "step.noise_us", dropped=5, queried=True),
+    _cell("q1_us", read="timing.q1_us"),
+    _cell("q3_us", read="timing.q3_us"),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
+    _ms("none_us", "The same step with every collective alone on the device."),
+    _ms("floor_us", "Without communication."),
+    _ms("host_us", "What the host takes to enqueue the step.", dropped=3),
+    _cell("speedup", "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
-        *("none_us", lambda row: row.none_us, "The same step with every collective alone on the device."),
-        header="none ms",
-        show=as_ms,
-    ),
-    C("floor_us", lambda row: row.floor_us, "Without communication.", header="floor ms", show=as_ms),
-    C(
-        *("host_us", lambda row: row.host_us, "What the host takes to enqueue the step."),
-        header="host ms",
-        show=as_ms,
-        dropped=3,
-    ),
-    C("speedup", lambda row: row.speedup, "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
-    C(
-        *(
-            "hidden_fraction",
-            lambda row: row.hidden.fraction if row.hidden.known else None,
-            "By rounds; empty where all of it is noise.",
-        ),
+        "hidden_fraction",
+        lambda row: row.hidden.fraction if row.hidden.known else None,
+        "By rounds; empty where all of it is noise.",
         header="hidden",
         words=lambda row: row.hidden.in_words,
         high_first=True,
     ),
     C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
-    C("comm_us", lambda row: row.comm_us, "none_us less floor_us."),
-    C(
-        *("exposed_us", lambda row: row.exposed_us, "step_us less floor_us."),
-        header="exposed ms",
-        show=as_ms,
-        dropped=6,
-    ),
-    C("us_per_sample", lambda row: row.of_sample.time_us),
-    C("samples_per_step", lambda row: row.samples_per_step, kind="count"),
-    C("samples_per_s", lambda row: row.samples_per_s, header="samples/s", show="{:,.0f}".format, high_first=True),
-    C(
-        *("tokens_per_s", lambda row: row.tokens_per_s),
-        header="tokens/s",
-        show="{:,.0f}".format,
-        dropped=2,
-        high_first=True,
-    ),
-    C(
-        "peak_memory_gb",
-        lambda row: row.peak_memory_gb,
-        header="memory GB",
-        show="{:.1f}".format,
-        dropped=4,
-        queried=True,
-    ),
-    C("parameters", lambda row: row.parameters, kind="count"),
-    C("first_loss", lambda row: row.first_loss),
-    C(
-        "loss",
-        lambda row: row.loss,
-        "After the last step of the recorded run.",
-        header="loss",
-        show=as_loss,
-        dropped=1,
-        queried=True,
-    ),
-    C("compiled", lambda row: row.compiled, "By what the layers were compiled, or why not.", "text"),
-    C("launch_bound", lambda row: row.launch_bound, "The host takes as long as the device.", "flag"),
-    C(
-        *("baseline_launch_bound", lambda row: row.baseline_launch_bound),
-        *("The same of one of the two steps that hidden_fraction is measured against.", "flag"),
+    _cell("comm_us", "none_us less floor_us."),
+    _ms("exposed_us", "step_us less floor_us.", dropped=6),
+    _cell("us_per_sample", read="of_sample.time_us"),
+    _cell("samples_per_step", kind="count"),
+    _cell("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
+    _cell("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
+    _cell("peak_memory_gb", header="memory GB", show="{:.1f}".format, dropped=4, queried=True),
+    _cell("parameters", kind="count"),
+    _cell("first_loss"),
+    _cell(*("loss", "After the last step of the recorded run."), header="loss", show=as_loss, dropped=1, queried=True),
+    _cell("compiled", "By what the layers were compiled, or why not.", "text"),
+    _cell("launch_bound", "The host takes as long as the device.", "flag"),
+    _cell(
+        *("baseline_launch_bound", "The same of one of the two steps that hidden_fraction is measured against.", "flag")
     ),
     C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag", queried=True),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),

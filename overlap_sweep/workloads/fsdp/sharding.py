@@ -51,7 +51,7 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
 
 @cache
 def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
-    """One for all points of a group: each makes process groups that stay."""
+    """Returns the mesh, one for all points of a group: each makes process groups that stay."""
     if replicas == 1:
         # That of the world has a group already.
         return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
@@ -183,7 +183,7 @@ def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collect
 
 @cache
 def _group_of_load(world_size: int) -> dist.ProcessGroup:
-    """Of its own, so that it waits for none of the all-reduces."""
+    """Returns a group of its own, which waits for none of the all-reduces."""
     group = dist.new_group(list(range(world_size)))
     assert group is not None
     return group

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Streams
-from overlap_sweep.workloads.fsdp.ranking_model import SyntheticData
+from overlap_sweep.workloads.fsdp.ranking_model import draw_micro_batches
 from overlap_sweep.workloads.fsdp.recording import Recorder, Span
 from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
@@ -65,7 +65,7 @@ class TrainingSteps:
         training = point["training"]
         self._model, self._training, self._ranks = model, training, ranks
         self._collectives, self._streams, self._recorder = collectives, streams, recorder
-        self._data = SyntheticData(point, ranks)
+        self._micro_batches = draw_micro_batches(point, ranks)
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"], foreach=True
         )
@@ -124,7 +124,7 @@ class TrainingSteps:
 
     def _micro_batch(self, *, last: bool) -> Tensor:
         count = self._training["gradient_accumulation"]
-        batch = self._data[self._taken_micro_batches]
+        batch = self._micro_batches[self._taken_micro_batches % len(self._micro_batches)]
         self._taken_micro_batches += 1
         with self._reducing(last), self._autocast():
             loss = self._model(batch)
@@ -132,7 +132,7 @@ class TrainingSteps:
         return loss.detach()
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients are reduced after the last micro batch, and summed up before."""
+        """Returns what has gradients reduced after the last micro batch, and summed up before."""
         if isinstance(self._model, DistributedDataParallel):
             return nullcontext() if last else self._model.no_sync()
         self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -144,7 +144,7 @@ class TrainingSteps:
         return torch.autocast(self._ranks.device.type, dtype=self._autocast_dtype)
 
     def _update(self) -> Tensor:
-        """Clip, step, and clear; the norm of the gradients before, over all ranks."""
+        """Clip, step, and clear. Returns the norm of the gradients before, over all ranks."""
         self._scaler.unscale_(self._optimizer)
         parameters = list(self._model.parameters())
         limit = self._training["grad_clip_norm"]
@@ -184,7 +184,7 @@ class SteadyClock:
         self._lead: dict[Variant, list[float]] = defaultdict(list)
 
     def time(self, variant: Variant, repeat: int) -> Turn:
-        """The mean of the steps. `variant.forward` is one, and returns a `Step`. Collective."""
+        """Returns the mean of the steps. `variant.forward` is one, and returns a `Step`. Collective."""
         self._ranks.barrier()
         variant.forward(repeat)
         steps = [variant.forward(repeat) for _ in range(self._steps)]

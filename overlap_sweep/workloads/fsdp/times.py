@@ -189,7 +189,7 @@ def _steps(points: Iterable[Point]) -> list[dict[str, Timing]]:
 
 
 def _limited(points: Iterable[Point]) -> bool:
-    """Whether the host limits any variant of any of them."""
+    """Returns whether the host limits any variant of any of them."""
     return any(limited_by_host(point.result) for point in points if point.result)
 
 
