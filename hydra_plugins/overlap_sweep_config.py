@@ -14,12 +14,20 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import register
 
 
-class WorkloadsPlugin(SearchPathPlugin):
-    """Has Hydra find the YAML files of workloads that other packages bring."""
+class OverlapSweepPlugin(SearchPathPlugin):
+    """Called when all plugins are loaded: only then do Hydra's grid and the stock launcher for Slurm not take their
+    names back."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        # Hydra loads every plugin's module anew.
+        from hydra_plugins.overlap_sweep_launchers import LAUNCHERS
+        from hydra_plugins.overlap_sweep_sweepers import SWEEPERS
+
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
+        for group, nodes in {"hydra/sweeper": SWEEPERS, "hydra/launcher": LAUNCHERS}.items():
+            for name, node in nodes.items():
+                ConfigStore.instance().store(group=group, name=name, node=node, provider="overlap_sweep")
 
 
 def _share_registered() -> None:

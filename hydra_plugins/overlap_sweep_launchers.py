@@ -5,11 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import DictConfig
@@ -46,16 +43,11 @@ class OnePointLauncherConf(SlurmLauncherConf):
     max_jobs: int | None = None
 
 
-for _name, _options in {"torchrun": TorchrunLauncherConf, "slurm": SlurmLauncherConf}.items():
-    ConfigStore.instance().store(group="hydra/launcher", name=_name, node=_options, provider="overlap_sweep")
-
-
-class StockNamePlugin(SearchPathPlugin):
-    """Called when all plugins are loaded: only then does the stock launcher not take its name back."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        store = ConfigStore.instance()
-        store.store(group="hydra/launcher", name="submitit_slurm", node=OnePointLauncherConf, provider="overlap_sweep")
+LAUNCHERS = {
+    "torchrun": TorchrunLauncherConf(),
+    "slurm": SlurmLauncherConf(),
+    "submitit_slurm": OnePointLauncherConf(),
+}
 
 
 class TorchrunLauncher(Launcher):
@@ -84,7 +76,7 @@ class TorchrunLauncher(Launcher):
 
     def function(self) -> Callable[..., list[JobReturn]]:
         """Returns what launches."""
-        from overlap_sweep.runtime.launcher import launch
+        from overlap_sweep.runtime.jobs import launch
 
         return launch
 

@@ -8,18 +8,10 @@ from importlib import import_module
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
-from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
-
-SEARCHES = {
-    "bisect": "overlap_sweep.search.sweeper:sweep",
-    "knobs": "overlap_sweep.search.knob_sweeper:sweep",
-    "tuner": "overlap_sweep.tuner.workflow:tune",
-}
-"""By the sweeper's name the function that searches."""
 
 
 @dataclass
@@ -30,15 +22,19 @@ class GridSweeperConf(BasicSweeperConf):
 @dataclass
 class SearchSweeperConf:
     search: str
+    """The function that searches."""
     _target_: str = "hydra_plugins.overlap_sweep_sweepers.SearchSweeper"
     params: dict[str, Any] = field(default_factory=dict)
     """Values to choose from, by key; the command line's win."""
 
 
-# Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
-ConfigStore.instance().store(group="hydra/sweeper", name="basic", node=GridSweeperConf)
-for _name, _search in SEARCHES.items():
-    ConfigStore.instance().store(group="hydra/sweeper", name=_name, node=SearchSweeperConf(_search))
+SWEEPERS = {
+    # Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
+    "basic": GridSweeperConf(),
+    "bisect": SearchSweeperConf("overlap_sweep.search.sweeper:sweep"),
+    "knobs": SearchSweeperConf("overlap_sweep.search.knob_sweeper:sweep"),
+    "tuner": SearchSweeperConf("overlap_sweep.tuner.workflow:tune"),
+}
 
 
 class GridSweeper(BasicSweeper):

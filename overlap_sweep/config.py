@@ -6,13 +6,14 @@ docstrings are the manual. Ranges stand in the field's metadata and are checked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from overlap_sweep.declared import one_of, ranged
+from overlap_sweep.declared import check, one_of, ranged
+from overlap_sweep.errors import UserError
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8_delayed", "fp8_current")
 
@@ -212,3 +213,22 @@ class AnalysisConfig:
     """What exported files do about slots that no point overlapped. `off`: Megatron-Core's switches turn them off, but
     for those that share their switch with a measured setting that wins; `default`: they keep the library's default
     overlap."""
+
+
+def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
+    """Defaults with the overrides applied. UserError for an unknown name or a value out of range."""
+    defaults = AnalysisConfig()
+    kinds: dict[str, type] = {declared.name: type(getattr(defaults, declared.name)) for declared in fields(defaults)}
+    given: dict[str, Any] = {}
+    for override in overrides:
+        name, equals, value = override.removeprefix("analysis.").partition("=")
+        if not override.startswith("analysis.") or not equals or name not in kinds:
+            known = ", ".join(f"analysis.{name}=..." for name in kinds)
+            raise UserError(f"{override} is no option of the analysis; choose from {known}.")
+        try:
+            given[name] = kinds[name](value)
+        except ValueError:
+            raise UserError(f"{override} is no number; give analysis.{name} one.") from None
+    config = AnalysisConfig(**given)
+    check(asdict(config), AnalysisConfig, "analysis.")
+    return config

@@ -20,12 +20,12 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, write_result
+from overlap_sweep.runtime.composition import point_name
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
-from overlap_sweep.workloads.naming import point_name
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes
 from overlap_sweep.workloads.tp_training.config import PRECISION_OF
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep

@@ -77,11 +77,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.kernel_shape import KernelShape
+from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:
     import torch
@@ -188,16 +189,9 @@ def kernels_provider(name: str) -> str | None:
     """
     if name == "flux":
         names = ("byte-flux", "flux")
-        return next((f"{p} {found}" for p in names if (found := _version(p))), None)
+        return next((f"{p} {found}" for p in names if (found := installed_version(p))), None)
     entry = registered_kernels().get(name) if name not in KERNELS else None
     return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def names() -> list[str]:

@@ -92,7 +92,7 @@ def report(
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
     from overlap_sweep.analysis.sweep import analyse
-    from overlap_sweep.commands.options import analysis_config
+    from overlap_sweep.config import analysis_config
     from overlap_sweep.report import text
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.files import write_reports

@@ -219,7 +219,7 @@ def _rocm_sample(card: str) -> Sample:
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the launcher's account of the machine (`machine.machine`), and what only torch knows."""
+    """Returns the launcher's account of the machine (`identity.machine`), and what only torch knows."""
     if device.type != "cuda":
         return dict(machine)
     properties = torch.cuda.get_device_properties(device)

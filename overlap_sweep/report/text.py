@@ -18,10 +18,9 @@ from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.searches import knob_searches, pass_searches, print_titled
 from overlap_sweep.report.section import Section
 from overlap_sweep.report.terminal import print_section
-from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import launch_commands, measured_on
+from overlap_sweep.results.provenance import gpus_in_words, launch_commands, measured_on
 from overlap_sweep.workloads.operator import async_tp, proofs
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
 from overlap_sweep.workloads.operator.cautions import cautions

@@ -182,3 +182,13 @@ def pooled_none(timings: Sequence[Timing]) -> Estimate:
 def hidden_fraction(time_us: float, none_us: float, floor_us: float) -> float:
     """(none - t) / (none - floor): 1 hides all communication, 0 none of it, below 0 harms. NaN where none is free."""
     return (none_us - time_us) / (none_us - floor_us) if none_us > floor_us else math.nan
+
+
+NOTABLE_DRIFT = 0.05
+"""From this change on the report speaks of drift."""
+
+
+def later_change(times_us: Sequence[float]) -> float:
+    """Median of the later half over the median of the earlier half, minus 1. Of at least two times."""
+    half = len(times_us) // 2
+    return statistics.median(times_us[-half:]) / statistics.median(times_us[:half]) - 1

@@ -1,11 +1,18 @@
-"""When two measurements are of the same thing: the same point, on machines that may stand for each other."""
+"""The machine that a point is measured on, as far as it is known without torch; and when two measurements are of the
+same thing: the same point, on machines that may stand for each other."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import re
+import subprocess
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate")
@@ -44,7 +51,7 @@ def library_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a result's environment (`machine.machine`) what must be equal: device, driver, links between the GPUs,
+    """Of a result's environment (`identity.machine`) what must be equal: device, driver, links between the GPUs,
     libraries. Not the host: the nodes of a cluster are alike."""
     same = {name: environment.get(name) for name in ("device", "gpus", "driver", "links")}
     if environment.get("device") == "cpu":
@@ -57,3 +64,97 @@ def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
 def key_of(identity: Mapping[str, Any]) -> str:
     """A short text that is equal for equal identities."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "deepspeed", "transformers", "overlap-sweep")
+NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+RECORDED_VARIABLES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "UB_SKIPMC",
+    "NCCL_NVLS_ENABLE",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+    "NVSHMEM_DISABLE_NVLS",
+    "OMP_NUM_THREADS",
+    "CUDNN_HOME",
+)
+RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FLUX_")
+"""The libraries' own variables change what they run."""
+
+
+def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:
+    """Host, GPUs, driver, topology and library versions, for so many workers on `device` with `environ`."""
+    found: dict[str, Any] = {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "device": device,
+        "packages": _packages(),
+        "variables": {
+            **{name: environ.get(name) for name in RECORDED_VARIABLES},
+            **{name: value for name, value in sorted(environ.items()) if name.startswith(RECORDED_PREFIXES)},
+        },
+    }
+    if device == "cuda":
+        found |= _gpus()
+        # A single GPU uses none, however many the job or the machine has.
+        found["links"] = found["links"] if world_size > 1 else []
+    return found
+
+
+@cache
+def _gpus() -> dict[str, Any]:
+    """Of NVIDIA's what the driver tells; None for what it does not, as on AMD's."""
+    listed = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader,nounits")
+    rows = [tuple(part.strip() for part in line.split(",")) for line in (listed or "").splitlines()]
+    names = sorted({row[0] for row in rows})
+    topology = _nvidia_smi("topo", "-m")
+    return {
+        "gpu": names[0] if len(names) == 1 else None,
+        "gpus": names,
+        "driver": rows[0][1] if rows else None,
+        "topology": topology,
+        "links": gpu_links(topology or ""),
+    }
+
+
+def gpu_links(topology: str) -> list[str]:
+    """The kinds of link between GPUs in what `nvidia-smi topo -m` draws, such as `["NV18"]` or `["NODE", "SYS"]`.
+
+    The drawing itself also has network cards and CPU affinities, in which nodes that are alike differ.
+    """
+    rows = [line.split() for line in topology.splitlines() if re.match(r"GPU\d+\s", line)]
+    return sorted({cell for row in rows for cell in row[1 : 1 + len(rows)]} - {"X"})
+
+
+@cache
+def _packages() -> dict[str, str | None]:
+    nccl = (installed_version(package) for package in NCCL_PACKAGES)
+    return {**{name: installed_version(name) for name in RECORDED_PACKAGES}, "nccl": next(filter(None, nccl), None)}
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the package's version; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def _cpu_name() -> str:
+    listed = Path("/proc/cpuinfo")
+    if not listed.exists():
+        return platform.processor()
+    named = re.search(r"^model name\s*:\s*(.+)$", listed.read_text(), re.MULTILINE)
+    return named[1] if named else platform.machine()
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    """What it says, without its terminal colours; None where there is none (AMD, some containers)."""
+    try:
+        answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return re.sub(r"\x1b\[[0-9;]*m", "", answer.stdout)

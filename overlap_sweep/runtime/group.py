@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import msgspec
 
-from overlap_sweep.results.machine import machine
+from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import FailedAttempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX, Channel
 from overlap_sweep.runtime.attempts import current_launch

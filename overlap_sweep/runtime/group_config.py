@@ -16,7 +16,7 @@ from typing import Any
 import overlap_sweep
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.machine import machine
+from overlap_sweep.results.identity import machine
 
 _elsewhere = False
 
@@ -161,7 +161,7 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
 
 
 def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine as a point's workers will find it: `machine.machine`."""
+    """The machine as a point's workers will find it: `identity.machine`."""
     config = GroupConfig.of(point)
     return machine(config.device, worker_environment(config), config.world_size)
 

@@ -20,11 +20,14 @@ from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, last_sweep
 from overlap_sweep.runtime.attempts import limits
 from overlap_sweep.runtime.composition import compose_point
-from overlap_sweep.runtime.kept import LASTING, differing, is_of, kept_result, remember_kept, whole_result
-from overlap_sweep.runtime.lock import refuse_if_held, refuse_if_read_only
-from overlap_sweep.runtime.outcome import Outcome, outcomes
+from overlap_sweep.runtime.group import GROUP_LOG, share_pool
+from overlap_sweep.runtime.group_config import shared_by
+from overlap_sweep.runtime.kept import LASTING, check_store, differing, is_of, kept_result, remember_kept, whole_result
+from overlap_sweep.runtime.lock import hold, refuse_if_held, refuse_if_read_only
+from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import objective_us, resolve
-from overlap_sweep.runtime.stopping import stop_if_told
+from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
+from overlap_sweep.runtime.stopping import listen, stop_if_told
 
 log = logging.getLogger(__name__)
 
@@ -197,3 +200,27 @@ def job_return(job: Job, result: Result | None) -> JobReturn:
         status=JobStatus.COMPLETED,
         _return_value=objective_us(result),
     )
+
+
+def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
+    """Run every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
+    whatever that of running.
+
+    UserError before anything is started when any job's configuration is wrong, or the directory is in use.
+    """
+    sweep.set_up()
+    jobs = sweep.compose(job_overrides, first_index)
+    check_store(sweep.config)
+    sweep.directory.mkdir(parents=True, exist_ok=True)
+    hold(sweep.directory)
+    refuse_living_jobs(sweep.directory)
+    listen()
+    points = distinct(jobs)
+    outcomes.expect(job.directory for job in points)
+    kept = keep_results(sweep, points)
+    left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
+    share_pool(sweep.directory / GROUP_LOG)
+    with progress(len(left), outcomes):
+        returned = work_off(sweep, left)
+    returned |= {job.directory: job_return(job, kept[job.directory]) for job in points if job.directory in kept}
+    return [returned[job.directory] for job in jobs]

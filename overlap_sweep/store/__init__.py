@@ -45,7 +45,7 @@ class Store(Protocol):
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
         """The latest measurement of the same point on an equal machine (`identity`) that is `ok` and not launch-bound.
-        `environment` is `machine.machine`'s, or a result's."""
+        `environment` is `identity.machine`'s, or a result's."""
 
     def measurements(self) -> list[Measurement]:
         """All, oldest first."""

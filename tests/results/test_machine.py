@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from overlap_sweep.results import machine
-from overlap_sweep.results.machine import gpu_links
+from overlap_sweep.results import identity
+from overlap_sweep.results.identity import gpu_links
 
 HGX = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
@@ -58,9 +58,9 @@ def test_links_between_gpus(topology: str, links: list[str]) -> None:
 @pytest.fixture(autouse=True)
 def asked_again() -> Iterator[None]:
     """What nvidia-smi answered to one test is not another's machine."""
-    machine._gpus.cache_clear()
+    identity._gpus.cache_clear()
     yield
-    machine._gpus.cache_clear()
+    identity._gpus.cache_clear()
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, query: str, topology: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, query: str, topology: str) -> dict[s
         return subprocess.CompletedProcess(command, 0, topology if "topo" in command else query)
 
     monkeypatch.setattr(subprocess, "run", run)
-    return machine.machine("cuda", {}, 2)
+    return identity.machine("cuda", {}, 2)
 
 
 def test_what_the_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +90,14 @@ def test_gpus_that_differ_have_no_common_name(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_without_nvidia_smi_nothing_is_told(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
-    found = machine.machine("cuda", {}, 2)
+    found = identity.machine("cuda", {}, 2)
     nothing = {"gpu": None, "gpus": [], "driver": None, "topology": None, "links": []}
     assert {name: found[name] for name in nothing} == nothing
 
 
 def test_on_a_cpu_no_gpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
-    found = machine.machine("cpu", {"NVTE_X": "1", "UB_Y": "2", "NCCL_Z": "3", "HOME": "/root"}, 2)
+    found = identity.machine("cpu", {"NVTE_X": "1", "UB_Y": "2", "NCCL_Z": "3", "HOME": "/root"}, 2)
     assert "links" not in found
     assert found["cpu"]
     assert found["packages"]["torch"]

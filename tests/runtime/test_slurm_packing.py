@@ -106,8 +106,9 @@ def test_the_stock_launchers_name_gives_each_point_a_job_of_ours() -> None:
     options, ours = (
         asked_for(f"hydra/launcher={launcher}", "hydra.sweep.dir=swept") for launcher in ("submitit_slurm", "slurm")
     )
+    classes = [found.pop("_target_").rpartition(".")[2] for found in (options, ours)]
+    assert classes == ["SlurmLauncher", "SlurmLauncher"]
     assert options == {**ours, "points_per_job": 1, "max_jobs": None}
-    assert options["_target_"].endswith(".SlurmLauncher")
 
 
 def test_a_point_that_ends_while_a_launcher_begins_stays_with_its_job(tmp_path: Path) -> None:

@@ -24,8 +24,7 @@ from overlap_sweep.report.table import (
     asked,
     points_table,
 )
-from overlap_sweep.results.conditions import slowed_gpus
-from overlap_sweep.results.provenance import environments, measured_when
+from overlap_sweep.results.provenance import environments, measured_when, slowed_gpus
 from overlap_sweep.workloads.copy_engine.answer import CopyAnalysis, CopyRow, analyse_copies, copy_row
 
 C = Column[CopyRow]

@@ -12,10 +12,9 @@ from itertools import takewhile
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import NAMES_TOLD, some_names
 from overlap_sweep.results.checks import check_place
-from overlap_sweep.results.conditions import slowed_gpus
-from overlap_sweep.results.drift import NOTABLE, later_change
+from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments
+from overlap_sweep.results.provenance import environments, slowed_gpus
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.trace.files import TraceFile, read_trace_files
@@ -154,7 +153,7 @@ def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
             times_us[same_floor(knobs_of(point.config))].append(measured(point.result).step["floor"].median_us)
     changes = [later_change(of_floor) for of_floor in times_us.values() if len(of_floor) > 1]
     worst = max(changes, key=abs, default=0.0)
-    if abs(worst) >= NOTABLE:
+    if abs(worst) >= NOTABLE_DRIFT:
         as_measured = [row.setting for row in analysis.rows if not row.relative]
         but = f", but for {some_names(as_measured)}" if as_measured else ""
         how = f"settings are compared by the one that was measured beside them{but}"

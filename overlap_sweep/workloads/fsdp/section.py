@@ -26,9 +26,8 @@ from overlap_sweep.report.table import (
     of_measured,
     through,
 )
-from overlap_sweep.results.conditions import gpus_in_words
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.results.provenance import environments, gpus_in_words, measured_on, measured_when
 from overlap_sweep.workloads.fsdp.answer import (
     TrainingAnalysis,
     TrainingRow,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.frame import Row
 from overlap_sweep.report.section import Sources
-from overlap_sweep.results.conditions import gpu_conditions
 from overlap_sweep.results.points import Case, Reading, group_cases
+from overlap_sweep.results.provenance import gpu_conditions
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.operator.cases import CaseAnalysis

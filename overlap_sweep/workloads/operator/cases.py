@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
-from overlap_sweep.results.conditions import GpuConditions
 from overlap_sweep.results.points import Case, Point
+from overlap_sweep.results.provenance import GpuConditions
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
 from overlap_sweep.workloads.operator.drift import Drift
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven

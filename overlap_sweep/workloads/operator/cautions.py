@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from overlap_sweep.report.numbers import as_us
-from overlap_sweep.results.drift import NOTABLE
+from overlap_sweep.results.estimate import NOTABLE_DRIFT
 from overlap_sweep.results.provenance import environments
 from overlap_sweep.workloads.operator import async_tp
 from overlap_sweep.workloads.operator.cases import CaseAnalysis
@@ -30,7 +30,7 @@ def cautions(case: CaseAnalysis) -> list[str]:
                 lines.append(f"TP={tp_size} {choice.label}: {_default_wins(choice.default.time_us, case)}.")
     if case.launch_bound:
         lines.append(f"Launch-bound, left out of the choice: {', '.join(case.launch_bound)}.")
-    drifted = [drift for drift in case.drift if abs(drift.change) >= NOTABLE]
+    drifted = [drift for drift in case.drift if abs(drift.change) >= NOTABLE_DRIFT]
     worst = {drift.baseline: drift for drift in sorted(drifted, key=lambda drift: abs(drift.change))}
     if worst:
         by_how_much = ", ".join(

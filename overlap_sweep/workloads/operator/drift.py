@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from overlap_sweep.overlap import space
-from overlap_sweep.results.drift import later_change
+from overlap_sweep.results.estimate import later_change
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.operator.result import OperatorTimes, distinct

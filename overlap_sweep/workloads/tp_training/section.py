@@ -30,8 +30,7 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.results.conditions import gpus_in_words
-from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.results.provenance import environments, gpus_in_words, measured_on, measured_when
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.tp_training.answer import (
     GridAnswer,

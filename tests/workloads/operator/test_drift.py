@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.results.conditions import GpuConditions, gpu_conditions
+from overlap_sweep.results.provenance import GpuConditions, gpu_conditions
 from overlap_sweep.workloads.operator.drift import Drift, baseline_drift
 from overlap_sweep.workloads.operator.repeats import repeated
 from tests.make_point import default_timing, make_point, operator_config, pass_times
