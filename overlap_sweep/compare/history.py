@@ -27,7 +27,7 @@ from overlap_sweep.results.identity import environment_identity, key_of, point_i
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import MARGIN, VERDICTS, Verdict, ratio, verdict
 
-CHANGES_NOTHING = ("repetition", "profile", "profiling", "telemetry")
+CHANGES_NOTHING = ("repetition", "profile")
 """Of a point: measured again, or looked at before or after its time was taken."""
 
 MOST_POINTS = 40
@@ -234,10 +234,13 @@ def _order(series: Series) -> tuple[Any, ...]:
 
 def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
     comparing = workloads.comparing(str(point["workload"]["name"]))
-    identity = {name: value for name, value in point_identity(point).items() if name not in CHANGES_NOTHING}
-    for option in comparing.changes_nothing if comparing else ():
+    identity = point_identity(point)
+    for option in (*CHANGES_NOTHING, *(comparing.changes_nothing if comparing else ())):
         group, _, name = option.partition(".")
-        identity[group] = {key: value for key, value in identity[group].items() if key != name}
+        if name:
+            identity[group] = {key: value for key, value in identity[group].items() if key != name}
+        else:
+            identity.pop(group, None)
     return identity
 
 

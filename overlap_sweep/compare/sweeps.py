@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from overlap_sweep import workloads
 from overlap_sweep.compare.datasets import (
     Dataset,
     compared_fields,
@@ -19,21 +20,14 @@ from overlap_sweep.compare.datasets import (
     telling_fields,
     without_common_words,
 )
-from overlap_sweep.overlap import space
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.results.comparable import Key, KeyedTime
 from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.points import Point
 from overlap_sweep.results.verdict import VERDICTS, Verdict, mean_ratio, ratio, verdict
 
-_MATCHED = {
-    *("tp_size", "operator", "phase", "phases", "method", "repetition", "precision", "backend"),
-    *("model.name", "workload.name", "workload.tokens", "layer.kind", "layer.num_replicas", "layer.training"),
-    *("kernel", "m", "n", "k", "impl", "dp_size"),
-    *space.KNOBS,
-}
-"""Of a configuration what matching tells already, and what is never the same."""
-_MATCHED_BY_NAME = ("phases.", "layer.configurations.", "layer.variants", "implementations.", "copy_engine.")
-"""What begins so: settings, the files of variants, and sizes of copies."""
+_MATCHED = ("tp_size", "precision", "backend", "repetition", "model.name", "workload.name", "workload.tokens")
+"""Of a configuration what the keys of all workloads tell, and what is never the same."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +193,7 @@ def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparis
     slots = {other.label: list(_slot_changes(other, base, compared)) for other in others}
     all_matches = [match for of_one in matches.values() for match in of_one]
     environments = {d.label: [flat(p.result.environment) for p in d.points if p.result] for d in datasets}
-    configurations = {d.label: [_own_options(p.config) for p in d.points if p.status == "ok"] for d in datasets}
+    configurations = {d.label: [_own_options(p) for p in d.points if p.status == "ok"] for d in datasets}
     return SweepComparison(
         datasets=datasets,
         reference=reference,
@@ -310,12 +304,15 @@ def _totals(datasets: Sequence[Dataset], compared: Collection[str]) -> list[Tota
     ]
 
 
-def _own_options(config: Mapping[str, Any]) -> dict[str, Any]:
+def _own_options(point: Point) -> dict[str, Any]:
     """Without what matching tells already."""
+    comparing = workloads.comparing(point.workload)
+    matched = (*_MATCHED, *(comparing.matched if comparing else ()))
+    beneath = tuple(f"{option}." for option in matched)
     return {
         name: value
-        for name, value in flat(config).items()
-        if name not in _MATCHED and not name.startswith(_MATCHED_BY_NAME)
+        for name, value in flat(point.config).items()
+        if name not in matched and not name.startswith(beneath)
     }
 
 

@@ -89,9 +89,11 @@ class Comparing:
     """Returns what one dataset has of it, whose points these are, of whatever workload."""
     samples: Callable[[Result], Mapping[str, Sample]]
     """Returns the times of a point that is ok by setting, but for those that the host limited."""
+    matched: Sequence[str] = ()
+    """Options, or groups of them, that keys tell: they are no differences of configuration."""
     changes_nothing: Sequence[str] = ()
-    """Options that change neither what is timed nor how, such as `training.max_steps`: points that differ in nothing
-    else have one history."""
+    """Options, or groups of them, that change neither what is timed nor how, such as `training.max_steps`: points that
+    differ in nothing else have one history."""
     telemetry: CompareTelemetry | None = None
     """Compares directories with telemetry, given with their labels; the label of the reference, and of the only one
     that is to be compared with it; and whether tables have every quantity of each run, however many."""

@@ -44,7 +44,7 @@ def samples(result: Result) -> dict[str, Sample]:
     }
 
 
-COMPARED = Comparing(measured, samples)
+COMPARED = Comparing(measured, samples, matched=("operator", "kernel", "m", "n", "k", "implementations"))
 
 
 def _times(backend: str, analysis: KernelAnalysis) -> Iterator[KeyedTime]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, without_folders
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, Sample, key_of_pass
@@ -53,7 +54,8 @@ def samples(result: Result) -> dict[str, Sample]:
     }
 
 
-COMPARED = Comparing(measured, samples)
+_OF_LAYER = ("kind", "num_replicas", "training", "configurations", "variants")
+COMPARED = Comparing(measured, samples, matched=(*(f"layer.{name}" for name in _OF_LAYER), *space.KNOBS))
 
 
 def _name(layer: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def samples(result: Result) -> dict[str, Sample]:
     }
 
 
-COMPARED = Comparing(measured, samples)
+COMPARED = Comparing(measured, samples, matched=("operator", "phase", "phases", "method", *space.KNOBS))
 
 
 def plain_setting(slot: str, setting: space.Setting) -> space.Setting:

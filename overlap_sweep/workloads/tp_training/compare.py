@@ -37,7 +37,13 @@ def samples(result: Result) -> dict[str, Sample]:
     return {f"dp{point['dp_size']}{options}": sample}
 
 
-COMPARED = Comparing(measured, samples, changes_nothing=("tp_training.log_interval", "tp_training.peak_tflops"))
+COMPARED = Comparing(
+    measured,
+    samples,
+    matched=("impl", "dp_size"),
+    # They say what is told of it.
+    changes_nothing=("tp_training.log_interval", "tp_training.peak_tflops"),
+)
 
 
 def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
