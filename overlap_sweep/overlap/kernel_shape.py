@@ -82,13 +82,13 @@ class KernelShape:
         return 2 * self.m * self.n * self.k // self.tp_size
 
     def link_bytes(self, precision: str) -> float:
-        """What a rank receives, which is also what it sends, when nothing is sent twice: (tp - 1) / tp of the whole
-        tensor, twice that for an all-reduce. It is what nccl-tests' bus bandwidth counts."""
+        """Returns what a rank receives, which is also what it sends, when nothing is sent twice: (tp - 1) / tp of the
+        whole tensor, twice that for an all-reduce. It is what nccl-tests' bus bandwidth counts."""
         whole = self.m * (self.k * _INPUT_BYTES[precision] if self.gathers else self.n * _OUTPUT_BYTES[precision])
         return whole * (self.tp_size - 1) / self.tp_size * (2 if self.kernel == "gemm_ar" else 1)
 
     def refusal(self) -> str | None:
-        """Why these sizes cannot be cut into `tp_size` equal parts, or None."""
+        """Returns why these sizes cannot be cut into `tp_size` equal parts, or None."""
         for name in {"ag_gemm": "mn", "gemm_rs": "km", "gemm_ar": "k"}[self.kernel]:
             if getattr(self, name) % self.tp_size:
                 return f"{self.kernel}: {name}={getattr(self, name)} does not divide by tp_size={self.tp_size}"

@@ -60,7 +60,7 @@ class LinearShape:
         return rows, self.weight_shape[0]
 
     def local(self) -> LinearShape:
-        """The same GEMMs as one rank's, as an operator that has nobody to communicate with."""
+        """Returns the same GEMMs as one rank's, as an operator that has nobody to communicate with."""
         out_features, in_features = self.weight_shape
         return replace(self, in_features=in_features, out_features=out_features, tp_size=1)
 
@@ -68,7 +68,7 @@ class LinearShape:
         return replace(self, tp_size=1)
 
     def refusal(self) -> str | None:
-        """Why these sizes cannot be cut into `tp_size` equal parts, or None."""
+        """Returns why these sizes cannot be cut into `tp_size` equal parts, or None."""
         cut = ("outputs", self.out_features) if self.parallel == "column" else ("inputs", self.in_features)
         for what, count in (cut, ("tokens", self.tokens)):
             if count % self.tp_size:
@@ -77,7 +77,7 @@ class LinearShape:
 
 
 def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
-    """The shape of one operator of a resolved model. UserError where the model has none such."""
+    """Returns the shape of one operator of a resolved model. UserError where the model has none such."""
     if lacking := lacks(model, [operator]):
         raise UserError(f"{lacking} .")
     hidden, heads = model["hidden_size"], model["num_attention_heads"]
@@ -93,12 +93,12 @@ def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: 
 
 
 def operator_shape(point: Mapping[str, Any], operator: str) -> LinearShape:
-    """The shape of one operator of a resolved point. UserError where its model has none such."""
+    """Returns the shape of one operator of a resolved point. UserError where its model has none such."""
     return linear_shape(point["model"], operator, point["workload"]["tokens"], point["tp_size"])
 
 
 def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
-    """Why the resolved model has not all of these operators, with the mend, or None."""
+    """Returns why the resolved model has not all of these operators, with the mend, or None."""
     instead = model.get("instead") or {}
     for operator in operators:
         if operator in instead:
@@ -110,7 +110,7 @@ def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS
 
 
 def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> str | None:
-    """Why the operator cannot run at this TP size, or None."""
+    """Returns why the operator cannot run at this TP size, or None."""
     if lacking := lacks(model, [operator]):
         return lacking
     if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
@@ -127,7 +127,7 @@ def short_name(model: Mapping[str, Any]) -> str:
 
 
 def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model with every size filled in; reads the Hugging Face config where `source=hf`. UserError if it can't.
+    """Returns the model with every size filled in, by its Hugging Face config where `source=hf`, or raises UserError.
 
     Of operators that the config's model has not, the sizes are None, and `instead` says by operator what it has.
     """
@@ -157,8 +157,8 @@ def read_hf(name: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read_hf_fields(name: str) -> dict[str, Any]:
-    """What the config of a language model says that its class does not; without what concerns neither weights nor
-    computation, and without dropout."""
+    """Returns what the config of a language model says that its class does not; without what concerns neither weights
+    nor computation, and without dropout."""
     config = _read_hf_config(name)
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
     always = ("num_hidden_layers", "vocab_size", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
@@ -174,7 +174,7 @@ def read_hf_fields(name: str) -> dict[str, Any]:
 
 
 def _read_hf_config(name: str) -> Any:
-    """The config in a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
+    """Returns the config in a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
 
     Without a network a hub name fails within a second: transformers would retry for 23.
     """
@@ -220,7 +220,7 @@ def _find_hf_config(name: str) -> str:
 
 
 def _hub_answers() -> bool:
-    """Whether a TCP connection to the hub, or to the proxy on the way, opens at once."""
+    """Returns whether a TCP connection to the hub, or to the proxy on the way, opens at once."""
     hub = os.environ.get("HF_ENDPOINT", HUB)
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
     address = urlsplit(proxy or hub)
@@ -349,8 +349,8 @@ FORMS: dict[str, Form] = {
 
 
 def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The sizes and the normalization of a language model by its config, without the sizes of operators that it lacks;
-    and by such an operator what it has instead. UserError for an architecture that is on no list."""
+    """Returns the sizes and the normalization of a language model by its config, without the sizes of operators that it
+    lacks; and by such an operator what it has instead. UserError for an architecture that is on no list."""
     form = FORMS.get(config.model_type)
     if form is None or getattr(config, "add_cross_attention", False):
         also = "" if form is None else " with cross-attention"

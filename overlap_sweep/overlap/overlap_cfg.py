@@ -94,20 +94,21 @@ def read(path: Path) -> OverlapConfig:
 
 
 def no_switches(comments: Iterable[str]) -> list[str]:
-    """The same lines, quoted where `read` would take them for switches: they hold names that anybody may have given."""
+    """Returns the same lines, quoted where `read` would take them for switches: they hold names that anybody may have
+    given."""
     lines = (line for entry in comments for line in entry.splitlines() or [""])
     return [f"'{line.strip()}'" if _SWITCH_COMMENT.match(f"# {line}") else line for line in lines]
 
 
 def text(config: OverlapConfig) -> str:
-    """The file that `read` reads."""
+    """Returns the file that `read` reads."""
     switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
     head = _HEAD_OF_LAYER + switches + _TAIL_OF_LAYER if switches else _HEAD_OF_OPERATOR
     return head + yaml.safe_dump(config.slots, sort_keys=False)
 
 
 def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """What is no slot, knob or value at all, or None."""
+    """Returns what is wrong with a file's slots, knobs or values, or None."""
     for slot, setting in slots.items():
         if slot not in space.SLOTS:
             return f"{slot} is no slot; they are {', '.join(slot for slot, methods in space.SLOTS.items() if methods)}"
@@ -134,7 +135,7 @@ def _shown(value: Any) -> str:
 
 
 def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why Transformer Engine would not take these slots, or None."""
+    """Returns why Transformer Engine would not take these slots, or None."""
     if reason := methods_refusal(slots):
         return reason
     for slot, setting in slots.items():
@@ -144,7 +145,7 @@ def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why nobody could overlap these slots by these methods, or None."""
+    """Returns why nobody could overlap these slots by these methods, or None."""
     for slot, setting in slots.items():
         method = setting.get("method")
         if method is not None and method not in space.SLOTS[slot]:
@@ -153,7 +154,7 @@ def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
-    """By slot the methods that its overlap may have under these switches; empty where it is off.
+    """Returns by slot the methods that its overlap may have under these switches; empty where it is off.
 
     A slot whose overlap is on can take one of the methods only: none of it is not to be had.
 
@@ -177,12 +178,12 @@ def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
 
 
 def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether any dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    """Returns whether any dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
     return any(space.scatters_dgrad(operator, slots) for operator in space.OPERATORS)
 
 
 def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(space.OPERATORS)) -> str | None:
-    """Why a layer that has these operators cannot run these slots under these switches, or None."""
+    """Returns why a layer that has these operators cannot run these slots under these switches, or None."""
     switches = config.switches
     if not switches["tp_comm_overlap"]:
         return None
@@ -205,14 +206,15 @@ def switches_refusal(config: OverlapConfig, operators: Collection[str] = tuple(s
 
 
 def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
-    """Whether any overlap of a layer that has these operators is switched on."""
+    """Returns whether any overlap of a layer that has these operators is switched on."""
     allowed = methods_allowed(config.switches)
     return any(allowed.get(space.slot(operator, phase)) for operator in operators for phase in space.PHASES)
 
 
 def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass_name: str) -> dict[str, space.Setting]:
-    """What ub_cfgs give to the slots of one pass of an operator, with every knob that changes anything: the library
-    takes what they do not say from the slot's default, and a slot that they do not name has its default whole."""
+    """Returns what ub_cfgs give to the slots of one pass of an operator, with every knob that changes anything: the
+    library takes what they do not say from the slot's default, and a slot that they do not name has its default
+    whole."""
     given = {}
     for phase in space.PHASES:
         slot = space.slot(operator, phase)

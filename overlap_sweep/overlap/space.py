@@ -61,7 +61,7 @@ def slot(operator: str, phase: str) -> str:
 
 
 def methods_of(operator: str, phase: str) -> tuple[str, ...]:
-    """Overlapping methods that the slot takes; `none` is valid everywhere and not listed."""
+    """Returns the overlapping methods that the slot takes; `none` is valid everywhere and not listed."""
     return _METHODS_OF_PHASE[OPERATORS[operator], phase]
 
 
@@ -70,14 +70,14 @@ SLOTS = {slot(operator, phase): methods_of(operator, phase) for operator in OPER
 
 
 def gathers(operator: str, phase: str, method: str) -> bool:
-    """Whether the slot overlaps an all-gather under this method (otherwise a reduce-scatter)."""
+    """Returns whether the slot overlaps an all-gather under this method (otherwise a reduce-scatter)."""
     if phase == "dgrad" and OPERATORS[operator] == "column":
         return method == "bulk"
     return (OPERATORS[operator], phase) in {("column", "fprop"), ("row", "dgrad")}
 
 
 def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
-    """Knobs that change anything in this slot under this method."""
+    """Returns the knobs that change anything in this slot under this method."""
     absent = set()
     if not gathers(operator, phase, method):
         absent.add("aggregate")
@@ -89,7 +89,7 @@ def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
 
 
 def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
-    """The slots that the point overlaps and what each is given; empty for `none` and for senseless points.
+    """Returns the slots that the point overlaps and what each is given; empty for `none` and for senseless points.
 
     With `phase=all` every phase of the operator that takes the method gets it. This is also the content of
     tp_comm_overlap_cfg.yaml.
@@ -104,14 +104,14 @@ def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _asked(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """By phase a method and knobs, whether they make sense there or not."""
+    """Returns by phase the method and knobs that are asked for, whether they make sense there or not."""
     if point.get("phases"):
         return {phase: point["phases"][phase] for phase in PHASES if phase in point["phases"]}
     return dict.fromkeys(PHASES if point["phase"] == "all" else (point["phase"],), point)
 
 
 def phases_mistake(phases: Any) -> str | None:
-    """What about a point's `phases` is no phase, method or knob at all, or None."""
+    """Returns what is wrong with a point's `phases`, or None."""
     if not isinstance(phases, Mapping) or not phases:
         return f"phases={phases} is no map of phases; give phases={{fprop: {{method: ring_exchange}}}}"
     for phase, asked in phases.items():
@@ -136,7 +136,7 @@ def phases_mistake(phases: Any) -> str | None:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    """Why the point makes no sense on any backend, or None."""
+    """Returns why the point makes no sense on any backend, or None."""
     operator, given, asked = point["operator"], settings(point), _asked(point)
     methods = {phase: setting["method"] for phase, setting in asked.items() if setting["method"] != "none"}
     if not methods:
@@ -157,13 +157,13 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def scatters_dgrad(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the operator's dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
+    """Returns whether the operator's dgrad reduces and scatters its own output instead of gathering beside its GEMM."""
     method = slots.get(slot(operator, "dgrad"), {}).get("method")
     return OPERATORS[operator] == "column" and method is not None and not gathers(operator, "dgrad", method)
 
 
 def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why the operator's wgrad cannot be given what it is beside its dgrad, or None."""
+    """Returns why the operator's wgrad cannot be given what it is beside its dgrad, or None."""
     if scatters_dgrad(operator, slots) and slot(operator, "wgrad") in slots:
         method = slots[slot(operator, "dgrad")]["method"]
         return (
@@ -174,13 +174,13 @@ def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str 
 
 
 def describe_methods(operator: str) -> str:
-    """One line that says which methods each slot of the operator takes."""
+    """Returns one line that says which methods each slot of the operator takes."""
     slots = (f"{slot(operator, phase)} takes {', '.join(('none', *methods_of(operator, phase)))}" for phase in PHASES)
     return "; ".join(slots)
 
 
 def passes(point: Mapping[str, Any]) -> tuple[str, ...]:
-    """The passes whose time the point is about."""
+    """Returns the passes whose time the point is about."""
     touched = {PASS_OF_PHASE[name.rsplit("_", 1)[1]] for name in settings(point)}
     if not touched:
         touched = {PASS_OF_PHASE[phase] for phase in _asked(point)}
@@ -195,13 +195,14 @@ FP8_SUM_TOLERANCE = 0.2
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
-    """The largest relative error at which an operator point still counts as right."""
+    """Returns the largest relative error at which an operator point still counts as right."""
     sums_fp8 = any(setting.get("fp8_buf") for setting in settings(point).values())
     return allowed_error(point, FP8_SUM_TOLERANCE if sums_fp8 else None)
 
 
 def allowed_error(point: Mapping[str, Any], usual: float | None = None) -> float:
-    """The relative error that a point allows: the user's, else `usual`, else what its precision makes of one GEMM."""
+    """Returns the relative error that a point allows: the user's, else `usual`, else what its precision makes of one
+    GEMM."""
     if usual is None:
         usual = FP32_TOLERANCE if point["precision"] == "fp32" else DEFAULT_TOLERANCE
     given: float | None = point["workload"].get("tolerance")
@@ -215,7 +216,7 @@ _SHORT_KNOBS = {
 
 
 def setting_name(setting: Mapping[str, Any] | None) -> str:
-    """A slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
+    """Returns a slot's setting in a word: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
     if not setting or setting["method"] == "none":
         return "none"
     parts = [setting["method"].removesuffix("_exchange")]
@@ -224,7 +225,8 @@ def setting_name(setting: Mapping[str, Any] | None) -> str:
 
 
 def setting_of(name: str) -> Setting | None:
-    """The setting of that `setting_name`, its knobs in any order; None if there is none, or a knob is out of range."""
+    """Returns the setting of that `setting_name`, its knobs in any order; None if there is none, or a knob is out of
+    range."""
     method = next((m for m in METHODS[1:] if re.match(rf"{m.removesuffix('_exchange')}(_|$)", name)), None)
     if method is None:
         return None
@@ -276,7 +278,7 @@ _ALWAYS_SHOWN = ("method", "aggregate", "num_splits")
 
 
 def brief_name(setting: Mapping[str, Any] | None) -> str:
-    """A slot's setting in a word for tables, without the knobs that are as the method has them by default."""
+    """Returns a slot's setting in a word for tables, without the knobs that are as the method has them by default."""
     if not setting:
         return "none"
     usual = USERBUFFERS_DEFAULTS[setting["method"]]
@@ -297,13 +299,14 @@ def absent_knobs(backend: str | None, asked: Mapping[str, Any]) -> set[str]:
 
 
 def without_idle_knobs(setting: Setting) -> Setting:
-    """The setting with every knob that changes nothing at its usual value, so that equal settings are equal."""
+    """Returns the setting with every knob that changes nothing at its usual value, so that equal settings are equal."""
     by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
     return {**setting, "num_sm": COPY_ENGINE_SMS} if by_copy_engines else setting
 
 
 def settings_name(settings: Mapping[str, Setting]) -> str:
-    """What the slots of one pass are given: `none`, `ring_agg0`, `dgrad bulk_sm4`, `dgrad bulk_sm4 + wgrad bulk_sm2`.
+    """Returns what the slots of one pass are given: `none`, `ring_agg0`, `dgrad bulk_sm4`, and of two slots `dgrad
+    bulk_sm4 + wgrad bulk_sm2`.
 
     The phase is named wherever the pass has two slots that the setting could be of.
     """

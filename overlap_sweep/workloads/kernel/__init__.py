@@ -45,7 +45,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shape(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The kernel, n and k as they were given, or of the model's operator."""
+    """Returns the kernel, n and k as they were given, or of the model's operator."""
     n, k, operator = point["n"], point["k"], point["operator"]
     if (n is None) != (k is None):
         given, missing = ("n", "k") if k is None else ("k", "n")
@@ -68,7 +68,7 @@ def _shape(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[str, space.Setting]:
-    """By name. UserError for one that the backend does not know."""
+    """Returns the settings of the implementations by name. UserError for one that the backend does not know."""
     module = backends.load_kernels(point["backend"])
     listed: dict[str, space.Setting] = dict(module.implementations(point))
     if taken := sorted(set(BASELINES) & set(listed)):

@@ -212,8 +212,8 @@ class Beside(NamedTuple):
 
 
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
-    """The `ok` points of kernels by case and m. The points of different backends are compared through `sequential`,
-    which each of them measured in turns with its implementations, so that drift between them cancels."""
+    """Returns the `ok` points of kernels by case and m. The points of different backends are compared through
+    `sequential`, which each of them measured in turns with its implementations, so that drift between them cancels."""
     cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         if point.is_kernel and point.status == "ok":
@@ -309,7 +309,8 @@ def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAn
 
 
 def _measured(points: Iterable[Point]) -> dict[_Key, list[Beside]]:
-    """By backend and name, simplest first; the repetitions of one backend's points together."""
+    """Returns what was measured by backend and name, simplest first; the repetitions of one backend's points
+    together."""
 
     def simplicity(point: Point) -> tuple[int, str]:
         backend = point.config["backend"]
@@ -325,8 +326,8 @@ def _measured(points: Iterable[Point]) -> dict[_Key, list[Beside]]:
 
 
 def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
-    """An implementation's of a resolved point, with the CUDA connections where they were given: `ring_conn8`. Its time
-    may depend on them more than on anything else."""
+    """Returns an implementation's name, with the CUDA connections where they were given, on which its time may depend
+    more than on anything else: `ring_conn8`."""
     connections = config["runtime"].get("max_connections")
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
@@ -374,7 +375,8 @@ def _choose(
 
 
 def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, str], set[str]]:
-    """Why, by label, and which of them computed wrong numbers: these also where another repetition was right."""
+    """Returns by label why it was not timed, and the labels of what computed wrong numbers: these also where another
+    repetition was right."""
     left_out, wrong = {}, set()
     for point in points:
         assert point.result

@@ -85,7 +85,7 @@ def _wrong_numbers(analysis: KernelAnalysis) -> Iterator[str]:
 
 
 def _environments(points: Sequence[Point]) -> int:
-    """How many, not counting what backends set for themselves, each as it is trained with."""
+    """Returns how many there are, not counting what backends set for themselves, each as it is trained with."""
     found = []
     for environment in environments(points):
         variables = {**environment.get("variables", {}), "CUDA_DEVICE_MAX_CONNECTIONS": None}
@@ -95,7 +95,7 @@ def _environments(points: Sequence[Point]) -> int:
 
 
 def _left_out(analysis: KernelAnalysis) -> list[str]:
-    """What was not timed, but for wrong numbers: a sentence for each reason."""
+    """Returns what was not timed, but for wrong numbers: a sentence for each reason."""
     found = _ms_by(
         ((label, next(iter(reason.splitlines()), "no reason given")), shape.m)
         for shape in analysis.shapes

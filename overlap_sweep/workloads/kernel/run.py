@@ -126,7 +126,7 @@ def _whole(x: Operand, weight: Operand, shape: KernelShape, precision: str, rank
 
 
 def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
-    """By name the implementations, and why others cannot be had, the same ones on all ranks. Collective."""
+    """Returns the implementations by name, and why others cannot be had, the same ones on all ranks. Collective."""
     module, on_gpu = backends.load_kernels(point["backend"]), ranks.device.type == "cuda"
     most_sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count if on_gpu else math.inf
     built, left_out = {}, {}

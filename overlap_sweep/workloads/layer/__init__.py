@@ -89,7 +89,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
-    """By name, why variants that overlap cannot run."""
+    """Returns by name why variants that overlap cannot run."""
     kind = point["layer"]["kind"]
     operators = _OPERATORS_OF_KIND[kind]
 
@@ -106,7 +106,8 @@ def refused_variants(point: Mapping[str, Any]) -> dict[str, str]:
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """By variant that can run. One that cannot is left out, with a warning, as long as another can."""
+    """Returns the configurations of the variants that can run. One that cannot is left out, with a warning, as long as
+    another can."""
     refused = refused_variants(point)
     return {name: config for name, config in _configs(point).items() if name not in refused}
 
@@ -119,15 +120,15 @@ def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, A
 
 
 def tolerance(point: Mapping[str, Any]) -> float:
-    """The largest relative error at which a variant still counts as right."""
+    """Returns the largest relative error at which a variant still counts as right."""
     if point["precision"] == "fp32":
         return space.allowed_error(point)
     return space.allowed_error(point, FP8_TOLERANCE if point["precision"].startswith("fp8") else DEFAULT_TOLERANCE)
 
 
 def names(point: Mapping[str, Any]) -> list[str]:
-    """The variants that are measured, in order: `floor` always last, `none` as well unless the user's own list leaves
-    it out. UserError where two options say different things of what overlaps."""
+    """Returns the variants that are measured, in order: `floor` always last, `none` as well unless the user's own list
+    leaves it out. UserError where two options say different things of what overlaps."""
     layer = point["layer"]
     asked = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
     if layer["comm_overlap"] and len(asked) > 1:
@@ -149,7 +150,7 @@ def names(point: Mapping[str, Any]) -> list[str]:
 
 
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """By name, the configuration of every variant that overlaps. UserError for a name or a file that is none."""
+    """Returns the configuration of every variant that overlaps. UserError for a name or a file that is none."""
     overlapped = [name for name in names(point) if name not in NOT_OVERLAPPED]
     written = {settings_file(name): name for name in overlapped}
     for name in overlapped:
@@ -176,7 +177,7 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
 
 
 def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
-    """The slots of these methods, phases and operators, with the point's knobs or the backend's defaults."""
+    """Returns the slots of these methods, phases and operators, with the point's knobs or the backend's defaults."""
     slots: dict[str, space.Setting] = {}
     given = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
     for method, phase, operators in wanted:

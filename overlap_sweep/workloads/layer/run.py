@@ -83,7 +83,7 @@ def run_layer(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[s
 
 
 def _wrong(errors: Mapping[str, Mapping[str, float]], allowed: float) -> dict[str, str]:
-    """What to say of the variants that are off by more than is allowed."""
+    """Returns what to say of the variants that are off by more than is allowed."""
     said = {}
     for name, error in errors.items():
         worst = max(error, key=error.__getitem__)
@@ -98,7 +98,7 @@ def _wrong(errors: Mapping[str, Mapping[str, float]], allowed: float) -> dict[st
 def layer_bench(
     point: Mapping[str, Any], names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
 ) -> tuple[dict[str, Variant], dict[str, str]]:
-    """By name, the variants, and why the library refuses the others. Collective."""
+    """Returns the variants by name, and why the library refuses the others. Collective."""
     backend = backends.load(point["backend"])
     _, dp_group = parallel_groups(point["tp_size"], ranks.world_size)
     seed = stream_seed(point["workload"]["seed"], "parameters", ranks.rank % point["tp_size"])
