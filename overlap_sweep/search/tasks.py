@@ -110,9 +110,8 @@ class Running:
 
     def __init__(self, trail: Trail, effort: Search) -> None:
         self.trail = trail
-        self.pending: list[Candidate] = []
-        self._answers: dict[Candidate, Measured] = {}
         self._steps = bisect(trail, effort)
+        self._answers: dict[Candidate, Measured] = {}
         self._advance(None)
 
     def tell(self, candidate: Candidate, measured: Measured) -> None:
@@ -120,8 +119,7 @@ class Running:
         self.pending.remove(candidate)
         self._answers[candidate] = measured
         if not self.pending:
-            answers, self._answers = self._answers, {}
-            self._advance(answers)
+            self._advance(self._answers)
 
     def stop(self, reason: str) -> None:
         """Whatever would still be promising; what was answered of the last round counts."""
@@ -131,10 +129,12 @@ class Running:
             self.trail.record(self._answers)
 
     def _advance(self, answers: Any) -> None:
+        self.pending: list[Candidate] = []
         try:
             self.pending = list(self._steps.send(answers))
         except StopIteration as stop:
             self.trail.stopped = str(stop.value)
+        self._answers = {}
 
 
 @dataclass(frozen=True)
