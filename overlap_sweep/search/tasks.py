@@ -110,6 +110,7 @@ class Running:
 
     def __init__(self, trail: Trail, effort: Search) -> None:
         self.trail = trail
+        self.pending: list[Candidate] = []
         self._steps = bisect(trail, effort)
         self._answers: dict[Candidate, Measured] = {}
         self._advance(None)
@@ -129,7 +130,6 @@ class Running:
             self.trail.record(self._answers)
 
     def _advance(self, answers: Any) -> None:
-        self.pending: list[Candidate] = []
         try:
             self.pending = list(self._steps.send(answers))
         except StopIteration as stop:
