@@ -22,18 +22,8 @@ Multiply = Callable[[Tensor, Tensor], Any]
 """Multiply the rows of the first tensor, [m, k] or [batch, m, k], by the weight and write them into the second."""
 
 
-class Beside(Protocol):
-    """What communicates beside whatever runs until it is waited for."""
-
-    def all_gather(self, shard: Tensor) -> Pending:
-        """Returns [world * rows, columns] from [rows, columns] of every rank."""
-
-    def reduce_scatter(self, full: Tensor) -> Pending:
-        """Returns this rank's [rows, columns] of the sum of every rank's [world * rows, columns]."""
-
-
-class Overlap(Beside, Protocol):
-    """Rows come in contiguous, a matrix in any layout."""
+class Overlap(Protocol):
+    """How one slot communicates and multiplies. Rows come in contiguous, a matrix in any layout."""
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gather `shard` [rows, k] and multiply by `matrix` [k, n].
@@ -43,6 +33,12 @@ class Overlap(Beside, Protocol):
 
     def multiply_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
         """Multiply `rows` [world * m, k] by `matrix` [k, n]. Returns this rank's [m, n] of the sum over the ranks."""
+
+    def all_gather(self, shard: Tensor) -> Pending:
+        """Returns [world * rows, columns] from [rows, columns] of every rank, beside what runs until that is needed."""
+
+    def reduce_scatter(self, full: Tensor) -> Pending:
+        """Returns this rank's [rows, columns] of the sum of every rank's [world * rows, columns], beside likewise."""
 
 
 MakeOverlap = Callable[[Setting], Overlap]
@@ -222,15 +218,15 @@ def multiplied(problem: Problem, at: int, rows: Tensor, product: Tensor | None =
     return product
 
 
-def multiply_beside(problem: Problem, at: int, comm: Beside) -> Outputs:
+def multiply_beside(problem: Problem, at: int, overlap: Overlap) -> Outputs:
     """Returns the GEMM, while something is communicated that it does not need: the same input gathered, or the same
     product reduced, that an earlier one made."""
     whole = problem.whole[at].data
     if problem.shape.gathers:
-        gathering = comm.all_gather(as_bytes(problem.inputs[at].data))
+        gathering = overlap.all_gather(as_bytes(problem.inputs[at].data))
         output = multiplied(problem, at, whole)
         return Outputs(output, moved=gathering.wait().view(whole.dtype))
-    scattering = comm.reduce_scatter(whole)
+    scattering = overlap.reduce_scatter(whole)
     product = multiplied(problem, at, problem.inputs[at].data)
     return Outputs(scattering.wait(), product=product)
 

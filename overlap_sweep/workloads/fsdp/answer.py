@@ -26,8 +26,8 @@ from overlap_sweep.workloads.fsdp.knobs import (
     knobs_of,
     order,
     overrides,
+    same_training,
     setting_in_words,
-    train_alike,
 )
 from overlap_sweep.workloads.fsdp.times import (
     StepTimes,
@@ -153,7 +153,7 @@ class TrainingAnalysis:
     @property
     def alike(self) -> TrainingRow:
         """The best of those that compute the same as the reference."""
-        same = [row for row in self.rows if train_alike(row.knobs, self.reference.knobs)]
+        same = [row for row in self.rows if same_training(row.knobs) == same_training(self.reference.knobs)]
         return choose(same)[0]
 
     @property

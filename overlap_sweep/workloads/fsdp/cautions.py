@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import NAMES_TOLD, some_names
@@ -19,7 +20,7 @@ from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
-from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, train_alike
+from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, same_training
 from overlap_sweep.workloads.fsdp.telemetry import MOST_BYTES, Step, read_steps
 from overlap_sweep.workloads.fsdp.times import limited_by_host, measured
 
@@ -53,7 +54,7 @@ def _environments(analysis: TrainingAnalysis) -> Iterator[str]:
 
 def _trains_differently(analysis: TrainingAnalysis) -> Iterator[str]:
     best, reference = analysis.best, analysis.reference
-    if not train_alike(best.knobs, reference.knobs):
+    if same_training(best.knobs) != same_training(reference.knobs):
         alike = analysis.alike
         other = (
             f"of those that compute the same, {alike.setting} is the best, "
@@ -73,15 +74,10 @@ def _no_losses(analysis: TrainingAnalysis) -> Iterator[str]:
 
 def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
     """Equal seeds have equal data: what is only scheduled differently must train alike."""
-    groups: list[list[Point]] = []
+    groups: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
     for point in analysis.points:
-        for group in groups:
-            if _same_training(point, group[0]):
-                group.append(point)
-                break
-        else:
-            groups.append([point])
-    for group in groups:
+        groups[repr(point.config["workload"].get("seed")), *same_training(knobs_of(point.config))].append(point)
+    for group in groups.values():
         losses = [(point.name, _numbers(measured(point.result).losses)) for point in group]
         steps = min(len(of_point) for _, of_point in losses)
         middle = [statistics.median(of_point[step] for _, of_point in losses) for step in range(steps)]
@@ -101,11 +97,6 @@ def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
 def _numbers(losses: Iterable[float | None]) -> list[float]:
     """Returns those before the first that is none."""
     return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
-
-
-def _same_training(point: Point, other: Point) -> bool:
-    seeds = [one.config["workload"].get("seed") for one in (point, other)]
-    return seeds[0] == seeds[1] and train_alike(knobs_of(point.config), knobs_of(other.config))
 
 
 def _nothing_to_hide(analysis: TrainingAnalysis) -> Iterator[str]:

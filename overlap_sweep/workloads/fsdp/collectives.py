@@ -77,16 +77,16 @@ class Collectives:
         self.mode = POINT
         self.blocked_s = 0.0
         """How long the host has waited for the device in `wait_for_layers`."""
-        self._ranks, self._streams, self._recorder, self._own_streams = ranks, streams, recorder, own_streams
+        self.streams, self.recorder = streams, recorder
+        self._ranks, self._own_streams = ranks, own_streams
         self._on_gpu = ranks.device.type == "cuda"
-        self._queue = self._new_queue()
-        self._computed: deque[Mark] = deque()
+        self.start_step()
         self._unfinished: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []
         self._thread = ThreadPoolExecutor(1)
 
     def own_stream(self, name: str) -> torch.cuda.Stream | None:
         """Returns the stream of a kind of collectives, where they have one of their own."""
-        return self._streams[name] if self._own_streams and self._on_gpu else None
+        return self.streams[name] if self._own_streams and self._on_gpu else None
 
     def now(self, stream: str, issue: Issue) -> None:
         """Have it done when what is current goes on."""
@@ -106,7 +106,7 @@ class Collectives:
 
     def _on_stream(self, stream: str, issue: Issue) -> None:
         current = torch.cuda.current_stream()
-        alone, compute = self.mode == NONE, self._streams[COMPUTE]
+        alone, compute = self.mode == NONE, self.streams[COMPUTE]
         if self._own_streams and not alone:
             current.wait_event(self._beside(stream, issue))
             return
@@ -118,7 +118,7 @@ class Collectives:
 
     def _beside(self, stream: str, issue: Issue) -> torch.cuda.Event:
         """Have it done on the stream of its kind, after what is current. Returns the event of its end."""
-        own = self._streams[stream]
+        own = self.streams[stream]
         own.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(own):
             self._recorded(stream, issue)
@@ -126,15 +126,15 @@ class Collectives:
 
     def _recorded(self, stream: str, issue: Issue, queue: Queue | None = None) -> None:
         """On what is current."""
-        span = self._recorder.begin(stream, queue)
+        span = self.recorder.begin(stream, queue)
         issue(async_op=False)
-        self._recorder.launched(span)
-        self._recorder.end(span)
+        self.recorder.launched(span)
+        self.recorder.end(span)
 
     def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
         """On gloo's threads."""
         span, work = self._handed_over(stream, issue)
-        self._recorder.end_with(span, work.get_future())
+        self.recorder.end_with(span, work.get_future())
         return work
 
     def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
@@ -142,16 +142,16 @@ class Collectives:
         span, work = self._handed_over(stream, issue)
         # Not by Future.then: its callback takes the next of torch's pool of 32 streams and has it wait for the
         # collective, and that one may be the stream that computes.
-        with torch.cuda.stream(self._streams[WAITING]):
+        with torch.cuda.stream(self.streams[WAITING]):
             work.get_future().wait()
-            self._recorder.end(span)
-        return self._streams[WAITING]
+            self.recorder.end(span)
+        return self.streams[WAITING]
 
     def _handed_over(self, stream: str, issue: Issue) -> tuple[Span, dist.Work]:
-        span = self._recorder.begin(stream, self._queue)
+        span = self.recorder.begin(stream, self._queue)
         work = issue(async_op=True)
         assert work is not None
-        self._recorder.launched(span)
+        self.recorder.launched(span)
         return span, work
 
     def reduced(self, stream: str, issue: Issue, value: Tensor) -> Future[Tensor]:
@@ -165,7 +165,7 @@ class Collectives:
             return self._asynchronously(stream, issue).get_future().then(lambda _: value)
         if self._own_streams:
             self._beside(stream, issue)
-            done_on = self._streams[stream]
+            done_on = self.streams[stream]
         else:
             done_on = self._on_nccls_stream(stream, issue)
         with torch.cuda.stream(done_on):
@@ -174,7 +174,7 @@ class Collectives:
     def alone(self, stream: str, issue: Issue) -> None:
         """In the middle of what counts as computation: of a layer's backward, where DDP asks for it in mode `none`, or
         of the optimizer's step."""
-        with self._recorder.not_computing():
+        with self.recorder.not_computing():
             self.now(stream, issue)
 
     def beside_step(self, stream: str, issue: Issue, tensors: tuple[Tensor, ...]) -> None:
@@ -201,15 +201,12 @@ class Collectives:
 
     def start_step(self) -> None:
         # The spans of the last step keep its queue.
-        self._queue = self._new_queue()
-        self._computed.clear()
-
-    def _new_queue(self) -> Queue:
-        return Queue(servers=1 if self._on_gpu else GLOO_THREADS)
+        self._queue = Queue(servers=1 if self._on_gpu else GLOO_THREADS)
+        self._computed: deque[Mark] = deque()
 
     def layer_computed(self) -> None:
         """The layer's computation is enqueued, forward or backward."""
-        self._computed.append(self._recorder.mark())
+        self._computed.append(self.recorder.mark())
 
     def wait_for_layers(self) -> None:
         """On the host, before another layer is gathered: until only `GATHERED_LAYERS` are not computed, this one

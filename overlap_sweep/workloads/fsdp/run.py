@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,54 +31,37 @@ LONGEST_REASON = 200
 """Characters: inductor lists all of its options in a line."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model in training, and what its steps are issued through."""
-
-    steps: TrainingSteps
-    collectives: Collectives
-    recorder: Recorder
-    parameters: int
-    compiled: str
-
-    def step(self, mode: str) -> Step:
-        self.collectives.mode = mode
-        return self.steps.run()
-
-    def forward(self, mode: str) -> Callable[[int], Step]:
-        return lambda _turn: self.step(mode)
-
-
 def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. Collective."""
-    trained = _set_up(point, ranks)
+    training, parameters, compiled = _set_up(point, ranks)
+    recorder = training.collectives.recorder
     with DeviceSampler(ranks.device, point["telemetry"]["sample_interval_s"]) as sampler:
         recording = Recording(directory, ranks, sampler, point["training"]["log_interval"])
-        trained.recorder.on = True
+        recorder.on = True
         for _ in range(point["training"]["max_steps"]):
-            recording.add(trained.step(POINT))
+            recording.add(training.step(POINT))
         recording.write()
         on_gpu = ranks.device.type == "cuda"
         peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
-        traces, warnings = _profile(point, trained, recording, directory, ranks)
-        trained.recorder.on = False
-    trained.steps.freeze()
-    in_mode = {mode: Variant(trained.forward(mode)) for mode in (POINT, NONE, FLOOR)}
+        traces, warnings = _profile(point, training, recording, directory, ranks)
+        recorder.on = False
+    training.freeze()
+    in_mode = {mode: Variant(partial(_step, training, mode)) for mode in (POINT, NONE, FLOOR)}
     if traces:
         traces += capture_each({NONE: in_mode[NONE]}, ranks, point["profiling"]["active"], directory)
     times, host_us = _compare(point, in_mode, ranks)
-    training = TrainingRun(
+    measured = TrainingRun(
         step=times,
         host_us=host_us,
         samples_per_step=_samples_per_step(point),
-        parameters=trained.parameters,
+        parameters=parameters,
         losses=recording.losses,
         peak_memory_gb=peak_gb,
-        compiled=trained.compiled,
+        compiled=compiled,
         telemetry=[metrics_file(rank) for rank in range(ranks.world_size)],
     )
     return {
-        "measured": training,
+        "measured": measured,
         "objective_us": times[POINT].median_us,
         "launch_bound": host_us.get(POINT, 0.0) > HOST_LIMITS * times[POINT].median_us,
         "traces": traces,
@@ -87,7 +69,12 @@ def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dic
     }
 
 
-def _set_up(point: Mapping[str, Any], ranks: Ranks) -> Trained:
+def _step(training: TrainingSteps, mode: str, _turn: int) -> Step:
+    return training.step(mode)
+
+
+def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int, str]:
+    """Returns the model in training, its number of parameters, and what compiled it."""
     recorder, streams = Recorder(ranks.device), Streams(point["streams"], ranks.device)
     collectives = Collectives(ranks, streams, recorder, point["distributed"]["enable_overlap"])
     model = _initial_model(point, ranks, recorder)
@@ -96,17 +83,17 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> Trained:
     compiled = compile_layers(layers, point["compile"], partial(_try, point), ranks)
     with streams.computing():
         # DDP's gradients are summed up on the stream that it was made on.
-        trained: nn.Module = model
+        distributed: nn.Module = model
         if point["backend"] == "ddp":
-            trained = replicate(model, point, ranks, collectives)
+            distributed = replicate(model, point, ranks, collectives)
         else:
             shard(model, point, ranks, collectives)
-    steps = TrainingSteps(trained, point, ranks, collectives, streams, recorder)
+    training = TrainingSteps(distributed, point, ranks, collectives)
     if ranks.device.type == "cuda":
         # Not of the whole model that every rank has had until it was sharded.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    return Trained(steps, collectives, recorder, parameters, compiled)
+    return training, parameters, compiled
 
 
 def _compare(
@@ -130,13 +117,13 @@ def forget(ranks: Ranks) -> None:
 
 
 def _profile(
-    point: Mapping[str, Any], trained: Trained, recording: Recording, directory: Path, ranks: Ranks
+    point: Mapping[str, Any], training: TrainingSteps, recording: Recording, directory: Path, ranks: Ranks
 ) -> tuple[list[str], list[str]]:
     """Run further steps under the profiler. Returns the names of the traces, and what a reader must know."""
     if not point["profiling"]["enabled"]:
         return [], []
     taken: list[Step] = []
-    profiled = profile_steps(lambda: taken.append(trained.step(POINT)), ranks, point["profiling"], directory)
+    profiled = profile_steps(lambda: taken.append(training.step(POINT)), ranks, point["profiling"], directory)
     for index in profiled.active:
         recording.add(taken[index], profiled=True)
     recording.write()

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
-from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Streams
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives
 from overlap_sweep.workloads.fsdp.ranking_model import draw_micro_batches
-from overlap_sweep.workloads.fsdp.recording import Recorder, Span
+from overlap_sweep.workloads.fsdp.recording import Span
 from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 
@@ -51,20 +51,12 @@ class Step:
 
 
 class TrainingSteps:
-    """The model in training. `run` is one step, in whatever mode the collectives are."""
+    """The model in training."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        point: Mapping[str, Any],
-        ranks: Ranks,
-        collectives: Collectives,
-        streams: Streams,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, model: nn.Module, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:
         training = point["training"]
+        self.collectives = collectives
         self._model, self._training, self._ranks = model, training, ranks
-        self._collectives, self._streams, self._recorder = collectives, streams, recorder
         self._micro_batches = draw_micro_batches(point, ranks)
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"], foreach=True
@@ -81,32 +73,34 @@ class TrainingSteps:
         self._taken = 0
         self._taken_micro_batches = 0
 
-    def run(self) -> Step:
+    def step(self, mode: str) -> Step:
         """Enqueue one step. Collective."""
-        started, began_s, blocked_s = time.time(), time.perf_counter(), self._collectives.blocked_s
+        collectives, recorder = self.collectives, self.collectives.recorder
+        collectives.mode = mode
+        started, began_s, blocked_s = time.time(), time.perf_counter(), collectives.blocked_s
         learning_rate = float(self._schedule.get_last_lr()[0])
         loss_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
-        self._collectives.start_step()
-        with self._streams.computing():
-            begin = self._recorder.mark()
+        collectives.start_step()
+        with collectives.streams.computing():
+            begin = recorder.mark()
             count = self._training["gradient_accumulation"]
             losses = [self._micro_batch(last=index == count - 1) for index in range(count)]
-            self._collectives.end_step()
-            self._recorder.begin_computing()
+            collectives.end_step()
+            recorder.begin_computing()
             grad_norm = self._update()
-            self._recorder.end_computing()
-            end = self._recorder.mark()
+            recorder.end_computing()
+            end = recorder.mark()
             with torch.no_grad():
                 # Its number among autograd's would make it the last of the forward.
                 loss = torch.stack(losses).mean()
         self._taken += 1
-        waited_s = self._collectives.blocked_s - blocked_s
+        waited_s = collectives.blocked_s - blocked_s
         return Step(
             number=self._taken - 1,
             started=started,
             begin=begin,
             end=end,
-            spans=self._recorder.take(),
+            spans=recorder.take(),
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=learning_rate,
@@ -155,7 +149,7 @@ class TrainingSteps:
         self._scaler.step(self._optimizer)
         if self._scaler.is_enabled():
             # It asks the device whether the gradients are finite.
-            self._collectives.blocked_s += time.perf_counter() - began_s
+            self.collectives.blocked_s += time.perf_counter() - began_s
         self._scaler.update(self._fixed_scale)
         self._optimizer.zero_grad()
         self._schedule.step()
@@ -168,8 +162,8 @@ class TrainingSteps:
             return nn.utils.get_total_norm(gradients)
         squares = nn.utils.get_total_norm([gradient.to_local() for gradient in sharded]) ** 2
         group = sharded[0].device_mesh.get_group()
-        if self._collectives.mode != FLOOR:
-            self._collectives.alone(ALL_REDUCE, partial(dist.all_reduce, squares, group=group))
+        if self.collectives.mode != FLOOR:
+            self.collectives.alone(ALL_REDUCE, partial(dist.all_reduce, squares, group=group))
         return squares.sqrt()
 
 

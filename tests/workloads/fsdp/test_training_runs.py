@@ -172,19 +172,19 @@ def _recording(ranks: Ranks, point: dict[str, Any]) -> Any:
     """A model in training that records."""
     from overlap_sweep.workloads.fsdp.run import _set_up
 
-    trained = _set_up(point, ranks)
-    trained.recorder.on = True
-    return trained
+    training, _, _ = _set_up(point, ranks)
+    training.collectives.recorder.on = True
+    return training
 
 
 def _spans(ranks: Ranks, points: dict[str, dict[str, Any]]) -> dict[str, Counter[str]]:
     """How many spans of each kind the second step of each point has."""
     found = {}
     for name, point in points.items():
-        trained = _recording(ranks, point)
+        training = _recording(ranks, point)
         mode = name.partition(" ")[2] if name.startswith("load ") else "point"
-        trained.step(mode)
-        found[name] = Counter(span.stream for span in trained.step(mode).spans)
+        training.step(mode)
+        found[name] = Counter(span.stream for span in training.step(mode).spans)
     return found
 
 
@@ -240,18 +240,18 @@ def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[St
     from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT
     from overlap_sweep.workloads.fsdp.recording import Recording
 
-    trained = _recording(ranks, point)
-    trained.steps.freeze()
+    training = _recording(ranks, point)
+    training.freeze()
     # The first step asks torch for much that it keeps.
-    trained.step(POINT)
-    parameters = list(trained.steps._model.parameters())
+    training.step(POINT)
+    parameters = list(training._model.parameters())
     before = [parameter.detach().clone() for parameter in parameters]
     found = {}
     for mode in (POINT, NONE, FLOOR):
         directory = root / mode
         directory.mkdir(exist_ok=True)
         recording = Recording(directory, ranks, DeviceSampler(ranks.device, 0.0), log_interval=1)
-        recording.add(trained.step(mode))
+        recording.add(training.step(mode))
         found[mode] = telemetry(directory, ranks.rank)
     assert all(torch.equal(parameter, was) for parameter, was in zip(parameters, before, strict=True))
     return found
