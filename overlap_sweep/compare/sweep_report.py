@@ -4,7 +4,7 @@ changed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,14 +26,13 @@ from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
     as_ratio,
+    by_label,
     counted,
-    print_changes,
     print_table,
     ratio_column,
     ratios_file,
     some_of,
     timeline_file,
-    value_in_words,
 )
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
@@ -45,8 +44,6 @@ from overlap_sweep.results.verdict import MARGIN
 R = TypeVar("R", Aggregate, Match, SlotChange)
 
 FEW_POINTS = 15
-FEW_VALUES = 3
-LONGEST_VALUE = 60
 NOTABLE_DRIFT = 0.02
 COLOURS = {"faster": "good", "slower": "bad", "same": "wait"}
 
@@ -213,10 +210,17 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
         console.print(f"\n{label} against {reference}", style="bold")
         print_lines([_answer(_of(compared.aggregates, label)[-1])], console)
     print_lines([*compared.deviations, *_dataset_lines(compared.datasets)], console)
-    fields = {name: {label: [value] for label, value in of.items()} for name, of in compared.compared.items()}
-    print_changes("Compared", map(_values, fields.items()), console)
-    print_changes("Environment", map(_values, compared.environment.items()), console)
-    print_changes("Configuration", map(_values, compared.configuration.items()), console)
+    for title, differences, several in (
+        ("Compared", compared.compared, False),
+        ("Environment", compared.environment, True),
+        ("Configuration", compared.configuration, True),
+    ):
+        lines = [
+            f"{name.removeprefix('packages.')}: {by_label(values, several)}" for name, values in differences.items()
+        ]
+        if lines:
+            console.print(f"{title}:")
+            print_lines(lines, console)
     if common := compared.totals[0].common_passes:
         base = next(totals for totals in compared.totals if totals.label == reference)
         passes = "pass that all have" if common == 1 else f"{common} passes that all have, sums"
@@ -273,17 +277,6 @@ def _dataset_lines(datasets: Sequence[Dataset]) -> list[str]:
         on = "" if same else f" on {machine}"
         lines.append(f"{dataset.label}: {dataset.path}, {points}, measured {measured_when(dataset.points)}{on}")
     return [*lines, f"all on {machines[0]}"] if same else lines
-
-
-def _values(difference: tuple[str, Mapping[str, Sequence[Any]]]) -> str:
-    """`torch: old=2.10.0, new=2.11.0 or 2.12.0`."""
-    name, of_datasets = difference
-    told = []
-    for label, values in of_datasets.items():
-        shown = " or ".join(value_in_words(value, LONGEST_VALUE) for value in values[:FEW_VALUES]) or "-"
-        more = f" and {len(values) - FEW_VALUES} more" if len(values) > FEW_VALUES else ""
-        told.append(f"{label}={shown}{more}")
-    return f"{name.removeprefix('packages.')}: {', '.join(told)}"
 
 
 def _print_slots(slots: Sequence[SlotChange], telling: Sequence[str], console: Console) -> None:

@@ -58,6 +58,13 @@ def _own(name: str, kind: Kind = "number", **more: Any) -> Column[Any]:
     return Column(name, lambda match: getattr(match, name), kind=kind, **more)
 
 
+def _of_both(name: str) -> tuple[Column[PartMatch], Column[PartMatch]]:
+    return (
+        Column(name, lambda part: getattr(part.ours, name)),
+        Column(f"reference_{name}", lambda part: getattr(part.theirs, name)),
+    )
+
+
 RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
 CHANGE = _own("change", "text", header="change")
 _WHO = (_own("dataset", "text"), _own("reference", "text"))
@@ -76,8 +83,7 @@ PARTS: Table[PartMatch] = Table(
     (
         *_WHO,
         *(_own(name, "text") for name in ("phase", "by", "kind", "library", "name")),
-        *(_own("busy_us"), _own("reference_busy_us"), _own("difference_us"), RATIO, CHANGE),
-        *(_own(name) for name in ("total_us", "reference_total_us", "num_events", "reference_num_events")),
+        *(*_of_both("busy_us"), _own("difference_us"), RATIO, CHANGE, *_of_both("total_us"), *_of_both("num_events")),
     ),
 )
 
@@ -200,11 +206,11 @@ def _print_parts(title: str, parts: Sequence[PartMatch], most: int | None, conso
         return
     what, shown = parts[0].by, parts[:most]
     columns: tuple[Column[PartMatch], ...] = (
-        Column("", lambda part: part.reference_busy_us, header=f"{parts[0].reference} us", show=as_us),
-        Column("", lambda part: part.busy_us, header=f"{parts[0].dataset} us", show=as_us),
+        Column("", lambda part: part.theirs.busy_us, header=f"{parts[0].reference} us", show=as_us),
+        Column("", lambda part: part.ours.busy_us, header=f"{parts[0].dataset} us", show=as_us),
         Column("", lambda part: f"{part.difference_us:+,.1f}", header="difference"),
         RATIO,
-        Column("", lambda part: f"{part.reference_num_events:g} to {part.num_events:g}", header="runs", dropped=1),
+        Column("", lambda part: f"{part.theirs.num_events:g} to {part.ours.num_events:g}", header="runs", dropped=1),
         CHANGE,
         Column("", lambda part: part.name, kind="text", header=what),
     )

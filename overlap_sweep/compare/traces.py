@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import add
 from pathlib import Path
 from statistics import median, median_low
 from typing import Any, Literal, NamedTuple
@@ -79,10 +80,20 @@ class QuantityMatch:
         return ratio(self.value, self.reference_value)
 
 
+class Busy(NamedTuple):
+    """What a part took: medians over the iterations but start-up, and over the ranks; an iteration without it counts
+    0."""
+
+    busy_us: float
+    """The union of its spans."""
+    total_us: float
+    """The sum of its spans."""
+    num_events: float
+
+
 @dataclass(frozen=True)
 class PartMatch:
-    """A class of kernels, a kernel or a stream. Values are medians over the iterations but start-up, and over the
-    ranks; a part that an iteration does not have counts 0 there."""
+    """A class of kernels, a kernel or a stream."""
 
     dataset: str
     reference: str
@@ -91,32 +102,26 @@ class PartMatch:
     kind: str
     library: str
     name: str
-    busy_us: float
-    """The union of its spans."""
-    reference_busy_us: float
-    total_us: float
-    """The sum of its spans."""
-    reference_total_us: float
-    num_events: float
-    reference_num_events: float
+    ours: Busy
+    theirs: Busy
     apart: bool
     """Whether every iteration's busy time in the one is longer than every iteration's in the other."""
 
     @property
     def difference_us(self) -> float:
-        return self.busy_us - self.reference_busy_us
+        return self.ours.busy_us - self.theirs.busy_us
 
     @property
     def ratio(self) -> float:
         """NaN where it appeared."""
-        return ratio(self.busy_us, self.reference_busy_us)
+        return ratio(self.ours.busy_us, self.theirs.busy_us)
 
     @property
     def change(self) -> Change:
         """`same` where the iterations of both overlap."""
-        if not self.reference_num_events and self.num_events:
+        if not self.theirs.num_events and self.ours.num_events:
             return "appeared"
-        if not self.num_events and self.reference_num_events:
+        if not self.ours.num_events and self.theirs.num_events:
             return "disappeared"
         if not self.apart or not self.difference_us:
             return "same"
@@ -256,9 +261,7 @@ class _Part(NamedTuple):
     name: str
 
 
-_Values = tuple[float, float, float]
-"""Busy and total time, and number of events."""
-_Iterations = dict[int, _Values]
+_Iterations = dict[int, Busy]
 """Of one trace, by iteration."""
 
 
@@ -268,22 +271,8 @@ def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> l
     found = []
     for part in dict.fromkeys([*theirs.parts, *ours.parts]) if ours.nothing and theirs.nothing else ():
         one, other = ours.parts.get(part, ours.nothing), theirs.parts.get(part, theirs.nothing)
-        (busy_us, total_us, events), (their_busy_us, their_total_us, their_events) = _medians(one), _medians(other)
-        found.append(
-            PartMatch(
-                dataset=dataset,
-                reference=reference,
-                phase=phase,
-                **part._asdict(),
-                busy_us=busy_us,
-                reference_busy_us=their_busy_us,
-                total_us=total_us,
-                reference_total_us=their_total_us,
-                num_events=events,
-                reference_num_events=their_events,
-                apart=_apart(_busy_by_turn(one), _busy_by_turn(other)),
-            )
-        )
+        apart = _apart(_busy_by_turn(one), _busy_by_turn(other))
+        found.append(PartMatch(dataset, reference, phase, *part, _medians(one), _medians(other), apart))
     return sorted(found, key=lambda part: (part.by, -abs(part.difference_us)))
 
 
@@ -296,7 +285,7 @@ class _OfPhase(NamedTuple):
 
 def _of_phase(files: Sequence[TraceFile], phase: str) -> _OfPhase:
     iterations = [[row.iteration for row in file.steady_rows if row.phase == phase] for file in files]
-    nothing: list[_Iterations] = [dict.fromkeys(of_file, (0.0, 0.0, 0)) for of_file in iterations]
+    nothing: list[_Iterations] = [dict.fromkeys(of_file, Busy(0.0, 0.0, 0)) for of_file in iterations]
     found: dict[_Part, list[_Iterations]] = defaultdict(lambda: [dict(of_file) for of_file in nothing])
     for number, file in enumerate(files):
         for row in file.steady_parts:
@@ -304,21 +293,21 @@ def _of_phase(files: Sequence[TraceFile], phase: str) -> _OfPhase:
                 # What a stream carries may change; it is the same stream all the same.
                 what = ("", "") if row.by == "stream" else (row.kind, row.library)
                 values = found[_Part(row.by, *what, row.name)][number]
-                busy_us, total_us, events = values[row.iteration]
-                values[row.iteration] = busy_us + row.busy_us, total_us + row.total_us, events + row.num_events
+                sums = map(add, values[row.iteration], (row.busy_us, row.total_us, row.num_events))
+                values[row.iteration] = Busy(*sums)
     parts = {part: [of_file for of_file in of_part if of_file] for part, of_part in found.items()}
     return _OfPhase(parts, [of_file for of_file in nothing if of_file])
 
 
-def _medians(traces: Iterable[_Iterations]) -> list[float]:
+def _medians(traces: Iterable[_Iterations]) -> Busy:
     """Over the iterations of each trace, and then over the traces."""
     each = [[median(column) for column in zip(*of_trace.values(), strict=True)] for of_trace in traces]
-    return [median(column) for column in zip(*each, strict=True)]
+    return Busy(*(median(column) for column in zip(*each, strict=True)))
 
 
 def _busy_by_turn(traces: Iterable[_Iterations]) -> list[float]:
     """The median over the traces, by their first, second, ... iteration: these need not have the same numbers."""
-    busy_us = [[of_trace[iteration][0] for iteration in sorted(of_trace)] for of_trace in traces]
+    busy_us = [[of_trace[iteration].busy_us for iteration in sorted(of_trace)] for of_trace in traces]
     return [median(time for time in turn if time is not None) for turn in zip_longest(*busy_us)]
 
 

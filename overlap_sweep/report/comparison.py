@@ -36,6 +36,8 @@ NARROWEST_NAME = 20
 """The shortest that a kernel's name is cut to, in columns."""
 STYLES = {"green": ("faster", "better", "disappeared"), "red": ("slower", "worse"), "yellow": ("appeared",)}
 FEW_NAMES = 5
+FEW_VALUES = 3
+LONGEST_VALUE = 60
 TABLE_FILE = "comparison"
 LONGEST_WORD = 120
 """Of a label in a file's name."""
@@ -229,11 +231,21 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: max(longest - 3, 0)]}..."
 
 
-def value_in_words(value: Any, longest: int) -> str:
-    """Returns an option's value in one line: `-` where it is not set."""
+def by_label(values: Mapping[str, Any], several: bool = False) -> str:
+    """`old=2.10.0, new=2.11.0`; `several`: each has all values that its points have, as in `new=2.11.0 or 2.12.0`."""
+    told = []
+    for label, value in values.items():
+        every = value if several else [value]
+        more = f" and {len(every) - FEW_VALUES} more" if len(every) > FEW_VALUES else ""
+        told.append(f"{label}={' or '.join(map(_value, every[:FEW_VALUES])) or '-'}{more}")
+    return ", ".join(told)
+
+
+def _value(value: Any) -> str:
     if isinstance(value, str) and "\n" in value:
         return f"({len(value.splitlines())} lines)"
-    return shortened(str(value).lower() if isinstance(value, bool) else "-" if value is None else str(value), longest)
+    text = str(value).lower() if isinstance(value, bool) else "-" if value is None else str(value)
+    return shortened(text, LONGEST_VALUE)
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -242,10 +254,3 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in nested.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
-
-
-def print_changes(title: str, lines: Iterable[str], console: Console) -> None:
-    """Prints the lines below a title, if there are any."""
-    if found := list(lines):
-        console.print(f"{title}:")
-        print_lines(found, console)

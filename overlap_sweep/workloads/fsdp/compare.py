@@ -158,6 +158,10 @@ class QuantityRatio:
         return "better" if change == better else "worse"
 
 
+Differences = dict[str, dict[str, Any]]
+"""By setting and label the value, the reference's first."""
+
+
 @dataclass(frozen=True)
 class RunMatch:
     """A run beside the one of the reference that is the same point."""
@@ -168,9 +172,9 @@ class RunMatch:
     theirs: MeasuredRun
     quantities: dict[str, QuantityRatio]
     """In the order of QUANTITIES, those that either knows; `step_ms` both know."""
-    settings: dict[str, tuple[Any, Any]]
-    """Knobs that differ: (reference's, ours), where both are known."""
-    different_work: dict[str, tuple[Any, Any]]
+    settings: Differences
+    """Knobs that differ, where both are known."""
+    different_work: Differences
     """Those of them that change how much there is to do, and the `ranks`; empty where both do the same."""
 
     @property
@@ -213,8 +217,7 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
         except UserError as error:
             kernels = None
             warnings.append(str(error))
-        training = run.measured
-        of_steps = series(run, selection.measured, training.samples_per_step if training else None)
+        of_steps = series(run, selection.measured)
         dips = find_dips(run, selection.measured)
         known = aggregates(run, of_steps, selection, len(dips), kernels)
         runs.append(MeasuredRun(run, selection, of_steps, known, dips, kernels))
@@ -314,8 +317,8 @@ def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequenc
             yield f"{len(only)} only in {one.label}, not in {other.label}: {some_of(only)}."
 
 
-def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ in every pair, and in the same way: (reference's, ours)."""
+def settings_throughout(matches: Sequence[RunMatch]) -> Differences:
+    """The settings that differ in every pair, and in the same way."""
     first = matches[0].settings if matches else {}
     return {
         name: values for name, values in first.items() if all(match.settings.get(name) == values for match in matches)
@@ -335,14 +338,13 @@ def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
 def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
     own, others = settings_of(ours.run), settings_of(theirs.run)
     settings = {
-        name: (others.get(name), own.get(name))
+        name: {reference: others.get(name), label: own.get(name)}
         for name in dict.fromkeys([*others, *own])
         if own and others and own.get(name) != others.get(name)
     }
     work = {name: values for name, values in settings.items() if _is_work(name)}
-    ranks = theirs.run.num_ranks, ours.run.num_ranks
-    if ranks[0] != ranks[1]:
-        work["ranks"] = ranks
+    if ours.run.num_ranks != theirs.run.num_ranks:
+        work["ranks"] = {reference: theirs.run.num_ranks, label: ours.run.num_ranks}
     believed = ours.believed and theirs.believed
     quantities = {
         name: QuantityRatio(

@@ -4,7 +4,7 @@ steps stand out."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from rich.console import Console
 from overlap_sweep.report.comparison import (
     Comparison,
     as_ratio,
+    by_label,
     counted,
     print_table,
     ratio_column,
-    value_in_words,
 )
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.table import Column, Table
@@ -41,7 +41,6 @@ FEW_DIPS = 10
 FEW_SETTINGS = 12
 FEW_CAUSES = 3
 """Of why the work is not the same."""
-LONGEST_VALUE = 40
 
 _UNITS = {"mhz": "MHz", "w": "W", "c": "C", "gb": "GB"}
 _DETAILS = ("compute_allreduce", "compute_reducescatter", "compute_auxiliary", "utilisation", "mean_con", "max_con")
@@ -131,8 +130,7 @@ def telemetry_summary(compared: TelemetryComparison) -> dict[str, Any]:
     for label in compared.candidates:
         matches = compared.of(label)
         datasets[label]["mean_ratios"] = mean_ratios(matches)
-        throughout = settings_throughout(matches)
-        datasets[label]["settings_that_differ_throughout"] = _by_label(throughout, reference, label)
+        datasets[label]["settings_that_differ_throughout"] = settings_throughout(matches)
     return {
         "kind": "telemetry",
         "reference": reference,
@@ -156,17 +154,13 @@ def telemetry_summary(compared: TelemetryComparison) -> dict[str, Any]:
 def _match_summary(match: RunMatch) -> dict[str, Any]:
     return {
         "reference_run": match.theirs.name,
-        "settings_that_differ": _by_label(match.settings, match.reference, match.dataset),
-        "different_work": _by_label(match.different_work, match.reference, match.dataset),
+        "settings_that_differ": match.settings,
+        "different_work": match.different_work,
         "quantities": {
             name: {"ratio": one.ratio, "noise": one.ratio_noise, "verdict": one.verdict}
             for name, one in match.quantities.items()
         },
     }
-
-
-def _by_label(settings: Mapping[str, tuple[Any, Any]], reference: str, label: str) -> dict[str, dict[str, Any]]:
-    return {name: {reference: theirs, label: ours} for name, (theirs, ours) in settings.items()}
 
 
 def _run_summary(measured: MeasuredRun) -> dict[str, Any]:
@@ -218,7 +212,7 @@ def _answer(matches: Sequence[RunMatch]) -> str:
 def _answer_of_one(match: RunMatch) -> str:
     step, told = match.quantities["step_ms"], []
     if match.different_work:
-        causes = _in_words(match.different_work, match)
+        causes = [f"{name} {by_label(values)}" for name, values in match.different_work.items()]
         more = [f"and {len(causes) - FEW_CAUSES} more"] if len(causes) > FEW_CAUSES else []
         told.append(f"not the same work ({'; '.join([*causes[:FEW_CAUSES], *more])})")
         told += _changes(match, "samples_per_s")
@@ -232,15 +226,6 @@ def _answer_of_one(match: RunMatch) -> str:
     if floor and floor.verdict:
         told.append(f"without communication {as_ratio(floor.ratio)} ({floor.verdict})")
     return "; ".join(told)
-
-
-def _in_words(settings: Mapping[str, tuple[Any, Any]], match: RunMatch, colon: str = "") -> list[str]:
-    """`training.batch_size big=64, small=32`."""
-    return [
-        f"{name}{colon} {match.reference}={value_in_words(theirs, LONGEST_VALUE)}, "
-        f"{match.dataset}={value_in_words(ours, LONGEST_VALUE)}"
-        for name, (theirs, ours) in settings.items()
-    ]
 
 
 def _changes(match: RunMatch, *names: str) -> Iterator[str]:
@@ -359,7 +344,7 @@ def _print_settings(matches: Sequence[RunMatch], console: Console) -> None:
     if not common:
         return
     console.print("\nSettings that differ throughout:" if len(matches) > 1 else "\nSettings that differ:")
-    lines = _in_words(common, matches[0], colon=":")
+    lines = [f"{name}: {by_label(values)}" for name, values in common.items()]
     more = [f"... and {len(lines) - FEW_SETTINGS} more"] if len(lines) > FEW_SETTINGS else []
     print_lines([*lines[:FEW_SETTINGS], *more], console)
 

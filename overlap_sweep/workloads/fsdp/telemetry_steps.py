@@ -263,7 +263,7 @@ def slow_devices(run: Run, numbers: Sequence[int]) -> list[str]:
     ]
 
 
-def series(run: Run, numbers: Sequence[int], samples_per_step: int | None = None) -> Series:
+def series(run: Run, numbers: Sequence[int]) -> Series:
     """Returns each step over the ranks, without what no step tells."""
     every = [_of_all(run, number) for number in numbers]
     found = {
@@ -271,8 +271,8 @@ def series(run: Run, numbers: Sequence[int], samples_per_step: int | None = None
         for name, quantity in QUANTITIES.items()
         if quantity.of_step
     }
-    if samples_per_step:
-        found["samples_per_s"] = samples_per_step / found["step_ms"] * 1e3
+    if run.measured:
+        found["samples_per_s"] = run.measured.samples_per_step / found["step_ms"] * 1e3
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
 
 

@@ -127,7 +127,7 @@ def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any],
 
 def test_logs_of_other_ranks_are_other_work(tmp_path: Path) -> None:
     match = only_match(a=write_run(tmp_path / "two", ranks=2), b=write_run(tmp_path / "four", ranks=4, factor=0.5))
-    assert match.different_work == {"ranks": (2, 4)}
+    assert match.different_work == {"ranks": {"a": 2, "b": 4}}
     assert match.quantities["step_ms"].verdict == "lower"
 
 
@@ -216,7 +216,7 @@ def test_sweeps_match_by_what_was_swept_where_a_setting_differs_throughout(
     assert len(found.matches) == 4
     assert found.unmatched == []
     assert all(ours == theirs for theirs, ours in map(swept_of, found.matches))
-    assert {name: ours for name, (_, ours) in settings_throughout(found.matches).items()} == throughout
+    assert {name: of["rocm"] for name, of in settings_throughout(found.matches).items()} == throughout
     told = telemetry_summary(found)["datasets"]["rocm"]["settings_that_differ_throughout"]
     assert told[CTAS] == {"cuda": None, "rocm": "8"}
     assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches)
