@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point
@@ -15,16 +15,6 @@ from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
 
 WORTH = 0.05
 """Less than this share of what could be saved is nothing to build on, however sure it is."""
-
-
-class CopyCase(NamedTuple):
-    """What is told in one sentence: copies of all sizes that go the same way."""
-
-    direction: str
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.direction} on {self.device}"
 
 
 @dataclass(frozen=True)
@@ -118,9 +108,10 @@ class CopyRow:
 
 @dataclass(frozen=True)
 class CopyAnalysis:
-    """One case."""
+    """Copies of all sizes that go the same way, which are told in one sentence."""
 
-    case: CopyCase
+    direction: str
+    device: str
     rows: list[CopyRow]
     """By size."""
 
@@ -130,44 +121,40 @@ class CopyAnalysis:
         return [row for row in self.rows if not row.launch_bound]
 
     @property
-    def saves(self) -> bool:
-        return any(row.saves for row in self.trusted)
-
-    @property
     def answer(self) -> str:
         """A sentence."""
         rows = self.trusted
         if not rows:
-            return f"{self.case.direction}: no answer, the host could not enqueue as fast as the device ran"
+            return f"{self.direction}: no answer, the host could not enqueue as fast as the device ran"
         saving = [row for row in rows if row.saves]
         if not saving:
             best = max(rows, key=lambda row: row.hidden_fraction)
             said = f"at best {best.saving.time_us:+.1f} us, noise {best.saving.noise_us:.1f}; {best.size}"
             if all(row.slower for row in rows):
-                return f"{self.case.direction}: at once is slower than one after the other ({said})"
+                return f"{self.direction}: at once is slower than one after the other ({said})"
             unclear = sum(row.unclear for row in rows)
             if unclear == len(rows):
-                return f"{self.case.direction}: cannot tell whether copies hide behind a GEMM ({said})"
+                return f"{self.direction}: cannot tell whether copies hide behind a GEMM ({said})"
             but = f"; {unclear} of {len(rows)} sizes cannot tell" if unclear else ""
-            return f"{self.case.direction}: copies hide behind no GEMM ({said}){but}"
+            return f"{self.direction}: copies hide behind no GEMM ({said}){but}"
         best = max(saving, key=lambda row: row.hidden_fraction)
         typical = statistics.median(row.hidden_fraction for row in rows)
         where = f" at {len(saving)} of {len(rows)} sizes" if len(rows) > 1 else ""
         share = f"{best.saving_share:.0%} of one after the other"
         median = f", {typical:.0%} in the middle" if len(rows) > 2 else ""
         return (
-            f"{self.case.direction}: overlap saves time{where}, up to {best.hidden_fraction:.0%} of what hiding all "
+            f"{self.direction}: overlap saves time{where}, up to {best.hidden_fraction:.0%} of what hiding all "
             f"would ({best.saving.time_us:,.1f} us, {share}; {best.size}){median}"
         )
 
 
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
-    """The `ok` copy points by direction."""
-    cases: dict[CopyCase, list[CopyRow]] = defaultdict(list)
+    """Returns the `ok` copy points by direction and device."""
+    cases: dict[tuple[str, str], list[CopyRow]] = defaultdict(list)
     for point in points:
         if point.is_copy and point.status == "ok":
-            cases[CopyCase(point.config["copy_engine"]["direction"], point.case.device)].append(copy_row(point))
-    return [CopyAnalysis(case, sorted(cases[case], key=_place)) for case in sorted(cases)]
+            cases[point.config["copy_engine"]["direction"], point.case.device].append(copy_row(point))
+    return [CopyAnalysis(*case, sorted(cases[case], key=_place)) for case in sorted(cases)]
 
 
 def copy_row(point: Point) -> CopyRow:

@@ -114,7 +114,7 @@ def section(sources: Sources) -> Section | None:
     analyses = analyse_copies(points)
     by_device: dict[str, list[CopyAnalysis]] = defaultdict(list)
     for analysis in analyses:
-        by_device[analysis.case.device].append(analysis)
+        by_device[analysis.device].append(analysis)
     rows = [PointRow(point, root, copy_row(point) if point.status == "ok" else None) for point in points]
     return Section(
         name="copies",
@@ -142,7 +142,7 @@ def _answer(device: str, analyses: list[CopyAnalysis]) -> Answer:
         ),
         points=[row.point for row in rows],
         legend=LEGEND,
-        charts=[Exhibit(chart=partial(copies_bars, analysis), name=analysis.case.direction) for analysis in analyses],
+        charts=[Exhibit(chart=partial(copies_bars, analysis), name=analysis.direction) for analysis in analyses],
     )
 
 
@@ -158,7 +158,8 @@ def cautions(rows: list[CopyRow]) -> list[str]:
 def _report(analysis: CopyAnalysis) -> dict[str, object]:
     points = [row.point for row in analysis.rows]
     return {
-        **analysis.case._asdict(),
+        "direction": analysis.direction,
+        "device": analysis.device,
         "measured": measured_when(points),
         "environment": environments(points)[0],
         "answer": analysis.answer,
@@ -183,7 +184,7 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Bars:
     rows = analysis.rows[:MOST_BARS]
     more = f"; the first {len(rows)} of {len(analysis.rows)} sizes" if len(rows) < len(analysis.rows) else ""
     return charts.Bars(
-        title=str(analysis.case),
+        title=f"{analysis.direction} on {analysis.device}",
         subtitle="both at once, with its noise",
         axis=charts.Axis(f"% of the time one after the other{more}"),
         parts=PARTS,

@@ -19,7 +19,6 @@ from torch.distributed import _symmetric_memory
 from overlap_sweep.backends.symm_mem import operators
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
-from overlap_sweep.workloads.tp_training import fsdp_dtensor
 from overlap_sweep.workloads.tp_training.fsdp_dtensor import FsdpDtensor
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
 
@@ -30,33 +29,42 @@ LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "
 
 def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> AsyncTp:
     """Refused where nothing could be fused."""
-    if reason := operators.missing() or _lacking(ranks):
+    if reason := operators.missing():
         raise Refused(reason)
-    with warnings.catch_warnings():
-        # Deprecated, as if it were not needed; without it the compile pass fuses nothing.
-        warnings.simplefilter("ignore", FutureWarning)
-        _symmetric_memory.enable_symm_mem_for_group(operators.group_name(groups.tp))  # type: ignore[arg-type]
-    found = Collectives()
-    # Options of these layers instead of inductor's global ones, which other threads, such as that of a backward, have
-    # their own of.
-    options = {
-        "_micro_pipeline_tp": True,
-        "post_grad_custom_pre_pass": without_undone_views,
-        "post_grad_custom_post_pass": found.count,
-        # What comes from a cache has passed nobody who counts.
-        "fx_graph_cache": False,
-    }
-    return AsyncTp(fsdp_dtensor.build(point, ranks, groups, options), found)
-
-
-def _lacking(ranks: Ranks) -> str | None:
-    """What inductor's pass is skipped without, and the operators are not there without."""
+    # Inductor's pass is skipped without it.
     if not dist.is_nccl_available():
-        return "asynchronous TP needs a PyTorch with NCCL: without it nothing is fused; use impl=fsdp_dtensor"
-    device = ranks.device.type
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"symm_mem::{GATHERED}", device.upper()):
-        return f"asynchronous TP copies from GPU to GPU, and runtime.device is {device}; use impl=fsdp_dtensor"
-    return None
+        raise Refused("asynchronous TP needs a PyTorch with NCCL: without it nothing is fused; use impl=fsdp_dtensor")
+    return AsyncTp(point, ranks, groups)
+
+
+class AsyncTp(FsdpDtensor):
+    """See implementation.Implementation."""
+
+    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+        with warnings.catch_warnings():
+            # Deprecated, as if it were not needed; without it the compile pass fuses nothing.
+            warnings.simplefilter("ignore", FutureWarning)
+            _symmetric_memory.enable_symm_mem_for_group(operators.group_name(groups.tp))  # type: ignore[arg-type]
+        self._found = Collectives()
+        # Options of these layers instead of inductor's global ones, which other threads, such as that of a backward,
+        # have their own of.
+        options = {
+            "_micro_pipeline_tp": True,
+            "post_grad_custom_pre_pass": without_undone_views,
+            "post_grad_custom_post_pass": self._found.count,
+            # What comes from a cache has passed nobody who counts.
+            "fx_graph_cache": False,
+        }
+        super().__init__(point, ranks, groups, options)
+
+    def facts(self) -> Facts:
+        found = self._found.facts()
+        return Facts({**super().facts().details, **found.details}, found.warnings)
+
+    def close(self) -> None:
+        """With the memory that the ranks share. Collective."""
+        super().close()
+        operators.close()
 
 
 def without_undone_views(graph: fx.Graph) -> None:
@@ -98,20 +106,3 @@ class Collectives:
             if number == 0
         ]
         return Facts({**details, **left, "compiled_graphs": self._graphs}, said)
-
-
-class AsyncTp:
-    """See implementation.Implementation."""
-
-    def __init__(self, trained: FsdpDtensor, found: Collectives) -> None:
-        self._trained, self._found = trained, found
-        self.forward, self.backward, self.update = trained.forward, trained.backward, trained.update
-
-    def facts(self) -> Facts:
-        trained, found = self._trained.facts(), self._found.facts()
-        return Facts({**trained.details, **found.details}, [*trained.warnings, *found.warnings])
-
-    def close(self) -> None:
-        """With the memory that the ranks share. Collective."""
-        self._trained.close()
-        operators.close()

@@ -38,24 +38,86 @@ SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
 
 
-def build(
-    point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
-) -> FsdpDtensor:
-    """`compile_options`: inductor's, where layers are compiled."""
-    training = point["tp_training"]
-    of = architecture(point["language_model"]["model_type"])
-    model = hugging_face.build_on_meta(point)
-    vocab_size = point["language_model"]["vocab_size"]
-    rows = padded_vocab_size(vocab_size, groups.tp_size) if training["vocab_parallel"] else vocab_size
-    hugging_face.pad_vocabulary(model, of, rows)
-    _cut(model, of, groups, training)
-    layers = hugging_face.decoder_layers(model, of)
-    _compute_as_asked(layers, training, compile_options)
-    _shard(model, layers, training, groups)
-    model.to_empty(device=ranks.device)
-    hugging_face.restore_buffers(model, of, ranks.device)
-    _fill(model, initial_weights(point, ranks), groups)
-    return FsdpDtensor(model, point, ranks, groups)
+def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> FsdpDtensor:
+    return FsdpDtensor(point, ranks, groups)
+
+
+class FsdpDtensor:
+    """See implementation.Implementation."""
+
+    def __init__(
+        self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
+    ) -> None:
+        """`compile_options`: inductor's, where layers are compiled."""
+        self._training = training = point["tp_training"]
+        self._device, self._tp_size = ranks.device, groups.tp_size
+        self._vocab_size = point["language_model"]["vocab_size"]
+        self._loss_group = groups.tp if training["vocab_parallel"] else None
+        self._dtype = getattr(torch, training["dtype"])
+        self._positions = torch.arange(training["seq_length"], device=ranks.device).unsqueeze(0)
+        # A Hugging Face model, and FSDP2's module.
+        self._model: Any = self._build(point, ranks, groups, compile_options)
+        self._parameters = list(self._model.parameters())
+        self._optimizer = hugging_face.adamw(self._parameters, training, ranks.device)
+        self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
+
+    def _build(
+        self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None
+    ) -> nn.Module:
+        of = architecture(point["language_model"]["model_type"])
+        model = hugging_face.build_on_meta(point)
+        cut = self._training["vocab_parallel"]
+        rows = padded_vocab_size(self._vocab_size, groups.tp_size) if cut else self._vocab_size
+        hugging_face.pad_vocabulary(model, of, rows)
+        _cut(model, of, groups, self._training)
+        layers = hugging_face.decoder_layers(model, of)
+        _compute_as_asked(layers, self._training, compile_options)
+        _shard(model, layers, self._training, groups)
+        model.to_empty(device=ranks.device)
+        hugging_face.restore_buffers(model, of, ranks.device)
+        _fill(model, initial_weights(point, ranks), groups)
+        return model
+
+    def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
+        self._model.set_requires_gradient_sync(last)
+        autocast = self._training["autocast"] and self._dtype != torch.float32
+        with torch.autocast(self._device.type, self._dtype) if autocast else nullcontext():
+            # Hugging Face would count the positions in what the embedding returns, which may be a part of the sequence.
+            logits = self._model(tokens, position_ids=self._positions, use_cache=False).logits
+        if isinstance(logits, DTensor):
+            logits = logits.to_local()
+        return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._loss_group)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self._scaler.scale(loss / self._training["gradient_accumulation_steps"]).backward()
+
+    def update(self) -> Tensor:
+        self._scaler.unscale_(self._optimizer)
+        norm = self._clip()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+        return norm
+
+    def _clip(self) -> Tensor:
+        """On local tensors and with one collective: of DTensors each would reduce its own norm."""
+        cut: list[Tensor] = []
+        whole: list[Tensor] = []
+        for parameter in self._parameters:
+            assert isinstance(parameter.grad, DTensor)
+            (cut if parameter.grad.placements[1].is_shard() else whole).append(parameter.grad.to_local())
+        norm = hugging_face.total_norm(cut, whole, self._tp_size)
+        if self._training["max_grad_norm"]:
+            torch._foreach_mul_([*cut, *whole], hugging_face.clipped_by(norm, self._training["max_grad_norm"]))
+        return norm
+
+    def facts(self) -> Facts:
+        return Facts({"attention": self._training["attn_impl"]})
+
+    def close(self) -> None:
+        """Nothing outlives it but what was compiled."""
+        if self._training["compile"]:
+            torch._dynamo.reset()
 
 
 def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[str, Any]) -> None:
@@ -190,62 +252,3 @@ def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups
         assert local.shape == part.shape
         with torch.no_grad():
             local.copy_(part)
-
-
-class FsdpDtensor:
-    """See implementation.Implementation."""
-
-    def __init__(self, model: nn.Module, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
-        training = point["tp_training"]
-        # A Hugging Face model, and FSDP2's module.
-        self._model: Any = model
-        self._training, self._device = training, ranks.device
-        self._vocab_size = point["language_model"]["vocab_size"]
-        self._loss_group = groups.tp if training["vocab_parallel"] else None
-        self._tp_size = groups.tp_size
-        self._dtype = getattr(torch, training["dtype"])
-        self._positions = torch.arange(training["seq_length"], device=ranks.device).unsqueeze(0)
-        self._parameters = list(model.parameters())
-        self._optimizer = hugging_face.adamw(self._parameters, training, ranks.device)
-        self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
-
-    def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
-        self._model.set_requires_gradient_sync(last)
-        autocast = self._training["autocast"] and self._dtype != torch.float32
-        with torch.autocast(self._device.type, self._dtype) if autocast else nullcontext():
-            # Hugging Face would count the positions in what the embedding returns, which may be a part of the sequence.
-            logits = self._model(tokens, position_ids=self._positions, use_cache=False).logits
-        if isinstance(logits, DTensor):
-            logits = logits.to_local()
-        return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._loss_group)
-
-    def backward(self, loss: Tensor, last: bool) -> None:
-        self._scaler.scale(loss / self._training["gradient_accumulation_steps"]).backward()
-
-    def update(self) -> Tensor:
-        self._scaler.unscale_(self._optimizer)
-        norm = self._clip()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        self._optimizer.zero_grad()
-        return norm
-
-    def _clip(self) -> Tensor:
-        """On local tensors and with one collective: of DTensors each would reduce its own norm."""
-        cut: list[Tensor] = []
-        whole: list[Tensor] = []
-        for parameter in self._parameters:
-            assert isinstance(parameter.grad, DTensor)
-            (cut if parameter.grad.placements[1].is_shard() else whole).append(parameter.grad.to_local())
-        norm = hugging_face.total_norm(cut, whole, self._tp_size)
-        if self._training["max_grad_norm"]:
-            torch._foreach_mul_([*cut, *whole], hugging_face.clipped_by(norm, self._training["max_grad_norm"]))
-        return norm
-
-    def facts(self) -> Facts:
-        return Facts({"attention": self._training["attn_impl"]})
-
-    def close(self) -> None:
-        """Nothing outlives it but what was compiled."""
-        if self._training["compile"]:
-            torch._dynamo.reset()

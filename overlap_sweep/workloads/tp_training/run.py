@@ -115,31 +115,29 @@ def _memory_given_back(ranks: Ranks) -> Iterator[None]:
 class Step:
     """What is known of a step when it is enqueued."""
 
-    forwards: list[tuple[Mark, Mark]]
-    """Begin and end, of each micro batch."""
-    backwards: list[tuple[Mark, Mark]]
+    micro_batches: list[tuple[Mark, Mark, Mark]]
+    """Of each where its forward begins, where its backward does, and where that ends."""
     end: Mark
     loss: Tensor
     """Mean over this rank's micro batches."""
     grad_norm: Tensor
-    memory_bytes: tuple[int, int] | None
-    """Allocated, and the peak; None on a CPU."""
+    memory_bytes: tuple[int, ...]
+    """Allocated, and the peak; empty on a CPU."""
 
     @property
     def computed(self) -> Mark:
         """The end of its last backward."""
-        return self.backwards[-1][1]
+        return self.micro_batches[-1][-1]
 
     def of_rank(self) -> list[float]:
         """Returns the values of _OF_RANK on this one. The device must have passed the step's end."""
-        return [
-            float(self.grad_norm),
-            self.end.after_ns(self.forwards[0][0]) / 1e3,
-            sum(end.after_ns(begin) for begin, end in self.forwards) / 1e3,
-            sum(end.after_ns(begin) for begin, end in self.backwards) / 1e3,
-            self.end.after_ns(self.computed) / 1e3,
-            *(of_memory / _GB for of_memory in self.memory_bytes or ()),
+        times_ns = [
+            self.end.after_ns(self.micro_batches[0][0]),
+            sum(between.after_ns(begin) for begin, between, _ in self.micro_batches),
+            sum(end.after_ns(between) for _, between, end in self.micro_batches),
+            self.end.after_ns(self.computed),
         ]
+        return [float(self.grad_norm), *(ns / 1e3 for ns in times_ns), *(taken / _GB for taken in self.memory_bytes)]
 
 
 class TrainingSteps:
@@ -147,28 +145,26 @@ class TrainingSteps:
 
     def __init__(self, built: Implementation, batches: TokenBatches, point: Mapping[str, Any], ranks: Ranks) -> None:
         self._implementation, self._batches, self._device = built, batches, ranks.device
-        self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
+        self._count = point["tp_training"]["gradient_accumulation_steps"]
         self._taken = 0
 
     def run(self) -> Step:
         """Enqueue one step. Collective."""
-        forwards, backwards, losses = [], [], []
-        for index in range(self._micro_batches):
-            batch, last = self._batches[self._taken * self._micro_batches + index], index == self._micro_batches - 1
+        micro_batches, losses = [], []
+        for index in range(self._count):
+            batch, last = self._batches[self._taken * self._count + index], index == self._count - 1
             begin = Mark(self._device)
             loss = self._implementation.forward(batch.tokens, batch.labels, last)
             between = Mark(self._device)
             self._implementation.backward(loss, last)
-            forwards.append((begin, between))
-            backwards.append((between, Mark(self._device)))
+            micro_batches.append((begin, between, Mark(self._device)))
             losses.append(loss.detach())
         grad_norm = self._implementation.update().detach()
         end = Mark(self._device)
         self._taken += 1
-        memory_bytes = None
-        if self._device.type == "cuda":
-            memory_bytes = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-        return Step(forwards, backwards, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
+        of_memory = (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated)
+        memory_bytes = tuple(asked(self._device) for asked in of_memory if self._device.type == "cuda")
+        return Step(micro_batches, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
 
 
 class Recording:

@@ -141,7 +141,6 @@ def test_the_loss_leaves_logits_as_they_are() -> None:
     ("impl", "overrides", "nccl", "reason"),
     [
         ("async_tp", [], False, "needs a PyTorch with NCCL"),
-        ("async_tp", [], True, "runtime.device is cpu; use impl=fsdp_dtensor"),
         ("autotp", ["tp_training.dtype=float16", "tp_training.autocast=true"], True, "zero_stage=0"),
     ],
 )
