@@ -33,21 +33,54 @@ from overlap_sweep.workloads.tp_training.megatron_model import (
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
-class Megatron:
-    """An Implementation."""
+def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Megatron:
+    """Refused where userbuffers don't take the overlap configuration. Collective."""
+    return Megatron(point, ranks, groups)
 
-    def __init__(
-        self,
-        point: Mapping[str, Any],
-        config: TransformerConfig,
-        model: DistributedDataParallel,
-        optimizer: MegatronOptimizer,
-        closing: ExitStack,
-    ) -> None:
-        self._point, self._config, self._model, self._optimizer = point, config, model, optimizer
-        self._closing = closing
+
+class Megatron:
+    """See implementation.Implementation."""
+
+    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+        self._point = point
         self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
-        self._device = _device(point)
+        on_gpu = ranks.device.type == "cuda"
+        self._device: Callable[[], AbstractContextManager[None]] = nullcontext if on_gpu else cpu_for_cuda
+        with ExitStack() as stack, self._device():
+            with _groups_kept():
+                parallel_state.initialize_model_parallel(point["tp_size"], create_gloo_process_groups=False)
+            stack.callback(parallel_state.destroy_model_parallel)
+            for theirs, ours in (
+                (parallel_state.get_tensor_model_parallel_group(), groups.tp),
+                (parallel_state.get_data_parallel_group(), groups.dp),
+            ):
+                assert dist.get_process_group_ranks(theirs) == dist.get_process_group_ranks(ours)
+            # Without CUDA there are no states of its random numbers to keep apart, and nothing here is random.
+            seed = point["tp_training"]["seed"]
+            model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not on_gpu, force_reset_rng=True)
+            if overlaps(point):
+                stack.callback(_initialize_userbuffers(point))
+            self._config = transformer_config(point)
+            model = build_model(point, self._config, groups.tp_rank)
+            wrapped = model if point["precision"] == "fp32" else Float16Module(self._config, model)
+            several = groups.dp_size > 1
+            # Gradients are accumulated and reduced in the type of the parameters.
+            data_parallel = DistributedDataParallelConfig(
+                grad_reduce_in_fp32=False,
+                use_distributed_optimizer=several,
+                overlap_grad_reduce=several,
+                overlap_param_gather=several,
+            )
+            self._model = DistributedDataParallel(self._config, data_parallel, wrapped)
+            self._optimizer: MegatronOptimizer = get_megatron_optimizer(
+                _optimizer_config(point, self._config, data_parallel),
+                [self._model],
+                # None would leave norms and biases without weight decay.
+                config_overrides={},
+                use_gloo_process_groups=False,
+            )
+            _load(initial_parts(point, ranks, groups.tp_rank, fused_norms=on_gpu), model, self._optimizer)
+            self._closing = stack.pop_all()
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
         with self._device():
@@ -91,51 +124,6 @@ class Megatron:
 
     def close(self) -> None:
         self._closing.close()
-
-
-def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Megatron:
-    """Refused where userbuffers don't take the overlap configuration. Collective."""
-    training = point["tp_training"]
-    with ExitStack() as stack, _device(point)():
-        with _groups_kept():
-            parallel_state.initialize_model_parallel(point["tp_size"], create_gloo_process_groups=False)
-        stack.callback(parallel_state.destroy_model_parallel)
-        for theirs, ours in (
-            (parallel_state.get_tensor_model_parallel_group(), groups.tp),
-            (parallel_state.get_data_parallel_group(), groups.dp),
-        ):
-            assert dist.get_process_group_ranks(theirs) == dist.get_process_group_ranks(ours)
-        # Without CUDA there are no states of its random numbers to keep apart, and nothing here is random.
-        model_parallel_cuda_manual_seed(
-            training["seed"], inference_rng_tracker=ranks.device.type == "cpu", force_reset_rng=True
-        )
-        if overlaps(point):
-            stack.callback(_initialize_userbuffers(point))
-        config = transformer_config(point)
-        model = build_model(point, config, groups.tp_rank)
-        wrapped = model if point["precision"] == "fp32" else Float16Module(config, model)
-        several = groups.dp_size > 1
-        # Gradients are accumulated and reduced in the type of the parameters.
-        data_parallel = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=False,
-            use_distributed_optimizer=several,
-            overlap_grad_reduce=several,
-            overlap_param_gather=several,
-        )
-        replicated = DistributedDataParallel(config, data_parallel, wrapped)
-        optimizer = get_megatron_optimizer(
-            _optimizer_config(point, config, data_parallel),
-            [replicated],
-            # None would leave norms and biases without weight decay.
-            config_overrides={},
-            use_gloo_process_groups=False,
-        )
-        _load(initial_parts(point, ranks, groups.tp_rank, fused_norms=ranks.device.type == "cuda"), model, optimizer)
-        return Megatron(point, config, replicated, optimizer, stack.pop_all())
-
-
-def _device(point: Mapping[str, Any]) -> Callable[[], AbstractContextManager[None]]:
-    return nullcontext if point["runtime"]["device"] == "cuda" else cpu_for_cuda
 
 
 @contextmanager
