@@ -98,11 +98,11 @@ class CopyRow:
         return "cannot tell" if self.unclear else "hides nothing"
 
     def tflops(self, beside: bool) -> float:
-        """Of the GEMMs alone, or over the whole time that they and the copies took at once."""
+        """Returns the GEMMs' rate, alone or over the whole time that they and the copies took at once."""
         return self.measured.flops / (self.overlapped if beside else self.gemm).time_us / 1e6
 
     def gb_per_s(self, beside: bool) -> float:
-        """The same of the copies."""
+        """Returns the copies' rate in the same way."""
         return self.measured.bytes_copied / (self.overlapped if beside else self.copy).time_us / 1e3
 
 

@@ -90,7 +90,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
 
 
 def _bytes(asked: Mapping[str, Any]) -> int:
-    """Of one copy."""
+    """Returns the size of one copy."""
     return round(asked["copy_mb"] * MIB)
 
 
@@ -142,7 +142,8 @@ def _beside(device: torch.device, stack: ExitStack) -> Callable[[Callable[[], No
 
 @contextmanager
 def _on_stream(other: torch.cuda.Stream, copies: Callable[[], None]) -> Iterator[None]:
-    """The stream starts where the current one is, which goes on when it has ended: what times one times both."""
+    """Copies on a stream that starts where the current one is, which goes on when it has ended: what times one times
+    both."""
     current = torch.cuda.current_stream()
     other.wait_stream(current)
     with torch.cuda.stream(other):
@@ -153,14 +154,14 @@ def _on_stream(other: torch.cuda.Stream, copies: Callable[[], None]) -> Iterator
 
 @contextmanager
 def _on_thread(pool: ThreadPoolExecutor, copies: Callable[[], None]) -> Iterator[None]:
-    """copy_ frees the GIL."""
+    """Copies in another thread: copy_ frees the GIL."""
     copied = pool.submit(copies)
     yield
     copied.result()
 
 
 def _check(work: Work, ranks: Ranks) -> None:
-    """WrongNumbers where GEMMs and copies at once don't leave what they leave alone."""
+    """Raises WrongNumbers where GEMMs and copies at once don't leave what they leave alone."""
     work.gemms()
     expected = work.product.clone()
     work.product.zero_()

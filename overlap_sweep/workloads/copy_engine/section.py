@@ -35,7 +35,7 @@ def _asked(name: str, **more: Any) -> Column[PointRow[CopyRow]]:
 
 
 def _own(name: str, about: str, **more: Any) -> C:
-    """A column named as the row's attribute."""
+    """Returns a column named as the row's attribute."""
     return C(name, attrgetter(name), about, **more)
 
 
@@ -44,7 +44,7 @@ def _time(name: str, about: str, header: str, **more: Any) -> C:
 
 
 def _rates(name: str, header: str, of: str, dropped: int) -> tuple[C, C]:
-    """The columns of a rate alone and at once; people see both in one."""
+    """Returns the columns of a rate alone and at once; people see both in one."""
     alone, beside = methodcaller(name, beside=False), methodcaller(name, beside=True)
 
     def words(row: CopyRow) -> str:

@@ -16,7 +16,14 @@ from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
-from overlap_sweep.workloads.tp_training.rows import Grid, StepCommunication, TpTrainingRow, rows_of
+from overlap_sweep.workloads.tp_training.rows import (
+    Comparison,
+    Difference,
+    Grid,
+    StepCommunication,
+    TpTrainingRow,
+    rows_of,
+)
 
 K = TypeVar("K")
 
@@ -31,25 +38,6 @@ def tolerance_of(precision: str) -> tuple[float, float]:
     """Returns the relative differences of losses and of gradients' norms that rounding explains: bf16 and fp16 keep 8
     and 11 bits, and every implementation adds in another order."""
     return (1e-4, 1e-3) if precision == "fp32" else (1e-2, 5e-2)
-
-
-class Difference(NamedTuple):
-    """Of one run from what the others compute."""
-
-    what: str
-    """`loss` or `gradient norm`."""
-    step: int
-    relative: float
-    """Infinite where one of them is no number."""
-
-
-class Comparison(NamedTuple):
-    """Of one run with the others of the same data."""
-
-    largest: Difference | None
-    """Of its losses; None where all are no numbers."""
-    deviates: Difference | None
-    """The first that is beyond the tolerance; None where it computes the same."""
 
 
 def compare(
@@ -85,7 +73,7 @@ def compare(
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    """None where most are no numbers."""
+    """Returns the median of those that are numbers; None where most are not."""
     of_all = list(values)
     known = [value for value in of_all if value is not None]
     return statistics.median(known) if 2 * len(known) >= len(of_all) else None
@@ -318,7 +306,7 @@ def losses_in_words(analysis: TpTrainingAnalysis) -> list[str]:
 
 
 def _size_in_words(rows: Sequence[TpTrainingRow]) -> Iterator[str]:
-    """That the losses of the same data agree, or who is the first to deviate where."""
+    """Yields that the losses of the same data agree, or who deviates where first."""
     compared = [(row, row.losses) for row in rows if row.losses]
     deviating = [(row, losses.deviates) for row, losses in compared if losses.deviates]
     if not deviating:
@@ -385,7 +373,7 @@ def _names(rows: Sequence[TpTrainingRow], of: Sequence[TpTrainingRow]) -> str:
 
 
 def _environment(environment: dict[str, Any]) -> str:
-    """Its identity without what belongs to an implementation: how many connections it needs."""
+    """Returns its identity without what belongs to an implementation: how many connections it needs."""
     identity = environment_identity(environment)
     identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     return key_of(identity)

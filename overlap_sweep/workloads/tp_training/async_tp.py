@@ -28,7 +28,7 @@ LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "
 
 
 def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> AsyncTp:
-    """Refused where nothing could be fused."""
+    """Returns the model in training. Refused where nothing could be fused."""
     if reason := operators.missing():
         raise Refused(reason)
     # Inductor's pass is skipped without it.
@@ -62,14 +62,14 @@ class AsyncTp(FsdpDtensor):
         return Facts({**super().facts().details, **found.details}, found.warnings)
 
     def close(self) -> None:
-        """With the memory that the ranks share. Collective."""
+        """Frees the memory that the ranks share, too. Collective."""
         super().close()
         operators.close()
 
 
 def without_undone_views(graph: fx.Graph) -> None:
-    """As inductor's pass: where a view has its shape from before another view again, take what it was. The fusions find
-    a GEMM only next to the collective, and inductor leaves such a pair where several GEMMs have the same input."""
+    """Inductor's pass that removes a view that undoes the view before it: the fusions find a GEMM only next to the
+    collective, and inductor leaves such a pair where several GEMMs have the same input."""
     reshape = torch.ops.aten.reshape.default
     for node in graph.nodes:
         if node.target is not reshape or node.args[0].target is not reshape:
@@ -88,7 +88,7 @@ class Collectives:
         self._graphs = 0
 
     def count(self, graph: fx.Graph) -> None:
-        """As inductor's pass over each graph, after the fusions."""
+        """Inductor's pass over each graph, after the fusions, that counts collectives."""
         self._graphs += 1
         for node in graph.nodes:
             name = getattr(node.target, "_opname", "")

@@ -118,7 +118,7 @@ class AutoTp:
         return torch.where(scalar < 0, torch.inf, scalar)
 
     def _clip(self) -> Tensor:
-        """By the norm over all ranks, each parameter counted once. Returns it."""
+        """Clips by the norm over all ranks, each parameter counted once, and returns that."""
         gradients = {name: p.grad for name, p in self._engine.module.named_parameters() if p.grad is not None}
         cut = [gradient for name, gradient in gradients.items() if name in self._cut]
         whole = [gradient for name, gradient in gradients.items() if name not in self._cut]
@@ -135,7 +135,7 @@ class AutoTp:
         return norm
 
     def _holds_masters(self) -> bool:
-        """DeepSpeed's optimizer without ZeRO in half precision."""
+        """Returns whether the optimizer is DeepSpeed's without ZeRO in half precision."""
         return hasattr(self._engine.optimizer, "loss_scale_config")
 
     def _loss_scale(self) -> float:
@@ -175,7 +175,7 @@ def _set_groups(tp: Any, dp: Any) -> None:
 
 
 def _forget_state() -> None:
-    """What DeepSpeed keeps of a model in its modules: the next one may have another size and dtype."""
+    """Clears what DeepSpeed keeps of a model in its modules: the next one may have another size and dtype."""
     from deepspeed.module_inject.layers import set_autotp_mode
     from deepspeed.runtime import torch_autocast
     from deepspeed.runtime.tensor_parallel import init_utils
@@ -233,7 +233,7 @@ def _config(training: Mapping[str, Any], of: Architecture, groups: Groups) -> di
 
 
 def _partition(of: Architecture) -> dict[str, Any]:
-    """Everything else stays whole: DeepSpeed's own plans would cut the vocabulary, too."""
+    """Returns which linears are cut, and nothing else: DeepSpeed's own plans would cut the vocabulary, too."""
     kinds = {"column": of.column_parallel, "row": of.row_parallel}
     specs = [
         {"patterns": [rf".*\.{re.escape(name)}\.weight$" for name in names], "partition_type": kind}
@@ -255,7 +255,7 @@ def _cut_dimensions(model: nn.Module, of: Architecture, vocab_parallel: bool) ->
 
 
 def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine: Any, cut: Mapping[str, int]) -> None:
-    """Into the model, and in float32 into the weights that DeepSpeed's optimizer steps."""
+    """Draws the initial weights into the model, and in float32 into those that DeepSpeed's optimizer steps."""
     from deepspeed.utils import safe_set_full_fp32_param
 
     draw = initial_weights(point, ranks)
@@ -277,7 +277,7 @@ def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine
 
 
 def _own_masters(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parameter and float32 weight, of DeepSpeed's optimizer without ZeRO in half precision."""
+    """Yields parameter and float32 weight, of DeepSpeed's optimizer without ZeRO in half precision."""
     if hasattr(optimizer, "loss_scale_config"):
         for halves, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
             yield from zip(halves, masters, strict=True)

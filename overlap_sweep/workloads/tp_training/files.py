@@ -104,7 +104,7 @@ def _summary(row: TpTrainingRow) -> dict[str, Any]:
 
 
 def _communication(row: TpTrainingRow) -> dict[str, float | None] | None:
-    """Of a step; null without traces."""
+    """Returns that of a step; None without traces."""
     found = row.communication
     return (
         None

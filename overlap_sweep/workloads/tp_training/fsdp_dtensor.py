@@ -100,7 +100,7 @@ class FsdpDtensor:
         return norm
 
     def _clip(self) -> Tensor:
-        """On local tensors and with one collective: of DTensors each would reduce its own norm."""
+        """Clips local tensors, with one collective, and returns the norm: of DTensors each would reduce its own."""
         cut: list[Tensor] = []
         whole: list[Tensor] = []
         for parameter in self._parameters:
@@ -115,14 +115,14 @@ class FsdpDtensor:
         return Facts({"attention": self._training["attn_impl"]})
 
     def close(self) -> None:
-        """Nothing outlives it but what was compiled."""
+        """Forgets what was compiled; nothing else outlives it."""
         if self._training["compile"]:
             torch._dynamo.reset()
 
 
 def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[str, Any]) -> None:
-    """Tensor parallelism. Between the parallel linears every rank has the whole residual stream, or its part of the
-    sequence."""
+    """Cuts the model over the tensor-parallel ranks. Between the parallel linears every rank has the whole residual
+    stream, or its part of the sequence."""
     mesh = groups.mesh["tp"]
     stream: Placement = Shard(SEQUENCE) if training["sequence_parallel"] else Replicate()
     # A norm that sees a part of the sequence, or of the heads, knows a part of its weight's gradient.
@@ -167,7 +167,7 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: Mapping[s
 def _gather(
     mesh: DeviceMesh, stream: Placement, flat: bool, module: nn.Module, arguments: Any, named: Any
 ) -> tuple[Any, Any]:
-    """Once for all linears with the same input, and backward one reduction."""
+    """Gathers the input once for all linears that have it, with one reduction backward."""
     arguments = list(arguments)
     where, key = (arguments, 0) if arguments else (named, "hidden_states")
     # Of one sequence [1, sequence, hidden] the gathered dimension is made the first one anyway, by views among which
@@ -193,7 +193,7 @@ def _arrived(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor:
 
 
 def _replicate(module: nn.Module, groups: Groups, gradient: Placement) -> None:
-    """Every rank has the whole weight and computes with plain tensors. `gradient`: what each rank's is of the weight's,
+    """Gives every rank the whole weight, computing with plain tensors. `gradient`: what each rank's is of the weight's,
     which FSDP2 makes whole when it reduces it."""
     distribute_module(module, groups.mesh["tp"])
     module.__class__ = _local(type(module), gradient)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def _replicate(module: nn.Module, groups: Groups, gradient: Placement) -> None:
 
 @cache
 def _local(kind: type[nn.Module], gradient: Placement) -> type[nn.Module]:
-    """One class for all layers, or torch.compile would compile each."""
+    """Returns one class for all layers, or torch.compile would compile each."""
 
     def local(self: nn.Module) -> Tensor:
         weight = self._parameters["weight"]
@@ -228,7 +228,7 @@ def _compute_as_asked(
 
 
 def _shard(model: nn.Module, layers: Sequence[nn.Module], training: Mapping[str, Any], groups: Groups) -> None:
-    """FSDP2 over the data-parallel ranks; over one, too, since it keeps float32 weights and computes in less."""
+    """Shards over the data-parallel ranks; over one, too, since FSDP2 keeps float32 weights and computes in less."""
     computed = hugging_face.parameter_dtype(training)
     policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
     for layer in layers:
@@ -238,7 +238,7 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], training: Mapping[str,
 
 
 def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups: Groups) -> None:
-    """This rank's part of every weight."""
+    """Fills this rank's part of every weight."""
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
         part = draw(name, parameter.shape)

@@ -60,7 +60,7 @@ def _attention_name(attn_impl: str) -> str:
 
 
 def _causal(attention: Callable[..., Any]) -> Callable[..., Any]:
-    """`attention`, which is causal where it is given no mask."""
+    """Returns `attention`, which is causal where it is given no mask, with the sliding window's mask."""
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
@@ -85,7 +85,7 @@ def _eager(
 
 
 def _visible(query: Tensor, window: int) -> Tensor:
-    """[sequence, sequence], whether the position of a row may look at that of a column."""
+    """Returns [sequence, sequence], whether the position of a row may look at that of a column."""
     positions = torch.arange(query.shape[2], device=query.device)
     back = positions[:, None] - positions[None, :]
     return (back >= 0) & (back < window)
@@ -127,7 +127,7 @@ def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.
 
 
 def restore_buffers(model: Any, architecture: Architecture, device: torch.device) -> None:
-    """The frequencies of the rotary embedding, which no weight is drawn for: a model from `meta` has lost them."""
+    """Computes the frequencies of the rotary embedding again: a model from `meta` has lost them."""
     rotary = model.get_submodule(architecture.rotary)
     _replace(model, architecture.rotary, type(rotary)(config=model.config).to(device))
 
@@ -141,8 +141,8 @@ def pad_vocabulary(model: Any, architecture: Architecture, rows: int) -> None:
 
 
 def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
-    """Embedding and output projection with this rank's rows of the padded vocabulary instead of the whole ones, on
-    `meta`. The model's logits are those of this rank's rows then. Not tied (`tie_weights`)."""
+    """Give embedding and output projection this rank's rows of the padded vocabulary, on `meta`. The model's logits are
+    those of these rows then. Not tied (`tie_weights`)."""
     tp_size = dist.get_world_size(group)
     hidden, rows = model.config.hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
     with torch.device("meta"):
@@ -151,7 +151,7 @@ def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, gr
 
 
 def tie_weights(model: Any, architecture: Architecture) -> None:
-    """One parameter for embedding and output projection, if the model's config says so. Plain tensors lose that by
+    """Give embedding and output projection one parameter, if the model's config says so. Plain tensors lose that by
     `to_empty`, DTensors keep it."""
     if model.config.tie_word_embeddings:
         embedding = model.get_submodule(architecture.embedding)
@@ -174,7 +174,7 @@ class VocabParallelEmbedding(nn.Module):
         self._first = rows * dist.get_rank(group)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[...] -> [..., hidden]."""
+        """Returns [..., hidden] of tokens [...]."""
         local = tokens - self._first
         elsewhere = (local < 0) | (local >= self.weight.shape[0])
         embedded = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
@@ -190,7 +190,7 @@ class VocabParallelLinear(nn.Module):
         self._group = group
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] -> [..., rows]."""
+        """Returns [..., rows] of [..., hidden]."""
         own = hidden.view_as(hidden)
         # Its other uses have gradients of their own.
         own.register_hook(partial(summed, group=self._group))

@@ -40,7 +40,7 @@ class Groups:
 
 @cache
 def groups_of(ranks: Ranks, tp_size: int, dp_size: int) -> Groups:
-    """Made once for all points of a process: groups stay. Collective."""
+    """Returns the groups, made once for all points of a process. Collective."""
     assert tp_size * dp_size == ranks.world_size
     mesh = init_device_mesh(ranks.device.type, (dp_size, tp_size), mesh_dim_names=("dp", "tp"))
     tp_rank, dp_rank = mesh.get_local_rank("tp"), mesh.get_local_rank("dp")
@@ -67,8 +67,8 @@ class Implementation(Protocol):
         ...
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Of the loss that `forward` returned. Gradients are averaged over micro batches and data-parallel ranks; they
-        are reduced with the last one, unless the stack reduces each."""
+        """Takes the loss that `forward` returned. Gradients are averaged over micro batches and data-parallel ranks;
+        they are reduced with the last one, unless the stack reduces each."""
         ...
 
     def update(self) -> Tensor:
@@ -148,7 +148,7 @@ class TokenBatches:
         self._batches = [_draw(point, ranks, dp_rank, index) for index in range(count)]
 
     def __getitem__(self, micro_batch: int) -> Batch:
-        """On the device."""
+        """Returns the tensors on the device."""
         return self._batches[micro_batch % len(self._batches)]
 
 

@@ -34,7 +34,7 @@ _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
 def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Megatron:
-    """Refused where userbuffers don't take the overlap configuration. Collective."""
+    """Returns the model in training. Refused where userbuffers don't take the overlap configuration. Collective."""
     return Megatron(point, ranks, groups)
 
 
@@ -185,7 +185,7 @@ def _optimizer_config(
 
 @torch.no_grad()
 def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: MegatronOptimizer) -> None:
-    """Into the parameters, and in float32 into the optimizer's copies of them."""
+    """Copies the weights into the parameters, and in float32 into the optimizer's copies of them."""
     parameters = dict(model.named_parameters())
     for name, part in parts:
         parameter = parameters.pop(name)

@@ -33,7 +33,7 @@ _DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
-    """Of the layers. Fusions of Megatron-Core's are on where they are kernels, on a GPU."""
+    """Returns that of the layers. Fusions of Megatron-Core's are on where they are kernels, on a GPU."""
     model, training, precision = point["language_model"], point["tp_training"], point["precision"]
     has, on_gpu = architecture(model["model_type"]), point["runtime"]["device"] == "cuda"
     given = point.get("overlap_cfg")
@@ -80,9 +80,9 @@ def _left_alone(weight: Tensor) -> Tensor:
 
 
 def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: int) -> GPTModel:
-    """This rank's part, its weights not yet drawn. With labels it returns losses [batch, sequence], float32. Its layers
-    are Transformer Engine's, on a CPU Megatron-Core's own. Parallel state must be initialised, and userbuffers, where
-    layers use them."""
+    """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers, on a CPU Megatron-Core's
+    own. With labels it returns losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers,
+    where layers use them."""
     model, tp_size = point["language_model"], point["tp_size"]
     rows = padded_vocab_size(model["vocab_size"], tp_size)
     if point["runtime"]["device"] == "cuda":
@@ -113,7 +113,7 @@ def _local_layers(config: TransformerConfig) -> TransformerBlockSubmodules:
 
 
 def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_size: int) -> None:
-    """To Megatron-Core's cross-entropy the padding of the vocabulary is tokens like all others."""
+    """Masks the padding's logits: to Megatron-Core's cross-entropy it is tokens like all others."""
     real = max(vocab_size - rows * tp_rank, 0)
 
     def masked(_module: nn.Module, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
@@ -142,7 +142,7 @@ def initial_parts(
         return weight.chunk(tp_size, dim)[tp_rank]
 
     def qkv(layer: str, kind: str, *columns: int) -> Tensor:
-        """Of each group of heads with one key: its queries, its key, its value."""
+        """Returns of each group of heads with one key its queries, its key, its value."""
         grouped = [
             draw(f"{layer}.self_attn.{name}.{kind}", (count * head_dim, *columns)).view(kv_heads, -1, *columns)
             for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))

@@ -158,7 +158,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """With what null stands for; a precision that was left to the device is unknown."""
+        """Returns it with what null stands for; a precision that was left to the device is unknown."""
         impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
         known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
         return {**config, **known}

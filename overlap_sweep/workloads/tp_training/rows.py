@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
@@ -21,9 +21,6 @@ from overlap_sweep.trace.overlap import TraceRow
 from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep, quartiles
-
-if TYPE_CHECKING:
-    from overlap_sweep.workloads.tp_training.answer import Comparison
 
 _SETTING_WORDS: dict[str, Callable[[Any], str]] = {
     "zero_stage": lambda stage: "" if stage == 1 else f"zero{stage}",
@@ -77,6 +74,25 @@ class StepCommunication:
     def hidden_fraction(self) -> float:
         """NaN where nothing communicates."""
         return self.hidden_us / self.total_us if self.total_us else float("nan")
+
+
+class Difference(NamedTuple):
+    """Of one run from what the others compute."""
+
+    what: str
+    """`loss` or `gradient norm`."""
+    step: int
+    relative: float
+    """Infinite where one of them is no number."""
+
+
+class Comparison(NamedTuple):
+    """Of one run with the others of the same data."""
+
+    largest: Difference | None
+    """Of its losses; None where all are no numbers."""
+    deviates: Difference | None
+    """The first that is beyond the tolerance; None where it computes the same."""
 
 
 @dataclass(eq=False)

@@ -63,8 +63,8 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
 
 
 def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Recording, ProfiledSteps, Facts]:
-    """What is returned holds nothing of the model, which is garbage then. After a failure the processes end, so that
-    nothing is closed: other ranks might not be there to do it, too."""
+    """Trains, then profiles. What is returned holds nothing of the model, which is garbage then. After a failure the
+    processes end, so that nothing is closed: other ranks might not be there to do it, too."""
     groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
     batches = TokenBatches(point, ranks, groups.dp_rank)
     built = implementation.load(point["impl"]).build(point, ranks, groups)
@@ -84,7 +84,7 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
 
 
 def _check_memory(point: Mapping[str, Any], ranks: Ranks) -> None:
-    """Refused where weights, gradients and the optimizer's state alone don't fit."""
+    """Raises Refused where weights, gradients and the optimizer's state alone don't fit."""
     if ranks.device.type != "cuda":
         return
     needed = least_bytes(point)
@@ -98,8 +98,8 @@ def _check_memory(point: Mapping[str, Any], ranks: Ranks) -> None:
 
 @contextmanager
 def _memory_given_back(ranks: Ranks) -> Iterator[None]:
-    """The next point needs it, and what a model and its hooks refer to each other with. Where there is too little, the
-    error says what would take less."""
+    """Collects garbage, since a model and its hooks refer to each other, and the next point needs the memory. Where
+    there is too little, the error says what would take less."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -192,7 +192,7 @@ class Recording:
             self._forget_peak()
 
     def read(self) -> None:
-        """What waits to be read. Collective."""
+        """Reads what waits. Collective."""
         if not self._waiting:
             return
         self._ranks.synchronize()

@@ -51,17 +51,17 @@ A = Column[GridAnswer]
 
 
 def _own(name: str, about: str = "", **more: Any) -> C:
-    """A column named as the row's attribute."""
+    """Returns a column named as the row's attribute."""
     return C(name, attrgetter(name), about, **more)
 
 
 def _share(part: str, about: str = "", **more: Any) -> C:
-    """The share of the step that a part of it takes, in percent."""
+    """Returns the column of the share of the step that a part of it takes, in percent."""
     return C(f"{part}_pct", lambda row: 100 * row.shares[part], about, show="{:.0f}%".format, **more)
 
 
 def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
-    """Of the communication in a step, where there are traces."""
+    """Returns a column of the communication in a step, empty without traces."""
     return C(name, lambda row: getattr(row.communication, what) if row.communication else None, about, **more)
 
 
@@ -74,7 +74,7 @@ def _of_case(name: str, kind: Kind = "count") -> A:
 
 
 def _slower(name: str, value: Callable[[TpTrainingRow, TpTrainingRow], Any], which: int, about: str = "") -> A:
-    """Of the first or last that is slower than the best, and of the best."""
+    """Returns a column of the first (0) or last (-1) that is slower than the best, and of the best."""
 
     def found(answer: GridAnswer) -> Any:
         return value(answer.slower[which], answer.best) if answer.slower and answer.best else None
@@ -281,7 +281,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
 
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
-    """One model that stacks trained, with the fastest on each of its `grids` and all `settings`."""
+    """Returns one case for tuning_report.json, with the fastest on each of its `grids` and all `settings`."""
     environment, *others = environments(analysis.points)
     settings = zip(SETTINGS.records(analysis.rows), analysis.rows, strict=True)
     return {
