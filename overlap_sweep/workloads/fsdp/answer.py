@@ -31,7 +31,7 @@ from overlap_sweep.workloads.fsdp.knobs import (
 )
 from overlap_sweep.workloads.fsdp.times import (
     StepTimes,
-    comparison,
+    compared_times,
     limited_by_host,
     measured,
     times_as_measured,
@@ -225,10 +225,12 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
         same[frozen(knobs_of(point.config))].append(point)
     settings = [knobs_of(of_setting[0].config) for of_setting in same.values()]
     names = differing(settings)
-    compared = comparison(points)
+    shown = names if len(settings) > 1 else settings[0]
     rows = {
-        key: _row(knobs, names if len(settings) > 1 else knobs, of_setting, compared.times(of_setting))
-        for knobs, (key, of_setting) in zip(settings, same.items(), strict=True)
+        key: _row(knobs, shown, of_setting, times)
+        for key, knobs, of_setting, times in zip(
+            same, settings, same.values(), compared_times(list(same.values())), strict=True
+        )
     }
     best, reason, settled = _best(rows, points, searches)
     reference = min(rows.values(), key=lambda row: row.simplicity)

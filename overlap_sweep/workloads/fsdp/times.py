@@ -16,10 +16,8 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
-from overlap_sweep.workloads.fsdp.knobs import frozen, knobs_of, same_floor
+from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun
-
-_Floor = frozenset[tuple[str, Any]]
 
 
 def measured(result: Result | None) -> TrainingRun:
@@ -121,42 +119,6 @@ class StepTimes:
         return self.time_us - self.floor_us
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How the points of a case are compared.
-
-    A point can be told relative to its own floor, the step without communication that was measured in turns with it:
-    what makes the whole machine slower cancels, and the floor's own noise comes in. Which of the two is larger is seen
-    at settings that were measured in several points: relative times are used where they bring those closer together,
-    and where there are none such, since drift of some percent is common. A point that the host limits in any variant
-    takes no part: its floor is the host's time, and dividing by it would make the slowest host the fastest setting.
-    """
-
-    floors: Mapping[_Floor, list[Timing]]
-    """By what the step without communication does, of the points that may be compared by it."""
-    relative: bool
-    between: Mapping[bool, verdict.Scatter]
-    """Of the points of equal settings, by whether the host limits them."""
-
-    def times(self, points: Sequence[Point]) -> StepTimes:
-        """Returns the times of the points of one setting."""
-        steps = _steps(points)
-        pool = self.floors.get(same_floor(knobs_of(points[0].config)), [])
-        # Relative to nothing but itself, a time gains the floor's noise for nothing.
-        limited = _limited(points)
-        relative = self.relative and len(pool) > 1 and not limited
-        if relative:
-            floor = pooled_none(pool)
-            step, none = (
-                normalised([(of_one[name], of_one["floor"]) for of_one in steps], floor) for name in ("point", "none")
-            )
-        else:
-            step, none, floor = (pooled_none([of_one[name] for of_one in steps]) for name in VARIANTS)
-        step = self.between[limited].added_to(step, len(points))
-        rounds = {name: together([of_one[name] for of_one in steps]) for name in VARIANTS}
-        return StepTimes(step, none, floor, hidden(rounds), relative)
-
-
 def times_as_measured(point: Point) -> StepTimes:
     """Returns the times of a point that is ok, beside no other."""
     (steps,) = _steps([point])
@@ -164,24 +126,48 @@ def times_as_measured(point: Point) -> StepTimes:
     return StepTimes(step, none, floor, hidden(steps), relative=False)
 
 
-def comparison(points: Iterable[Point]) -> Comparison:
-    """Returns how the points of one case are compared."""
-    floors, settings = defaultdict(list), defaultdict(list)
-    for point in points:
-        knobs = knobs_of(point.config)
-        settings[frozen(knobs)].append(point)
-        if not _limited([point]):
-            floors[same_floor(knobs)].append(measured(point.result).step["floor"])
-    repeated = [(_steps(of_one), _limited(of_one)) for of_one in settings.values() if len(of_one) > 1]
+def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
+    """Returns the times of each setting's points, for all settings of a case.
+
+    A point can be told relative to its own floor, the step without communication that was measured in turns with it:
+    what makes the whole machine slower cancels, and the floor's own noise comes in. Which of the two is larger is seen
+    at settings that were measured in several points: relative times are used where they bring those closer together,
+    and where there are none such, since drift of some percent is common. A point that the host limits in any variant
+    takes no part: its floor is the host's time, and dividing by it would make the slowest host the fastest setting.
+    """
+    works = [same_floor(knobs_of(points[0].config)) for points in settings]
+    floors: dict[frozenset[tuple[str, Any]], list[Timing]] = defaultdict(list)
+    for work, points in zip(works, settings, strict=True):
+        floors[work] += [step["floor"] for step in _steps(point for point in points if not _limited([point]))]
+    repeated = [(_steps(points), _limited(points)) for points in settings if len(points) > 1]
     free = [steps for steps, limited in repeated if not limited]
     as_measured = _scatter([step["point"].median_us for step in steps] for steps in free)
     to_floor = _scatter([step["point"].median_us / step["floor"].median_us for step in steps] for steps in free)
     relative = as_measured is None or to_floor is None or to_floor < as_measured
-    times = (
-        ([_step(step, over_floor=relative and not limited) for step in steps], limited) for steps, limited in repeated
+    between = verdict.scatters_of_steps(
+        (
+            ([_step(step, over_floor=relative and not limited) for step in steps], limited)
+            for steps, limited in repeated
+        ),
+        settings[0][0].config["runtime"]["device"],
     )
-    device_kind = next(iter(settings.values()))[0].config["runtime"]["device"]
-    return Comparison(floors, relative, verdict.scatters_of_steps(times, device_kind))
+    # Relative to nothing but itself, a time gains the floor's noise for nothing.
+    pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]
+    return [
+        _pooled(_steps(points), [] if (limited := _limited(points)) else pool, between[limited])
+        for points, pool in zip(settings, pools, strict=True)
+    ]
+
+
+def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: verdict.Scatter) -> StepTimes:
+    """Returns the times of one setting, relative to the `floors` if there are any."""
+    if floors:
+        floor = pooled_none(floors)
+        step, none = (normalised([(one[name], one["floor"]) for one in steps], floor) for name in ("point", "none"))
+    else:
+        step, none, floor = (pooled_none([one[name] for one in steps]) for name in VARIANTS)
+    rounds = {name: together([one[name] for one in steps]) for name in VARIANTS}
+    return StepTimes(between.added_to(step, len(steps)), none, floor, hidden(rounds), relative=bool(floors))
 
 
 def _steps(points: Iterable[Point]) -> list[dict[str, Timing]]:
