@@ -55,21 +55,21 @@ def history(
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.compare.history import MOMENTS, print_history
+    from overlap_sweep.compare.history import ROWS, print_history
     from overlap_sweep.compare.history import history as history_of
     from overlap_sweep.report.table import to_frame
     from overlap_sweep.store import read_store
 
     reading = read_store(store)
     found = history_of(reading.measurements)
-    moments = found.moments
-    table = to_frame(MOMENTS.records(moments), MOMENTS.types)
+    rows = found.rows
+    table = to_frame(ROWS.records(rows), ROWS.types)
     matching = table[condition(table, expression).mask] if expression is not None else table
     check_fail_if(fail_expressions, matching)
     if matching.empty and format is TableFormat.table:
         print_aside(f"No row matches, of {len(table)}.")
     else:
-        shown = [moments[i] for i in matching.index]
+        shown = [rows[i] for i in matching.index]
         print_rows(matching, format, print_table=lambda console: print_history(shown, found.left_out, console))
     fail_for(reading.problems)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -52,12 +52,13 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Times:
-    """Of one point in one environment, over all its measurements there. Microseconds."""
+    """Of one setting of a point in one environment, over all its measurements there. Microseconds."""
 
-    environment: Mapping[str, Any]
+    latest: Kept
+    setting: str
+    """What is told apart within a point, in a word: the settings of slots, a variant, an implementation, knobs."""
+    sample: Sample
     """Of the latest."""
-    identity: Mapping[str, Any]
-    """What of it must be equal (`identity.environment_identity`)."""
     time: Estimate
     """The median over the measurements of their summed medians; its noise is that within them and that between them."""
     none_us: float | None
@@ -67,20 +68,40 @@ class Times:
     last: str | None
     """UTC, ISO 8601; None where it is not recorded."""
     hosts: tuple[str, ...]
-    directory: str
-    """Of the latest."""
     previous: Times | None = None
     """On the same kind of machine; None of the first."""
 
     @property
+    def point(self) -> Mapping[str, Any]:
+        return self.latest.result.point
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        return self.latest.result.environment
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What of the environment must be equal (`identity.environment_identity`)."""
+        return environment_identity(self.environment)
+
+    @property
+    def key(self) -> str:
+        """Short, and different for every point and setting."""
+        return key_of({"point": _without_what_changes_nothing(self.point), "setting": self.setting})[:8]
+
+    @property
+    def subject(self) -> str:
+        return workloads.of(self.point).subject(self.point)
+
+    @property
     def ratio(self) -> float:
         """Time over that of the environment before: below 1 is faster. NaN of the first."""
-        return self.time.time_us / self.previous.time.time_us if self.previous else math.nan
+        return ratio(self.time.time_us, self.previous.time.time_us if self.previous else None)
 
     @property
     def none_ratio(self) -> float:
         """The same without overlap: how much the machine moved by itself."""
-        return ratio(self.none_us, self.previous.none_us) if self.previous else math.nan
+        return ratio(self.none_us, self.previous.none_us if self.previous else None)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -92,43 +113,14 @@ class Times:
         """What else is different from the environment before, in words; None of the first."""
         return describe_change(self.previous.identity, self.identity) if self.previous else None
 
-    @property
-    def device(self) -> str | None:
-        return self.environment.get("gpu") or self.environment.get("device")
-
     def version(self, package: str) -> str | None:
         """Returns the version of the driver, or of a library."""
         found = {**self.environment.get("packages", {}), "driver": self.environment.get("driver")}.get(package)
         return None if found is None else str(found)
 
 
-@dataclass(frozen=True)
-class Series:
-    """One point on one kind of machine."""
-
-    point: Mapping[str, Any]
-    setting: str
-    """What is told apart within a point, in a word: the settings of slots, a variant, an implementation, knobs."""
-    pass_name: str
-    tokens: int | None
-    times: tuple[Times, ...]
-    """By environment, in the order in which they were first measured."""
-
-    @property
-    def key(self) -> str:
-        """Short, and different for every point."""
-        return key_of({"point": _without_what_changes_nothing(self.point), "setting": self.setting})[:8]
-
-    @property
-    def subject(self) -> str:
-        return workloads.of(self.point).subject(self.point)
-
-
-class Moment(NamedTuple):
-    """A row: one point in one environment."""
-
-    series: Series
-    times: Times
+Series = list[Times]
+"""One setting of one point on one kind of machine: by environment, in the order in which they were first measured."""
 
 
 @dataclass(frozen=True)
@@ -139,58 +131,51 @@ class History:
     """By why, how many measurements have no time to be told: `failed`, `launch-bound` and the like."""
 
     @property
-    def moments(self) -> list[Moment]:
-        return [Moment(series, times) for series in self.series for times in series.times]
+    def rows(self) -> list[Times]:
+        return [times for of_one in self.series for times in of_one]
 
 
-def _version(name: str, package: str = "") -> Column[Moment]:
-    return Column(name, lambda moment: moment.times.version(package or name), kind="text")
+def _version(name: str, package: str = "") -> Column[Times]:
+    return Column(name, lambda times: times.version(package or name), kind="text")
 
 
-RATIO: Column[Moment] = ratio_column("ratio", lambda moment: moment.times.ratio, "ratio")
-NONE_RATIO: Column[Moment] = ratio_column("none_ratio", lambda moment: moment.times.none_ratio, "none", dropped=1)
-MOMENTS: Table[Moment] = Table(
+RATIO: Column[Times] = ratio_column("ratio", lambda times: times.ratio, "ratio")
+NONE_RATIO: Column[Times] = ratio_column("none_ratio", lambda times: times.none_ratio, "none", dropped=1)
+ROWS: Table[Times] = Table(
     "rows",
     "one row per point and environment",
     (
-        Column("point", lambda moment: moment.series.key, kind="text"),
-        Column("model", lambda moment: moment.series.point["model"]["name"], kind="text"),
-        Column("backend", lambda moment: moment.series.point["backend"], kind="text"),
-        Column("precision", lambda moment: moment.series.point["precision"], kind="text"),
-        Column("tokens", lambda moment: moment.series.tokens, kind="count"),
-        Column("tp_size", lambda moment: moment.series.point["tp_size"], kind="count"),
-        Column("operator", lambda moment: moment.series.subject, kind="text"),
-        Column("pass", lambda moment: moment.series.pass_name, kind="text"),
-        Column("setting", lambda moment: moment.series.setting, kind="text"),
-        Column("device", lambda moment: moment.times.device, kind="text"),
+        Column("point", lambda times: times.key, kind="text"),
+        Column("model", lambda times: times.point["model"]["name"], kind="text"),
+        Column("backend", lambda times: times.point["backend"], kind="text"),
+        Column("precision", lambda times: times.point["precision"], kind="text"),
+        Column("tokens", lambda times: times.sample.tokens, kind="count"),
+        Column("tp_size", lambda times: times.point["tp_size"], kind="count"),
+        Column("operator", lambda times: times.subject, kind="text"),
+        Column("pass", lambda times: times.sample.pass_name, kind="text"),
+        Column("setting", lambda times: times.setting, kind="text"),
+        Column("device", lambda times: times.environment.get("gpu") or times.environment.get("device"), kind="text"),
         *(_version("driver"), _version("torch"), _version("transformer_engine", "transformer-engine")),
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
-        Column("hosts", lambda moment: ", ".join(moment.times.hosts), kind="text"),
-        Column("measurements", lambda moment: moment.times.measurements, kind="count"),
-        Column("first", lambda moment: moment.times.first, kind="text"),
-        Column("last", lambda moment: moment.times.last, kind="text"),
-        Column("time_us", lambda moment: moment.times.time.time_us),
-        Column("noise_us", lambda moment: moment.times.time.noise_us),
-        Column("none_us", lambda moment: moment.times.none_us),
+        Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
+        Column("measurements", lambda times: times.measurements, kind="count"),
+        Column("first", lambda times: times.first, kind="text"),
+        Column("last", lambda times: times.last, kind="text"),
+        Column("time_us", lambda times: times.time.time_us),
+        Column("noise_us", lambda times: times.time.noise_us),
+        Column("none_us", lambda times: times.none_us),
         *(RATIO, NONE_RATIO),
-        Column("verdict", lambda moment: moment.times.verdict, kind="text"),
-        Column("changed", lambda moment: moment.times.changed, kind="text"),
-        Column("directory", lambda moment: moment.times.directory, kind="text"),
+        Column("verdict", lambda times: times.verdict, kind="text"),
+        Column("changed", lambda times: times.changed, kind="text"),
+        Column("directory", lambda times: times.latest.directory, kind="text"),
     ),
 )
 """Times are microseconds; ratio is time_us over that of the same point in the environment before, on the same kind of
 machine: below 1 is faster."""
 
-
-class _Measurement(NamedTuple):
-    kept: Kept
-    sample: Sample
-
-
-class _SeriesKey(NamedTuple):
-    point: str
-    setting: str
-    machine: str
+_Measurement = tuple[Kept, Sample]
+_SeriesKey = tuple[str, str, str]
+"""Of the point and of the machine; between them the setting."""
 
 
 def history(measurements: Iterable[Kept]) -> History:
@@ -204,12 +189,13 @@ def history(measurements: Iterable[Kept]) -> History:
         if not samples:
             left_out["launch-bound" if result.status == "ok" else result.status] += 1
             continue
-        point, environment = _without_what_changes_nothing(result.point), environment_identity(result.environment)
-        machine = {name: environment.get(name) for name in MACHINE}
+        point, environment = (
+            key_of(_without_what_changes_nothing(result.point)),
+            environment_identity(result.environment),
+        )
         for setting, sample in samples.items():
-            key = _SeriesKey(key_of(point), setting, key_of(machine))
-            found[key][key_of(environment)].append(_Measurement(kept, sample))
-    series = [_series(key.setting, list(of_one.values())) for key, of_one in found.items()]
+            found[point, setting, _machine(environment)][key_of(environment)].append((kept, sample))
+    series = [_series(setting, of_one.values()) for (_, setting, _), of_one in found.items()]
     return History(sorted(series, key=_order), left_out)
 
 
@@ -226,10 +212,15 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _order(series: Series) -> tuple[Any, ...]:
     """First what moved, by how much; then by model, TP size, operator and setting."""
-    moves = [abs(math.log(times.ratio)) for times in series.times if times.verdict in ("faster", "slower")]
-    point = series.point
-    place = (point["model"]["name"], point["backend"], str(point["precision"]), series.tokens or 0, point["tp_size"])
-    return (-max(moves, default=0.0), *place, series.subject, series.setting)
+    moves = [abs(math.log(times.ratio)) for times in series if times.verdict in ("faster", "slower")]
+    last = series[-1]
+    model, backend, precision = last.point["model"]["name"], last.point["backend"], str(last.point["precision"])
+    place = (model, backend, precision, last.sample.tokens or 0, last.point["tp_size"])
+    return (-max(moves, default=0.0), *place, last.subject, last.setting)
+
+
+def _machine(identity: Mapping[str, Any]) -> str:
+    return key_of({name: identity.get(name) for name in MACHINE})
 
 
 def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,29 +235,27 @@ def _without_what_changes_nothing(point: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
-def _series(setting: str, of_environments: Sequence[Sequence[_Measurement]]) -> Series:
-    times: list[Times] = []
+def _series(setting: str, of_environments: Iterable[Sequence[_Measurement]]) -> Series:
+    found: Series = []
     for measurements in of_environments:
-        times.append(replace(_times(measurements), previous=times[-1] if times else None))
-    kept, sample = of_environments[-1][-1]
-    return Series(kept.result.point, setting, sample.pass_name, sample.tokens, tuple(times))
-
-
-def _times(measurements: Sequence[_Measurement]) -> Times:
-    latest = measurements[-1].kept
-    nones_us = [sample.none_us for _, sample in measurements if sample.none_us is not None]
-    started = sorted(kept.result.started for kept, _ in measurements if kept.result.started)
-    return Times(
-        environment=latest.result.environment,
-        identity=environment_identity(latest.result.environment),
-        time=_estimate([sample for _, sample in measurements]),
-        none_us=statistics.median(nones_us) if nones_us else None,
-        measurements=len(measurements),
-        first=started[0] if started else None,
-        last=started[-1] if started else None,
-        hosts=tuple(dict.fromkeys(kept.host for kept, _ in measurements)),
-        directory=latest.directory,
-    )
+        nones_us = [sample.none_us for _, sample in measurements if sample.none_us is not None]
+        started = sorted(kept.result.started for kept, _ in measurements if kept.result.started)
+        latest, sample = measurements[-1]
+        found.append(
+            Times(
+                latest=latest,
+                setting=setting,
+                sample=sample,
+                time=_estimate([sample for _, sample in measurements]),
+                none_us=statistics.median(nones_us) if nones_us else None,
+                measurements=len(measurements),
+                first=started[0] if started else None,
+                last=started[-1] if started else None,
+                hosts=tuple(dict.fromkeys(kept.host for kept, _ in measurements)),
+                previous=found[-1] if found else None,
+            )
+        )
+    return found
 
 
 def _estimate(samples: Sequence[Sample]) -> Estimate:
@@ -293,51 +282,47 @@ def _in_words(value: Any) -> str:
 class _Line(NamedTuple):
     name: str
     """The point's; empty but in its first line."""
-    moment: Moment
-
-    @property
-    def times(self) -> Times:
-        return self.moment.times
+    times: Times
 
 
 COLUMNS: tuple[Column[_Line], ...] = (
-    Column("", lambda line: line.moment.series.point["tp_size"] if line.name else None, kind="count", header="TP"),
+    Column("", lambda line: line.times.point["tp_size"] if line.name else None, kind="count", header="TP"),
     Column("", lambda line: line.name, kind="text", header="point"),
-    Column("", lambda line: _minute(line.times.first), kind="text", header="first measured", dropped=3),
-    Column("", lambda line: line.times.measurements, kind="count", header="n"),
-    Column("", lambda line: line.times.time.time_us, header="time us", show=as_us),
     Column(
         "",
-        lambda line: line.times.time.noise_us,
-        header="noise us",
-        words=lambda line: as_us(line.times.time.noise_us),
-        dropped=2,
+        lambda line: (line.times.first or "-")[:16].replace("T", " "),
+        kind="text",
+        header="first measured",
+        dropped=3,
     ),
-    through(RATIO, lambda line: line.moment),
-    through(NONE_RATIO, lambda line: line.moment),
+    Column("", lambda line: line.times.measurements, kind="count", header="n"),
+    Column("", lambda line: as_us(line.times.time.time_us), header="time us"),
+    Column("", lambda line: as_us(line.times.time.noise_us), header="noise us", dropped=2),
+    through(RATIO, lambda line: line.times),
+    through(NONE_RATIO, lambda line: line.times),
     Column("", lambda line: line.times.verdict or "-", kind="text", header="verdict"),
     Column("", lambda line: line.times.changed or _versions(line.times), kind="text", header="versions, what changed"),
 )
 
 
-def print_history(moments: Sequence[Moment], left_out: Mapping[str, int], console: Console) -> None:
-    """`moments`: at least one; `left_out`: by why, how many measurements have no time."""
-    of_points = [list(of_one) for _, of_one in groupby(moments, key=lambda moment: moment.series)]
+def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: Console) -> None:
+    """`rows`: at least one; `left_out`: by why, how many measurements have no time."""
+    of_points = [list(of_one) for _, of_one in groupby(rows, key=lambda times: (times.key, _machine(times.identity)))]
     names = _names([of_one[0] for of_one in of_points])
     shown = of_points[:MOST_POINTS]
     lines = [
-        _Line(name if i == 0 else "", moment)
+        _Line(name if times is of_one[0] else "", times)
         for of_one, name in zip(shown, names, strict=False)
-        for i, moment in enumerate(of_one)
+        for times in of_one
     ]
     print_table("Points by environment", COLUMNS, lines, console)
-    said = [_summary([moment.times for moment in moments], len(of_points))]
+    said = [_summary(rows, len(of_points))]
     if len(shown) < len(of_points):
         said.insert(0, f"... and {len(of_points) - len(shown)} more; --format csv prints all of them")
     if left_out:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
         said.append(f"without a time and left out: {reasons}")
-    if any(moment.times.previous for moment in moments):
+    if any(times.previous for times in rows):
         said.append(
             "ratio: time over that in the environment before, below 1 is faster; none: the same without overlap; same: "
             f"inside the noise of both, or within {MARGIN:.1%}."
@@ -345,18 +330,14 @@ def print_history(moments: Sequence[Moment], left_out: Mapping[str, int], consol
     print_lines(said, console, indent=0)
 
 
-def _minute(time: str | None) -> str:
-    return (time or "-")[:16].replace("T", " ")
-
-
 def _versions(times: Times) -> str:
     """Of an environment that is compared with none; the machine's own switches are in the JSON of its results."""
     return ", ".join(f"{name} {version}" for name in _VERSIONS if (version := times.version(name)))
 
 
-def _names(moments: Sequence[Moment]) -> list[str]:
+def _names(points: Sequence[Times]) -> list[str]:
     """What tells each point from the others; its key where names are not enough."""
-    cells = MOMENTS.records(moments)
+    cells = ROWS.records(points)
     telling = [name for name in _TELLING if len({str(of_one[name]) for of_one in cells}) > 1]
     names = [" ".join([*_values(of_one, telling), of_one["setting"]]) for of_one in cells]
     places = [(of_one["tp_size"], name) for of_one, name in zip(cells, names, strict=True)]

@@ -85,7 +85,7 @@ TABLES: dict[str, Sequence[str]] = {
     f"compare {NONE} {DEFAULT} --by kernel": list(trace_report.PARTS.types),
     f"compare {NONE} {DEFAULT} --by stream": list(trace_report.PARTS.types),
     "compare compared/cuda compared/rocm": list(compare_report.ROWS.types),
-    "history store/measurements.sqlite": list(history.MOMENTS.types),
+    "history store/measurements.sqlite": list(history.ROWS.types),
 }
 UNTOLD = {"hidden_noise", "baseline_launch_bound", "measurements", "reference_measurements", "iterations"}
 """Columns that no list of a help names."""

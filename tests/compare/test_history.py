@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from overlap_sweep.compare.history import MOMENTS, History, describe_change, history, print_history
+from overlap_sweep.compare.history import ROWS, History, describe_change, history, print_history
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.identity import environment_identity
 from overlap_sweep.results.run_directory import Result
@@ -55,7 +55,7 @@ def measured(on: Mapping[str, Any] = OLD, **fields: Any) -> Result:
 
 
 def verdicts(found: History) -> list[list[str | None]]:
-    return [[times.verdict for times in series.times] for series in found.series]
+    return [[times.verdict for times in series] for series in found.series]
 
 
 def test_a_point_by_environment_in_time_order() -> None:
@@ -65,12 +65,12 @@ def test_a_point_by_environment_in_time_order() -> None:
         result(time_us=99.0, minute=3, none_us=190.0, on=NEWEST),
     )
     (series,) = found.series
-    assert series.setting == "dgrad bulk_sm4 + wgrad bulk_sm4"
-    assert [times.time.time_us for times in series.times] == [100.0, 110.0, 99.0]
+    assert series[0].setting == "dgrad bulk_sm4 + wgrad bulk_sm4"
+    assert [times.time.time_us for times in series] == [100.0, 110.0, 99.0]
     assert verdicts(found) == [[None, "slower", "faster"]]
-    assert [times.ratio for times in series.times[1:]] == pytest.approx([1.1, 0.9])
-    assert series.times[2].none_ratio == pytest.approx(0.95)
-    assert [times.changed for times in series.times] == [
+    assert [times.ratio for times in series[1:]] == pytest.approx([1.1, 0.9])
+    assert series[2].none_ratio == pytest.approx(0.95)
+    assert [times.changed for times in series] == [
         None,
         "torch 2.12.0 -> 2.13.0, driver 570.1 -> 580.2",
         "torch 2.13.0 -> 2.14.0",
@@ -85,7 +85,7 @@ def test_measurements_in_one_environment_are_put_together() -> None:
         result(time_us=90.0, minute=7, on=OLD, point={"repetition": 1}),
     )
     (series,) = found.series
-    before, after = series.times
+    before, after = series
     assert (before.measurements, before.time.time_us) == (4, 99.0)
     assert (before.first, before.last) == ("2026-11-20T21:00:00+00:00", "2026-11-20T21:07:00+00:00")
     # What they differ by from each other is noise, of which four measurements say little.
@@ -111,7 +111,7 @@ def test_other_hardware_is_no_history() -> None:
         result(time_us=50.0, minute=4, on={**H100, "driver": "580.2"}),
     )
     assert verdicts(found) == [[None, "faster"], [None, "same"]]
-    assert {series.key for series in found.series} == {found.series[0].key}
+    assert {series[0].key for series in found.series} == {found.series[0][0].key}
 
 
 def test_what_moved_most_comes_first() -> None:
@@ -119,13 +119,13 @@ def test_what_moved_most_comes_first() -> None:
         *(result(num_sm=num_sm, on=OLD) for num_sm in (1, 2, 4, 8)),
         *(result(num_sm=n, time_us=t, minute=1, on=NEW) for n, t in ((1, 100.0), (2, 110.0), (4, 50.0), (8, 100.0))),
     )
-    assert [series.point["num_sm"] for series in found.series] == [4, 2, 1, 8]
+    assert [series[0].point["num_sm"] for series in found.series] == [4, 2, 1, 8]
 
 
 def test_points_that_differ_in_anything_are_apart() -> None:
     found = of(result(on=OLD), result(minute=1, on=NEW, point={"workload": {"tokens": 64}}))
     assert verdicts(found) == [[None], [None]]
-    assert len({series.key for series in found.series}) == 2
+    assert len({series[0].key for series in found.series}) == 2
 
 
 def test_what_has_no_time_is_counted() -> None:
@@ -190,29 +190,35 @@ def test_every_workload_has_a_history(
 ) -> None:
     found = of(measured(on=OLD, **workload(1.0)), measured(on=NEW, **workload(0.8)))
     assert found.left_out == {}
-    assert sorted(series.setting for series in found.series) == sorted(settings)
+    assert sorted(series[0].setting for series in found.series) == sorted(settings)
     assert verdicts(found) == [[None, "faster"], *([None, "same"] for _ in settings[1:])]
-    faster = MOMENTS.records(found.moments)[1]
+    faster = ROWS.records(found.rows)[1]
     assert (faster["setting"], faster["ratio"]) == (settings[0], pytest.approx(0.8))
     assert tuple(faster[name] for name in ("operator", "pass", "time_us", "none_us", "tokens")) == pytest.approx(row)
 
 
 def test_what_of_a_kernel_was_launch_bound_has_no_time() -> None:
     found = of(measured(on=OLD, **kernel(1.0)), measured(on=NEW, **kernel(0.8, launch_bound=True)))
-    assert {series.setting: len(series.times) for series in found.series} == {"ring": 2, "sequential": 2, "bulk": 1}
+    assert {series[0].setting: len(series) for series in found.series} == {"ring": 2, "sequential": 2, "bulk": 1}
 
 
 def test_other_knobs_make_another_series() -> None:
     kernels = of(measured(**kernel(1.0)), measured(**kernel(1.0, connections=8)))
-    assert {series.setting for series in kernels.series} == {"ring", "bulk", "ring_conn8", "bulk_conn8", "sequential"}
+    assert {series[0].setting for series in kernels.series} == {
+        "ring",
+        "bulk",
+        "ring_conn8",
+        "bulk_conn8",
+        "sequential",
+    }
     stacks = of(measured(**stack(1.0)), measured(**stack(1.0, zero_stage=2)))
-    assert {series.setting for series in stacks.series} == {"dp2", "dp2 zero2"}
+    assert {series[0].setting for series in stacks.series} == {"dp2", "dp2 zero2"}
 
 
 def test_both_passes_add_up() -> None:
     given = result(time_us=100.0)
     given.point["phases"] = {"fprop": {"method": "ring_exchange"}, "dgrad": {"method": "bulk", "num_sm": 4}}
-    (row,) = MOMENTS.records(of(given).moments)
+    (row,) = ROWS.records(of(given).rows)
     assert (row["time_us"], row["none_us"], row["pass"]) == (150.0, 200.0, "fwd+bwd")
 
 
@@ -228,7 +234,7 @@ def test_a_training_step_is_not_named_twice() -> None:
         point = resolved("fsdp", **{"distributed.strategy": strategy})
         found.append(measured(point=point, measured=training_run(1500.0, point=point)))
     stream = io.StringIO()
-    print_history(of(*found).moments, {}, Console(file=stream, width=300))
+    print_history(of(*found).rows, {}, Console(file=stream, width=300))
     assert "fsdp2 step 4 ranks, defaults" in stream.getvalue()
     assert "ddp step 4 ranks, strategy=ddp" in stream.getvalue()
     assert "step step" not in stream.getvalue()
