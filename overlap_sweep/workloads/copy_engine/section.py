@@ -22,6 +22,7 @@ from overlap_sweep.report.table import (
     PointRow,
     Table,
     asked,
+    attribute,
     points_table,
 )
 from overlap_sweep.results.provenance import environments, measured_when, slowed_gpus
@@ -32,11 +33,6 @@ C = Column[CopyRow]
 
 def _asked(name: str, **more: Any) -> Column[PointRow[CopyRow]]:
     return asked(name, "copy_engine", name, **more)
-
-
-def _own(name: str, about: str, **more: Any) -> C:
-    """Returns a column named as the row's attribute."""
-    return C(name, attrgetter(name), about, **more)
 
 
 def _time(name: str, about: str, header: str, **more: Any) -> C:
@@ -78,15 +74,15 @@ MEASURED = (
     _time("overlapped", "At once.", "overlapped"),
     _time("saving", "sequential less overlapped, round by round.", "saved", high_first=True),
     C("saving_noise_us", attrgetter("saving.noise_us"), "95 % of its noise.", header="noise us", show=as_us, dropped=3),
-    _own("saving_share", "Of sequential_us.", header="of sequential", show=as_percent, dropped=5, high_first=True),
-    _own("ideal_us", "The shorter of gemm_us and copy_us."),
-    _own(
+    attribute("saving_share", "Of sequential_us.", header="of sequential", show=as_percent, dropped=5, high_first=True),
+    attribute("ideal_us", "The shorter of gemm_us and copy_us."),
+    attribute(
         *("hidden_fraction", "The share of the ideal that is saved."),
         header="of the ideal",
         show=as_percent,
         high_first=True,
     ),
-    _own(
+    attribute(
         *("slowdown", "overlapped over the longer of the two alone, minus 1."),
         header="slowdown",
         show="{:+.0%}".format,
@@ -94,7 +90,7 @@ MEASURED = (
     ),
     *_rates("tflops", "TFLOP/s", "GEMMs", dropped=2),
     *_rates("gb_per_s", "GB/s", "copies", dropped=1),
-    _own("launch_bound", "The times say nothing about the device.", kind="flag"),
+    attribute("launch_bound", "The times say nothing about the device.", "flag"),
     C("", attrgetter("note"), kind="text", header="note", style="reason"),
 )
 TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR, *SIZES), MEASURED)

@@ -27,6 +27,7 @@ from overlap_sweep.report.table import (
     PointRow,
     Table,
     asked,
+    attribute,
     points_table,
     through,
 )
@@ -48,11 +49,6 @@ from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of, 
 C = Column[TpTrainingRow]
 P = Column[PointRow[TpTrainingRow]]
 A = Column[GridAnswer]
-
-
-def _own(name: str, about: str = "", **more: Any) -> C:
-    """Returns a column named as the row's attribute."""
-    return C(name, attrgetter(name), about, **more)
 
 
 def _share(part: str, about: str = "", **more: Any) -> C:
@@ -88,8 +84,8 @@ GRID = (
     C("dp_size", attrgetter("grid.dp_size"), kind="count", header="DP"),
 )
 RANKS = C("ranks", attrgetter("grid.ranks"), kind="count")
-IMPL = _own("impl", kind="text")
-SETTING = _own("setting", kind="text", header="setting", style="setting")
+IMPL = attribute("impl", kind="text")
+SETTING = attribute("setting", kind="text", header="setting", style="setting")
 ASKED = (
     P("num_layers", lambda row: (row.point.config.get("language_model") or {}).get("num_hidden_layers"), kind="count"),
     DEVICE,
@@ -120,10 +116,10 @@ MEASURED = (
     _share("backward", header="bwd", dropped=8),
     _share("optimizer", header="opt", dropped=4),
     _share("other", header="other", page_only=True),
-    _own("tokens_per_s", "Of all ranks.", header="tokens/s", page_only=True, **RATE),
-    _own("tokens_per_s_per_gpu", header="tokens/s/GPU", **RATE),
-    _own("samples_per_s", header="samples/s", **SMALL_RATE),
-    _own("tflops_per_gpu", header="TFLOP/s/GPU", **SMALL_RATE),
+    attribute("tokens_per_s", "Of all ranks.", header="tokens/s", page_only=True, **RATE),
+    attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", **RATE),
+    attribute("samples_per_s", header="samples/s", **SMALL_RATE),
+    attribute("tflops_per_gpu", header="TFLOP/s/GPU", **SMALL_RATE),
     C(
         "mfu_pct",
         lambda row: None if row.mfu is None else 100 * row.mfu,
@@ -133,9 +129,9 @@ MEASURED = (
         dropped=9,
         high_first=True,
     ),
-    _own("memory_allocated_gb", header="alloc GB", show="{:.1f}".format, page_only=True),
-    _own("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
-    _own("host_ahead_us", "How far the host was ahead at the end of the backward."),
+    attribute("memory_allocated_gb", header="alloc GB", show="{:.1f}".format, page_only=True),
+    attribute("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
+    attribute("host_ahead_us", "How far the host was ahead at the end of the backward."),
     _communication(
         *("comm_us", "total_us", "In a step, from the traces, of the rank that waits least in it."),
         header="comm ms",
@@ -148,7 +144,7 @@ MEASURED = (
         "hidden_comm_fraction", "hidden_fraction", header="hidden", show=as_percent, dropped=5, high_first=True
     ),
     _communication("comm_wait_us", "waiting_us", "How much longer it takes on another rank, which waits for this one."),
-    _own(
+    attribute(
         *("loss", "Of the last step; empty where it is no number."),
         header="loss",
         words=lambda row: "-" if row.loss is None else as_loss(row.loss),
@@ -170,9 +166,9 @@ MEASURED = (
         C(name, attrgetter(f"run.{name}"), kind="count")
         for name in ("parameters", "tokens_per_step", "samples_per_step")
     ),
-    _own("launch_bound", "The host decides how long a step takes.", kind="flag"),
+    attribute("launch_bound", "The host decides how long a step takes.", "flag"),
 )
-CHOSEN = _own("chosen", "The fastest on its ranks.", kind="flag", queried=True)
+CHOSEN = attribute("chosen", "The fastest on its ranks.", "flag", queried=True)
 NOTE = C("", attrgetter("note"), kind="text", header="note", style="reason")
 
 TABLE = points_table(
@@ -312,7 +308,6 @@ MOST_POINTS = 400
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 _WIDEST_PX = 8.0
 _NARROWEST_PX = 1.6
-_COLOURS: Mapping[str, str] = dict(zip(IMPLEMENTATIONS, SERIES, strict=False))
 
 
 def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Bars:
@@ -393,7 +388,7 @@ def _curves(rows: Sequence[TpTrainingRow]) -> list[charts.Line]:
     dp_sizes = sorted({row.grid.dp_size for row in rows})
     for dp_size, dash in zip(dp_sizes, cycle(_DASHES), strict=False):
         of_size = [row for row in rows if row.grid.dp_size == dp_size]
-        colours, more = dict(_COLOURS), cycle(SERIES[len(IMPLEMENTATIONS) :])
+        colours, more = dict(zip(IMPLEMENTATIONS, SERIES, strict=False)), cycle(SERIES[len(IMPLEMENTATIONS) :])
         for i, row in enumerate(of_size):
             shown = colours.pop(row.impl, "") or next(more)
             width_px = round(_NARROWEST_PX + (_WIDEST_PX - _NARROWEST_PX) * (1 - (i + 1) / len(of_size)), 2)
