@@ -15,8 +15,6 @@ from overlap_sweep.results.records import (
     SearchRecord,
     TriedSetting,
     TunerRecord,
-    write_search_record,
-    write_tuner_record,
 )
 from overlap_sweep.workloads.layer.result import VariantTimes
 from tests.make_point import (
@@ -171,7 +169,7 @@ def write_tuner(directory: Path, **fields: Any) -> None:
     """tuner.json beside the points of `directory`."""
     known = {"command": "python launch.py +experiment=tp_overlap_tuner", "started": "2026-11-20T21:00:00+00:00"}
     numbers = {"wall_s": 750.0, "search_s": 485.0, "points": 143}
-    write_tuner_record(directory, TunerRecord(**{**known, **numbers, **fields}))
+    TunerRecord(**{**known, **numbers, **fields}).write(directory)
 
 
 TUNED = "file:/far/away/llama3_8b_tp4_bf16_tokens8192_tuned.yaml"
@@ -279,5 +277,5 @@ def write_tuned_sweep(directory: Path, **proof: Any) -> Path:
     both = [tried(f"bulk_sm{sms}", 320.0, 2) for sms in (4, 8)]
     bwd = search("bwd", 320.0, 400.0, 300.0, chosen=chosen, notes=notes, tried=both)
     record = SearchRecord(points=143, elapsed_s=485.0, rounds=9, searches=[fwd, bwd])
-    write_search_record(directory, record)
+    record.write(directory)
     return directory

@@ -13,8 +13,7 @@ import msgspec
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import read_tuner_record
-from overlap_sweep.results.run_directory import TUNER_FILE
+from overlap_sweep.results.records import TunerRecord
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
@@ -100,10 +99,10 @@ def launch_commands(points: Sequence[Point]) -> list[str]:
 
 
 def _tuner_command(directory: Path) -> str | None:
-    path = directory / TUNER_FILE
+    path = directory / TunerRecord.FILE
     try:
         check_place(path, directory)
-        return read_tuner_record(path).command
+        return TunerRecord.read(path).command
     except (UserError, RecursionError):
         # That it cannot be read is said elsewhere.
         return None

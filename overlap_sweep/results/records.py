@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.measured import Count, FileName, Slot, WholeSetting
-from overlap_sweep.results.run_directory import KNOBS_FILE, SEARCH_FILE, TUNER_FILE, Record, read_record, write_record
+from overlap_sweep.results.run_directory import one_line, write_json
 
-_Record = TypeVar("_Record", bound=Record)
+SCHEMA = 1
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """The content of a file beside the points of a sweep."""
+
+    FILE: ClassVar[str]
+    MEND: ClassVar[str]
+    """What to do where it cannot be read."""
+
+    schema: int = SCHEMA
+
+    def write(self, directory: Path) -> Path:
+        return write_json(directory / self.FILE, self)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """UserError where it is none of this or an earlier schema."""
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+            raise UserError(f"{path} cannot be read ({one_line(error)}); {cls.MEND}.") from None
+        if record.schema > SCHEMA:
+            said = f"has schema {record.schema}, this version reads up to {SCHEMA}"
+            raise UserError(f"{path} {said}; update overlap_sweep.")
+        return record
+
+    @classmethod
+    def read_all(cls, root: Path, problems: list[str]) -> dict[Path, Self]:
+        """Returns by directory those at or below `root`; each that cannot be read becomes a problem."""
+        found = {}
+        for path in sorted(root.rglob(cls.FILE)):
+            try:
+                check_place(path, root)
+                found[path.parent] = cls.read(path)
+            except UserError as error:
+                problems.append(str(error))
+        return found
 
 
 class LayerTrial(msgspec.Struct, kw_only=True):
@@ -30,6 +66,9 @@ class LayerTrial(msgspec.Struct, kw_only=True):
 
 class TunerRecord(Record, kw_only=True):
     """The content of tuner.json: what belongs to what in a sweep of the tuner."""
+
+    FILE = "tuner.json"
+    MEND = "remove it, or run the tuner again"
 
     command: str
     started: str
@@ -86,6 +125,9 @@ class PassSearch(msgspec.Struct, kw_only=True):
 
 class SearchRecord(Record, kw_only=True):
     """The content of search.json, which a search leaves beside its points."""
+
+    FILE = "search.json"
+    MEND = "remove it, or search again"
 
     points: int = 0
     """Baselines included."""
@@ -201,6 +243,9 @@ class KnobSearch(msgspec.Struct, kw_only=True):
 class KnobRecord(Record, kw_only=True):
     """The content of knobs.json."""
 
+    FILE = "knobs.json"
+    MEND = "remove it, or search again"
+
     points: int = 0
     reused: int = 0
     """How many of them an earlier run had measured."""
@@ -222,45 +267,5 @@ class Records:
 def read_records(root: Path) -> Records:
     """Those at or below `root`."""
     problems: list[str] = []
-    tuners = _read_all(root, TUNER_FILE, read_tuner_record, problems)
-    searches = _read_all(root, SEARCH_FILE, read_search_record, problems)
-    knobs = _read_all(root, KNOBS_FILE, read_knobs, problems)
-    return Records(tuners, searches, knobs, problems)
-
-
-def _read_all(root: Path, name: str, read: Callable[[Path], _Record], problems: list[str]) -> dict[Path, _Record]:
-    found = {}
-    for path in sorted(root.rglob(name)):
-        try:
-            check_place(path, root)
-            found[path.parent] = read(path)
-        except UserError as error:
-            problems.append(str(error))
-    return found
-
-
-def write_tuner_record(directory: Path, record: TunerRecord) -> Path:
-    return write_record(directory / TUNER_FILE, record)
-
-
-def write_search_record(directory: Path, record: SearchRecord) -> Path:
-    return write_record(directory / SEARCH_FILE, record)
-
-
-def write_knobs(directory: Path, record: KnobRecord) -> Path:
-    return write_record(directory / KNOBS_FILE, record)
-
-
-def read_tuner_record(path: Path) -> TunerRecord:
-    """Read one tuner.json. UserError when it is none of this or an earlier schema."""
-    return read_record(path, TunerRecord, "remove it, or run the tuner again")
-
-
-def read_search_record(path: Path) -> SearchRecord:
-    """Read one search.json. UserError when it is none of this or an earlier schema."""
-    return read_record(path, SearchRecord, "remove it, or search again")
-
-
-def read_knobs(path: Path) -> KnobRecord:
-    """Read one knobs.json. UserError when it is none of this or an earlier schema."""
-    return read_record(path, KnobRecord, "remove it, or search again")
+    tuners, searches = TunerRecord.read_all(root, problems), SearchRecord.read_all(root, problems)
+    return Records(tuners, searches, KnobRecord.read_all(root, problems), problems)

@@ -18,17 +18,12 @@ from overlap_sweep.results.checks import MEASURE_AGAIN, excess
 from overlap_sweep.results.measured import ComposedConfig, Measured, Scalar, Slot, Us, WholeSetting, WorkloadConfig
 from overlap_sweep.workloads import measured_type
 
-SCHEMA = 1
-"""Of all files but result.json."""
 RESULT_SCHEMA = 2
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "tp_comm_overlap_cfg.yaml"
 LOG_FILE = "worker.log"
 LOCK_FILE = ".lock"
 """Of a sweep's directory: see runtime/lock.py."""
-TUNER_FILE = "tuner.json"
-SEARCH_FILE = "search.json"
-KNOBS_FILE = "knobs.json"
 
 PROFILERS_FOLDERS = ("torch_profiler", "rocprofv3")
 """What profilers write beside the traces."""
@@ -39,12 +34,6 @@ LONGEST_REASON = 300
 """Characters of why a file cannot be read."""
 
 Status = Literal["ok", "failed", "timeout", "skipped"]
-
-
-class Record(msgspec.Struct, kw_only=True):
-    """The content of a file that a later version may write otherwise."""
-
-    schema: int = SCHEMA
 
 
 _Measured = TypeVar("_Measured", bound=Measured)
@@ -109,9 +98,6 @@ class Result(msgspec.Struct, kw_only=True):
         """Returns what a point that is ok measured."""
         assert isinstance(self.measured, kind)
         return self.measured
-
-
-_Record = TypeVar("_Record", bound=Record)
 
 
 class _Environment(msgspec.Struct):
@@ -198,7 +184,12 @@ def _word(variant: str) -> str:
 
 def write_result(directory: Path, result: Result) -> Path:
     """Write result.json so that it is whole or absent, also after power loss."""
-    return write_record(directory / RESULT_FILE, result)
+    return write_json(directory / RESULT_FILE, result)
+
+
+def write_json(path: Path, content: msgspec.Struct) -> Path:
+    """As people can read it, whole or absent."""
+    return write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -313,23 +304,6 @@ def one_line(error: Exception) -> str:
     """Returns what it says, which may quote the file, fit to be shown."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
-
-
-def write_record(path: Path, record: Record | Result) -> Path:
-    """As JSON that people can read, whole or absent."""
-    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-    return write_atomically(path, text + b"\n")
-
-
-def read_record(path: Path, kind: type[_Record], mend: str) -> _Record:
-    """UserError, with `mend`, when it is none of this or an earlier schema."""
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({one_line(error)}); {mend}.") from None
-    if record.schema > SCHEMA:
-        raise UserError(f"{path} has schema {record.schema}, this version reads up to {SCHEMA}; update overlap_sweep.")
-    return record
 
 
 def find_points(directory: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import knob_lines
-from overlap_sweep.results.records import KnobRecord, KnobSearch, write_knobs
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group_config import shared_by
@@ -255,7 +255,7 @@ def sweep(
         return KnobRecord(points=budget.points, reused=measurements.reused, elapsed_s=budget.elapsed_s, searches=found)
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
-        write_knobs(measurements.directory, record())
+        record().write(measurements.directory)
         if line := searches[-1].progress:
             print(f"knobs: {line}", flush=True)
         return searches[-1].measure(settings)
@@ -270,7 +270,7 @@ def sweep(
         searches.append(Searching(space, measurements, 1 / (len(spaces) - index)))
         conduct(search(searches[-1].trail, config.search), measure)
         searches[-1].ended = True
-    path = write_knobs(measurements.directory, record())
+    path = record().write(measurements.directory)
     outcomes.answered = any(searching.found.time_us is not None for searching in searches)
     print("\n".join(knob_lines(record())))
     print(f"knobs: {path} has all that was tried", flush=True)

@@ -18,8 +18,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting, write_search_record
-from overlap_sweep.results.run_directory import SEARCH_FILE
+from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
 from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.outcome import outcomes
@@ -189,7 +188,7 @@ class Sweep:
         print(
             f"search: {record.points} points{before} in {record.elapsed_s:.0f} s; "
             f"{tried} of {sum(search.exhaustive for search in record.searches)} settings measured; "
-            f"{self.measurements.directory / SEARCH_FILE} says why",
+            f"{self.measurements.directory / SearchRecord.FILE} says why",
             flush=True,
         )
 
@@ -207,7 +206,7 @@ class Sweep:
                 for pass_name, running in task.running.items()
             ],
         )
-        write_search_record(measurements.directory, record)
+        record.write(measurements.directory)
         return record
 
 

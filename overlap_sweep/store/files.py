@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, flush
 from overlap_sweep.store import sqlite
 from overlap_sweep.store.measurement import (
+    Keys,
     Measurement,
     decoded,
-    encoded,
-    environment_key,
     files_directory,
+    keys_of,
     line_files,
     merged,
     new_measurement,
     note,
-    whole_lines,
+    read_lines,
 )
 
 
@@ -36,8 +35,8 @@ class _Place(NamedTuple):
 
     measured: str
     file: Path
-    offset: int
-    length: int
+    start: int
+    end: int
 
 
 class FileStore:
@@ -51,7 +50,7 @@ class FileStore:
         self._directory = files_directory(path)
         self._writing: tuple[int, int] | None = None
         self._read_up_to: dict[Path, int] = {}
-        self._places: dict[tuple[str, str], list[_Place]] = {}
+        self._latest: dict[Keys, _Place] = {}
         try:
             self._directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -60,7 +59,7 @@ class FileStore:
             raise UserError(f"{self._directory} cannot be written to; give a store in a directory of yours.")
 
     def add(self, result: Result, directory: Path) -> None:
-        line = encoded(new_measurement(result, directory)) + b"\n"
+        line = new_measurement(result, directory).encoded() + b"\n"
         try:
             descriptor = self._descriptor()
             written = os.write(descriptor, line)
@@ -75,8 +74,8 @@ class FileStore:
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
         self._read_what_is_new()
-        keys = point_key(point), environment_key(environment)
-        of_files = [self._at(place) for place in self._places.get(keys, [])[-1:]]
+        keys = keys_of(point, environment)
+        of_files = [_read_at(self._latest[keys])] if keys in self._latest else []
         found = [*of_files, *read_from_afar(self._path, self.problems, keys)]
         return max(found, key=lambda measurement: measurement.measured, default=None)
 
@@ -109,36 +108,28 @@ class FileStore:
 
     def _read_what_is_new(self) -> None:
         for file in line_files(self._directory):
-            for line in whole_lines(file, self.problems, self._read_up_to.get(file, 0)):
+            for line in read_lines(file, self.problems, self._read_up_to.get(file, 0)):
                 self._read_up_to[file] = line.end
-                try:
-                    measurement = decoded(line.text, f"{file}, byte {line.start}")
-                except UserError as error:
-                    note(self.problems, str(error))
-                    continue
-                if measurement.reusable:
-                    place = _Place(measurement.measured, file, line.start, len(line.text))
-                    places = self._places.setdefault((measurement.point_key, measurement.environment_key), [])
-                    places.append(place)
-                    places.sort(key=lambda one: one.measured)
+                if line.measurement and line.measurement.reusable:
+                    place = _Place(line.measurement.measured, file, line.start, line.end)
+                    earlier = self._latest.setdefault(line.measurement.keys, place)
+                    if place.measured >= earlier.measured:
+                        self._latest[line.measurement.keys] = place
 
-    def _at(self, place: _Place) -> Measurement:
-        with place.file.open("rb") as file:
-            file.seek(place.offset)
-            return decoded(file.read(place.length), f"{place.file}, byte {place.offset}")
+
+def _read_at(place: _Place) -> Measurement:
+    with place.file.open("rb") as file:
+        file.seek(place.start)
+        return decoded(file.read(place.end - place.start), f"{place.file}, byte {place.start}")
 
 
 def read_files(path: Path, problems: list[str]) -> Iterator[Measurement]:
     """All that lies in files beside the store's path. What cannot be read becomes a problem."""
     for file in line_files(files_directory(path)):
-        for line in whole_lines(file, problems):
-            try:
-                yield decoded(line.text, f"{file}, byte {line.start}")
-            except UserError as error:
-                note(problems, str(error))
+        yield from (line.measurement for line in read_lines(file, problems) if line.measurement)
 
 
-def read_from_afar(path: Path, problems: list[str], keys: tuple[str, str] | None = None) -> list[Measurement]:
+def read_from_afar(path: Path, problems: list[str], keys: Keys | None = None) -> list[Measurement]:
     """`sqlite.read` on a network file system, where a file that is being written elsewhere cannot be read: then it is a
     problem. Empty where there is no file."""
     if path.with_name(f"{path.name}-wal").exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ LEFT_OUT = "it is left out"
 """What is done about what cannot be read."""
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(msgspec.Struct, frozen=True, dict=True):
     """One result, and where it comes from."""
 
     result: Result
@@ -28,21 +29,23 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Where it was measured."""
     added: str
     """When it came into the store, UTC, ISO 8601."""
-    point_key: str
-    environment_key: str
 
     @property
     def measured(self) -> str:
         """When it was started, UTC, ISO 8601; of results that don't tell, when they were added."""
         return self.result.started or self.added
 
+    @cached_property
+    def keys(self) -> Keys:
+        return keys_of(self.result.point, self.result.environment)
+
     @property
     def measurement_key(self) -> str:
         """Equal for the same measurement, wherever its directory was moved and however often it was added."""
         return key_of(
             {
-                "point": self.point_key,
-                "environment": self.environment_key,
+                "point": self.keys.point,
+                "environment": self.keys.environment,
                 "host": self.host,
                 "started": self.result.started,
                 "wall_s": self.result.wall_s,
@@ -55,18 +58,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         """Whether its time may stand for a new measurement."""
         return self.result.status == "ok" and not self.result.launch_bound
 
-
-class Record(msgspec.Struct, frozen=True):
-    """A measurement as one line of JSON: without its keys, which follow from the result."""
-
-    result: Result
-    directory: str
-    host: str
-    added: str
+    def encoded(self) -> bytes:
+        """Returns a line of JSON, without a line feed in it or after it."""
+        return msgspec.json.encode(self)
 
 
-class _Line(msgspec.Struct):
-    """A record as it is read: the result may be of an earlier schema."""
+class _Encoded(msgspec.Struct):
+    """A measurement whose result may be of an earlier schema."""
 
     result: msgspec.Raw
     directory: str
@@ -74,41 +72,35 @@ class _Line(msgspec.Struct):
     added: str
 
 
+class Keys(NamedTuple):
+    """Equal for measurements of the same point on equal machines."""
+
+    point: str
+    environment: str
+
+
+def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> Keys:
+    return Keys(point_key(point), key_of(environment_identity(environment)))
+
+
 def new_measurement(result: Result, directory: Path) -> Measurement:
     """Of now."""
     host = result.environment.get("host")
-    record = Record(
+    return Measurement(
         result=result,
         directory=str(directory.absolute()),
         host=host if isinstance(host, str) else platform.node(),
         added=datetime.now(UTC).isoformat(),
     )
-    return with_keys(record)
-
-
-def with_keys(record: Record) -> Measurement:
-    """The record with what tells whether two are of the same."""
-    result = record.result
-    keys = point_key(result.point), environment_key(result.environment)
-    return Measurement(**msgspec.structs.asdict(record), point_key=keys[0], environment_key=keys[1])
-
-
-def environment_key(environment: dict[str, Any]) -> str:
-    return key_of(environment_identity(environment))
-
-
-def encoded(measurement: Measurement) -> bytes:
-    """One line of JSON, without a line feed in it or after it."""
-    return msgspec.json.encode(Record(measurement.result, measurement.directory, measurement.host, measurement.added))
 
 
 def decoded(line: bytes, where: str) -> Measurement:
-    """What `encoded` made. UserError, which begins with `where`, when it is something else."""
+    """Returns what was `encoded`. UserError, which begins with `where`, when it is something else."""
     try:
-        read = msgspec.json.decode(line, type=_Line)
+        read = msgspec.json.decode(line, type=_Encoded)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read ({one_line(error)}); it is left out.") from None
-    return with_keys(Record(decoded_result(bytes(read.result), where, LEFT_OUT), read.directory, read.host, read.added))
+        raise UserError(f"{where} cannot be read ({one_line(error)}); {LEFT_OUT}.") from None
+    return Measurement(decoded_result(bytes(read.result), where, LEFT_OUT), read.directory, read.host, read.added)
 
 
 def note(problems: list[str], problem: str) -> None:
@@ -124,15 +116,14 @@ def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 class Line(NamedTuple):
+    """Of a file of measurements."""
+
     start: int
     """In bytes from the file's beginning."""
-    text: bytes
-    """Without its line feed."""
-
-    @property
-    def end(self) -> int:
-        """Where the next one begins."""
-        return self.start + len(self.text) + 1
+    end: int
+    """Where the next one begins."""
+    measurement: Measurement | None
+    """None where it cannot be read."""
 
 
 def files_directory(path: Path) -> Path:
@@ -145,11 +136,11 @@ def line_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("*.jsonl") if path.is_file())
 
 
-def whole_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[Line]:
+def read_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[Line]:
     """From a byte on which a line begins; a file that has become shorter than that is read from its beginning.
 
     A last line without a line feed is left out: it is being written, or its writer ended while writing it and never
-    took it for kept. A file that cannot be read becomes a problem.
+    took it for kept. What cannot be read becomes a problem.
     """
     try:
         with file.open("rb") as content:
@@ -157,8 +148,17 @@ def whole_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[Lin
                 start = 0
             content.seek(start)
             for text in content:
+                end = start + len(text)
                 if text.endswith(b"\n"):
-                    yield Line(start, text.removesuffix(b"\n"))
-                start += len(text)
+                    yield Line(start, end, _decoded_or_noted(text[:-1], f"{file}, byte {start}", problems))
+                start = end
     except OSError as error:
-        note(problems, f"{file} cannot be read ({error.strerror}); it is left out.")
+        note(problems, f"{file} cannot be read ({error.strerror}); {LEFT_OUT}.")
+
+
+def _decoded_or_noted(line: bytes, where: str, problems: list[str]) -> Measurement | None:
+    try:
+        return decoded(line, where)
+    except UserError as error:
+        note(problems, str(error))
+        return None

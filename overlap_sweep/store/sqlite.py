@@ -12,21 +12,18 @@ from typing import Any, Self
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, decoded_result
 from overlap_sweep.store.measurement import (
     LEFT_OUT,
+    Keys,
     Measurement,
-    Record,
-    decoded,
-    environment_key,
     files_directory,
+    keys_of,
     line_files,
     merged,
     new_measurement,
     note,
-    whole_lines,
-    with_keys,
+    read_lines,
 )
 
 SCHEMA = 1
@@ -95,7 +92,7 @@ class SqliteStore:
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
         with _errors_of(self._path):
-            return _latest(self._connection, self._path, self.problems, point_key(point), environment_key(environment))
+            return _latest(self._connection, self._path, self.problems, keys_of(point, environment))
 
     def measurements(self) -> list[Measurement]:
         with _errors_of(self._path):
@@ -119,12 +116,10 @@ class SqliteStore:
                 continue
             with _transaction(self._connection):
                 end = 0
-                for line in whole_lines(file, self.problems, known.get(file.name, 0)):
+                for line in read_lines(file, self.problems, known.get(file.name, 0)):
                     end = line.end
-                    try:
-                        _insert(self._connection, decoded(line.text, f"{file}, byte {line.start}"))
-                    except UserError as error:
-                        note(self.problems, str(error))
+                    if line.measurement:
+                        _insert(self._connection, line.measurement)
                 if end:
                     self._connection.execute(
                         "INSERT INTO imported_file VALUES (?, ?) "
@@ -133,7 +128,7 @@ class SqliteStore:
                     )
 
 
-def read(path: Path, problems: list[str], keys: tuple[str, str] | None = None) -> list[Measurement]:
+def read(path: Path, problems: list[str], keys: Keys | None = None) -> list[Measurement]:
     """All measurements of an existing file, which is not written to, nor anything beside it unless somebody else has it
     open; with the `keys` of a point and an environment only the one to be reused. Rows that cannot be read become
     problems.
@@ -157,11 +152,11 @@ def read(path: Path, problems: list[str], keys: tuple[str, str] | None = None) -
     return _read(path, problems, keys, "mode=ro")
 
 
-def _read(path: Path, problems: list[str], keys: tuple[str, str] | None, how: str) -> list[Measurement]:
+def _read(path: Path, problems: list[str], keys: Keys | None, how: str) -> list[Measurement]:
     with _errors_of(path), contextlib.closing(_connect(path, how)) as connection:
         _check(connection, path)
         if keys:
-            latest = _latest(connection, path, problems, *keys)
+            latest = _latest(connection, path, problems, keys)
             return [latest] if latest else []
         return merged(_rows(connection, path, problems, _SELECT))
 
@@ -233,8 +228,7 @@ def _insert(connection: sqlite3.Connection, measurement: Measurement) -> None:
         _INSERT,
         (
             measurement.measurement_key,
-            measurement.point_key,
-            measurement.environment_key,
+            *measurement.keys,
             measurement.measured,
             measurement.reusable,
             measurement.host,
@@ -245,15 +239,10 @@ def _insert(connection: sqlite3.Connection, measurement: Measurement) -> None:
     )
 
 
-def _latest(
-    connection: sqlite3.Connection, path: Path, problems: list[str], point_key: str, environment_key: str
-) -> Measurement | None:
-    for measurement in _rows(connection, path, problems, _LATEST_FIRST, point_key, environment_key):
+def _latest(connection: sqlite3.Connection, path: Path, problems: list[str], keys: Keys) -> Measurement | None:
+    for measurement in _rows(connection, path, problems, _LATEST_FIRST, *keys):
         # Another's file may say anything in its columns; what counts is the result.
-        if measurement.reusable and (measurement.point_key, measurement.environment_key) == (
-            point_key,
-            environment_key,
-        ):
+        if measurement.reusable and measurement.keys == keys:
             return measurement
     return None
 
@@ -264,9 +253,8 @@ def _rows(
     for number, host, directory, added, text in connection.execute(query, arguments):
         where = f"{path}, row {number}"
         try:
-            columns = msgspec.convert([host, directory, added, text], tuple[str, str, str, str])
-            result = decoded_result(columns[3], where, LEFT_OUT)
-            yield with_keys(Record(result, columns[1], columns[0], columns[2]))
+            host, directory, added, text = msgspec.convert([host, directory, added, text], tuple[str, str, str, str])
+            yield Measurement(decoded_result(text, where, LEFT_OUT), directory, host, added)
         except msgspec.ValidationError as error:
             note(problems, f"{where} cannot be read ({error}); it is left out.")
         except UserError as error:

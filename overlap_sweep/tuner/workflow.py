@@ -29,8 +29,8 @@ from overlap_sweep.overlap.overlap_cfg import DEFAULT, FILE, NONE, TUNED, Overla
 from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.results.records import LayerTrial, TunerRecord, read_tuner_record, write_tuner_record
-from overlap_sweep.results.run_directory import TUNER_FILE, Result, write_atomically
+from overlap_sweep.results.records import LayerTrial, TunerRecord
+from overlap_sweep.results.run_directory import Result, write_atomically
 from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search.cell import Candidate
@@ -69,8 +69,8 @@ def tune(
     # Before anything is started or written: it would be noticed minutes later.
     check_presets(config.tuner.presets, values["tp_size"])
     whole = Sweep(config, context, launcher, values)
-    path = whole.measurements.directory / TUNER_FILE
-    earlier = read_tuner_record(path) if path.exists() else None
+    path = whole.measurements.directory / TunerRecord.FILE
+    earlier = TunerRecord.read(path) if path.exists() else None
     record = TunerRecord(
         # Of a run over the same directory that this one goes on from: they hold until they are run again.
         together=earlier.together if earlier else [],
@@ -316,7 +316,7 @@ def _analyse(whole: Sweep) -> Analysis:
 def _keep(whole: Sweep, record: TunerRecord) -> None:
     record.wall_s = time.monotonic() - whole.measurements.budget.began_s
     record.dropped |= whole.dropped
-    write_tuner_record(whole.measurements.directory, record)
+    record.write(whole.measurements.directory)
 
 
 def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[dict[str, list[str]], str | None]:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs, write_knobs
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
 from tests.make_point import (
     ENVIRONMENT,
     PIPELINE,
@@ -154,7 +154,7 @@ def write_searches(directory: Path) -> None:
         for ahead, step_us in enumerate((1500.0, 1200.0, 1100.0)):
             point = resolved("fsdp", **{"fsdp.forward_prefetch": ahead, "ranking.num_layers": layers})
             make_point("fsdp", directory / name, point, step_us=step_us)
-        write_knobs(directory / name, KnobRecord(searches=[KnobSearch(**found)]))
+        KnobRecord(searches=[KnobSearch(**found)]).write(directory / name)
 
 
 def write_stacks(directory: Path) -> None:

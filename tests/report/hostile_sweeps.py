@@ -13,7 +13,8 @@ import yaml
 
 from overlap_sweep.overlap.kernel_shape import BASELINES
 from overlap_sweep.results.provenance import launch_commands
-from overlap_sweep.results.run_directory import RESULT_FILE, SEARCH_FILE, TUNER_FILE, trace_file
+from overlap_sweep.results.records import SearchRecord, TunerRecord
+from overlap_sweep.results.run_directory import RESULT_FILE, trace_file
 from tests.made_sweeps import write_every_workload, write_tuned_sweep
 from tests.make_point import make_point, missing_point, operator_config
 from tests.report.page.reports import analysis_of
@@ -52,8 +53,8 @@ def write_hostile_sweep(directory: Path) -> Path:
         if path.parent.parent in (inner, inner / "stacks"):
             for rank_file in TRACE_FILES:
                 (path.parent / rank_file).write_bytes(hostile_trace())
-    _rewrite(inner / TUNER_FILE, _poisoned_tuner)
-    _rewrite(inner / SEARCH_FILE, _poisoned_search)
+    _rewrite(inner / TunerRecord.FILE, _poisoned_tuner)
+    _rewrite(inner / SearchRecord.FILE, _poisoned_search)
     for path in sorted(inner.iterdir()):
         if path.is_dir():
             path.rename(path.with_name(path.name + FOLDER))

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import knob_searches, pasted, print_titled
-from overlap_sweep.results.records import KnobRecord, KnobSearch, read_knobs, read_records
-from overlap_sweep.results.run_directory import KNOBS_FILE, Result
+from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.knob_sweeper import sweep
 from tests.make_point import training_run
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
@@ -55,7 +55,7 @@ def searched(
 
 
 def record(directory: Path) -> KnobRecord:
-    return read_knobs(directory / KNOBS_FILE)
+    return KnobRecord.read(directory / KnobRecord.FILE)
 
 
 def only(directory: Path) -> KnobSearch:

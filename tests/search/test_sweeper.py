@@ -15,7 +15,7 @@ import pytest
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
-from overlap_sweep.results.records import read_search_record
+from overlap_sweep.results.records import SearchRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.sweeper import sweep
 from tests.search.stand_in import NONE_US, ON_CPU, Answer, Settings, StandIn, operator_result, results, sweep_of
@@ -49,7 +49,7 @@ def searched(directory: Path, *overrides: str, answer: Answer = answer, space: t
 
 def record(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "search.json").read_text())
-    assert len(read_search_record(directory / "search.json").searches) == len(found["searches"])
+    assert len(SearchRecord.read(directory / "search.json").searches) == len(found["searches"])
     return found
 
 

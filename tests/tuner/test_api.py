@@ -13,7 +13,7 @@ import yaml
 import overlap_sweep
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
-from overlap_sweep.results.records import read_tuner_record
+from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.tuner import CHECKOUT
 from tests.analyze import analyze
@@ -127,7 +127,7 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     )
     assert capfd.readouterr().out == ""
     # The whole layer is proven side by side.
-    (trial,) = read_tuner_record(directory / "tuner.json").proofs
+    (trial,) = TunerRecord.read(directory / "tuner.json").proofs
     assert list(trial.variants) == ["none", "default", "tuned", "preset theirs"]
     result = read_result(directory / trial.point / "result.json")
     assert (result.status, result.point["tp_size"]) == ("ok", 2), result.error

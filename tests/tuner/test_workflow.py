@@ -18,7 +18,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report import files
-from overlap_sweep.results.records import LayerTrial, TunerRecord, read_tuner_record
+from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
@@ -71,7 +71,7 @@ def tuned(directory: Path, *overrides: str, answer: Answer | None = None, space:
 
 
 def record(directory: Path) -> TunerRecord:
-    return read_tuner_record(directory / "tuner.json")
+    return TunerRecord.read(directory / "tuner.json")
 
 
 def proofs(directory: Path) -> dict[int, dict[str, Any]]:

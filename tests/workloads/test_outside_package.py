@@ -119,3 +119,12 @@ def test_its_answer_is_in_every_rendering(sweep: tuple[Launch, str], analyze: An
     assert "All-reduce of TP=2" in page
     assert "Cut it into" in page
     assert "4 chunks" in page
+
+
+def test_it_is_compared_and_has_a_history(sweep: tuple[Launch, str], analyze: Analyze) -> None:
+    launch, _ = sweep
+    said = analyze("compare", f"a={launch.directory}", f"b={launch.directory}", "--format", "json").stdout
+    rows = [row for row in json.loads(said) if row["setting"] == "4 chunks"]
+    assert [row["operator"] for row in rows] == ["all-reduce"]
+    history = analyze("history", f"{launch.directory}.sqlite").stdout
+    assert "all-reduce" in history

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
-
 import yaml
 
-from overlap_sweep.config import ModelConfig
 from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
-from overlap_sweep.workloads.copy_engine.config import CopyEngine
-from overlap_sweep.workloads.fsdp.config import Config
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import fsdp_point
 
 
-def test_conf_lists_every_knob_with_its_default() -> None:
+def test_conf_changes_no_default_and_lists_variables_that_are_not_set() -> None:
     listed = yaml.safe_load((ROOT / "conf/workload/fsdp.yaml").read_text())
-    listed.pop("defaults")
-    environment = listed["distributed"].pop("env")
-    declared = {name: asdict(getattr(Config(), name)) for name in listed}
-    declared["distributed"].pop("env")
-    assert listed == declared
-    own = {field.name for field in fields(Config)} - {field.name for field in fields(ModelConfig)}
-    assert listed.keys() == own
-    assert set(environment.values()) == {None}
-    listed = yaml.safe_load((ROOT / "conf/workload/copy_engine.yaml").read_text())
-    assert listed["copy_engine"] == asdict(CopyEngine())
+    assert listed.keys() == {"defaults", "distributed"}
+    assert listed["distributed"].keys() == {"env"}
+    assert set(listed["distributed"]["env"].values()) == {None}
 
 
 def test_a_point_knows_nothing_of_operators() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_records, write_knobs
-from overlap_sweep.results.run_directory import KNOBS_FILE
+from overlap_sweep.results.records import Gain, KnobRecord, KnobSearch, read_records
 from overlap_sweep.workloads.fsdp.answer import TrainingRow, analyse_training
 from overlap_sweep.workloads.fsdp.cautions import cautions
 from tests.results.reading import PREFETCH, train, training_of
@@ -143,7 +142,7 @@ def write_search(directory: Path, **changes: Any) -> None:
         **{"label": "ranking fsdp2 step on 4 ranks", "overrides": TYPED, "knobs": KNOBS, "tried": []},
         **{"best": PREFETCHING, "time_us": 1200.0, "baseline_us": 1500.0, "gain": Gain(0.2, 0.03), "proven": True},
     }
-    write_knobs(directory, KnobRecord(searches=[KnobSearch(**{**known, **changes})]))
+    KnobRecord(searches=[KnobSearch(**{**known, **changes})]).write(directory)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +166,9 @@ def test_searches_of_something_else_settle_nothing(tmp_path: Path, changes: dict
 
 def test_a_record_that_says_no_gain_is_a_problem(tmp_path: Path) -> None:
     write_search(tmp_path)
-    record = json.loads((tmp_path / KNOBS_FILE).read_text())
+    record = json.loads((tmp_path / KnobRecord.FILE).read_text())
     record["searches"][0]["gain"] = None
-    (tmp_path / KNOBS_FILE).write_text(json.dumps(record))
+    (tmp_path / KnobRecord.FILE).write_text(json.dumps(record))
     records = read_records(tmp_path)
     assert not records.knobs
     assert "without its gain" in records.problems[0]
