@@ -246,7 +246,7 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
     if rows in _SECTION:
         return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
-    traces = read_traces(point for point in points if point.is_operator)
+    traces = read_traces(point for point in points if point.workload == "operator")
     problems = [*reading.problems, *reading.trace_problems]
     problems += (problem for of_point in traces.values() for problem in of_point.problems)
     for warning in (warning for of_point in traces.values() for warning in of_point.warnings):

@@ -71,38 +71,8 @@ class Point:
 
     @property
     def workload(self) -> str:
-        """What it runs: `operator`, `layer`, `kernel`, `fsdp`, `copy_engine` or `tp_training`."""
+        """The name of what it runs."""
         return str(self.config["workload"]["name"])
-
-    @property
-    def is_operator(self) -> bool:
-        """One parallel linear operator under one configuration."""
-        return self.workload == "operator"
-
-    @property
-    def is_layer(self) -> bool:
-        """A whole layer under several configurations."""
-        return self.workload == "layer"
-
-    @property
-    def is_kernel(self) -> bool:
-        """One GEMM with one collective by several implementations."""
-        return self.workload == "kernel"
-
-    @property
-    def is_training(self) -> bool:
-        """Training steps under FSDP2 or DDP."""
-        return self.workload == "fsdp"
-
-    @property
-    def is_copy(self) -> bool:
-        """GEMMs beside copies."""
-        return self.workload == "copy_engine"
-
-    @property
-    def is_tp_training(self) -> bool:
-        """Training steps of a language model by a tensor-parallel stack."""
-        return self.workload == "tp_training"
 
     def measured_as(self, kind: type[M]) -> M:
         """Returns what it measured; of a point that is ok."""
@@ -168,12 +138,11 @@ def read_points(root: Path) -> Reading:
     return Reading(root, points, problems)
 
 
-def group_cases(points: Iterable[Point]) -> dict[Case, list[Point]]:
-    """The `ok` points of operators by what must be equal for a comparison. Layers hold their own; for kernels see
-    kernels.py, for training runs training.py and tp_training.py, for copies copies.py."""
+def group_cases(points: Iterable[Point], workload: str) -> dict[Case, list[Point]]:
+    """Returns the workload's `ok` points by what must be equal for a comparison."""
     cases = defaultdict(list)
     for point in points:
-        if point.status == "ok" and point.is_operator:
+        if point.status == "ok" and point.workload == workload:
             cases[point.case].append(point)
     return {case: cases[case] for case in sorted(cases, key=str)}
 

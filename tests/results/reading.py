@@ -21,7 +21,7 @@ def layer_point(directory: Path) -> Point:
 
 
 def only_case(directory: Path) -> list[Point]:
-    (points,) = group_cases(read_points(directory).points).values()
+    (points,) = group_cases(read_points(directory).points, "operator").values()
     return points
 
 

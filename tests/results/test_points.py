@@ -92,7 +92,7 @@ def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:
     for change in ({"tokens": 4096}, {"precision": "fp16"}, {"backend": "torch"}, {"model": "Qwen/Qwen3-0.6B"}):
         make_point("operator", tmp_path, operator_config(**change))
     make_point("operator", tmp_path, operator_config(tokens=1024), status="failed")
-    cases = group_cases(read_points(tmp_path).points)
+    cases = group_cases(read_points(tmp_path).points, "operator")
     assert sorted(len(points) for points in cases.values()) == [1, 1, 1, 1, 2]
     assert "Qwen3-0.6B_transformer_engine_NVIDIA-H200_bf16_tokens8192" in {case.name for case in cases}
 
@@ -110,13 +110,13 @@ def test_only_operators_have_cases_of_settings(tmp_path: Path) -> None:
     make_point("kernel", tmp_path / "kernels")
     reading = read_points(tmp_path)
     assert reading.problems == []
-    layers = {point.name: point.status for point in reading.points if point.is_layer}
+    layers = {point.name: point.status for point in reading.points if point.workload == "layer"}
     assert layers == {"a_layer": "ok", "short_layer": "ok", "lost_layer": "missing"}
-    assert sum(point.is_training for point in reading.points) == 9
-    assert sum(point.is_copy for point in reading.points) == 9
-    assert [point.workload for point in reading.points if point.is_kernel] == ["kernel"]
-    ((operator,),) = group_cases(reading.points).values()
-    assert operator.is_operator
+    assert sum(point.workload == "fsdp" for point in reading.points) == 9
+    assert sum(point.workload == "copy_engine" for point in reading.points) == 9
+    assert [point.workload for point in reading.points if point.workload == "kernel"] == ["kernel"]
+    ((operator,),) = group_cases(reading.points, "operator").values()
+    assert operator.workload == "operator"
 
 
 def _without_tokens(config: dict[str, Any]) -> dict[str, Any]:

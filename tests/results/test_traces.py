@@ -79,7 +79,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
     for archive in INPUTS.glob("*.tar.xz"):
         name = archive.name.removesuffix(".tar.xz")
         reading = read_points(unpack(name, tmp_path_factory.mktemp(name)))
-        found[name] = table_rows(reading, read_traces(point for point in reading.points if point.is_operator))
+        found[name] = table_rows(
+            reading, read_traces(point for point in reading.points if point.workload == "operator")
+        )
     return found
 
 

@@ -25,7 +25,7 @@ def points_table(analysis: Analysis) -> PageTable:
     """Of operators. The case is a column where there is more than one."""
     chosen = _chosen(analysis)
     ratios = {(row["directory"], row["pass"]): _ratio(row) for row in analysis.operators.rows}
-    points = [point for point in analysis.reading.points if point.is_operator]
+    points = [point for point in analysis.reading.points if point.workload == "operator"]
     several = len(analysis.operators.cases) > 1 or len({_known_case(point) for point in points}) > 1
     columns = ["TP", "operator", "pass", "setting", "status", *TOLD_FIRST, "note", *TOLD_LAST, "point"]
     rows = []

@@ -152,7 +152,7 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
     """Returns the `ok` copy points by direction and device."""
     cases: dict[tuple[str, str], list[CopyRow]] = defaultdict(list)
     for point in points:
-        if point.is_copy and point.status == "ok":
+        if point.workload == "copy_engine" and point.status == "ok":
             cases[point.config["copy_engine"]["direction"], point.case.device].append(copy_row(point))
     return [CopyAnalysis(*case, sorted(cases[case], key=_place)) for case in sorted(cases)]
 

@@ -21,7 +21,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
     `none_us` is one after the other, and `floor_us` the longer of both alone."""
     by_size: dict[Key, list[Point]] = defaultdict(list)
     for point in points:
-        if point.is_copy and point.status == "ok":
+        if point.workload == "copy_engine" and point.status == "ok":
             by_size[_key(point)].append(point)
     return Comparable([time for key, of_size in by_size.items() for time in _times(key, of_size)])
 

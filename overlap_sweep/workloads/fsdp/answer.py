@@ -185,7 +185,7 @@ def analyse_training(
     """Returns the analyses of the `ok` points of training runs, by case; `searches` by their directories."""
     cases: dict[TrainingCase, list[Point]] = defaultdict(list)
     for point in points:
-        if point.is_training and point.status == "ok":
+        if point.workload == "fsdp" and point.status == "ok":
             cases[training_case(point)].append(point)
     return [_analyse(case, cases[case], searches or {}) for case in sorted(cases)]
 

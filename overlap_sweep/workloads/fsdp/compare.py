@@ -49,7 +49,7 @@ _WHOLE_KNOBS = ("backend", "precision")
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns nothing: training runs are compared by their telemetry."""
-    trained = any(point.is_training and point.status == "ok" for point in points)
+    trained = any(point.workload == "fsdp" and point.status == "ok" for point in points)
     lacking = (
         "has training results without telemetry; copy the rank_<r>_metrics.jsonl of their run directories, too, to "
         "compare them."

@@ -216,7 +216,7 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     `sequential`, which each of them measured in turns with its implementations, so that drift between them cancels."""
     cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
-        if point.is_kernel and point.status == "ok":
+        if point.workload == "kernel" and point.status == "ok":
             cases[kernel_case(point)][point.config["m"]].append(point)
     return [
         KernelAnalysis(case, [_analyse_shape(case, m, of_shape) for m, of_shape in sorted(cases[case].items())])

@@ -21,7 +21,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
     has them."""
     by_backend: dict[str, list[Point]] = defaultdict(list)
     for point in points:
-        if point.is_kernel and point.status == "ok":
+        if point.workload == "kernel" and point.status == "ok":
             by_backend[point.config["backend"]].append(point)
     return Comparable(
         [

@@ -33,7 +33,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
     layers: dict[Key, list[_Layer]] = defaultdict(list)
     between: dict[Key, Scatter] = {}
     for point in points:
-        if point.is_layer and point.status == "ok":
+        if point.workload == "layer" and point.status == "ok":
             key = key_of_pass(point.case, point.config["tp_size"], _name(point.config["layer"]), WHOLE)
             variants, trial = point.measured_as(LayerTimes).variants, trials.get(point.directory)
             if trial:

@@ -124,7 +124,7 @@ def _told_with_operators(sources: Sources) -> set[Path]:
         for directory, record in sources.records.tuners.items()
         for trial in (*record.together, *record.proofs)
     }
-    cases = group_cases(sources.reading.points) if tuned else {}
+    cases = group_cases(sources.reading.points, "operator") if tuned else {}
     return {directory for directory in tuned if directory in points and points[directory].case in cases}
 
 

@@ -60,7 +60,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
     """Returns what is best for each slot of each case, and what was proven of it."""
     reading, records, config = sources.reading, sources.records, sources.config
     traces = read_traces(sources.points("operator"))
-    grouped = group_cases(reading.points)
+    grouped = group_cases(reading.points, "operator")
     found = outcomes(records.tuners, reading.points, grouped)
     failed = failures(reading.points)
     cases = []

@@ -27,7 +27,7 @@ from overlap_sweep.workloads.operator.result import OperatorTimes
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns all that was measured of passes, and what tuners proved."""
     points = [_with_plain_settings(point) for point in points]
-    cases = group_cases(points)
+    cases = group_cases(points, "operator")
     choices = _choices(points, cases)
     return Comparable(
         times=[time for key, choice in choices.items() for time in _times(key, choice)],
@@ -120,7 +120,7 @@ def _not_ok(points: Iterable[Point]) -> dict[tuple[int, str, str, str], str]:
     found: dict[tuple[int, str, str, str], str] = {}
     for point in points:
         launch_bound = point.result is not None and point.result.launch_bound
-        if not point.is_operator or (point.status == "ok" and not launch_bound):
+        if point.workload != "operator" or (point.status == "ok" and not launch_bound):
             continue
         status = "launch-bound" if point.status == "ok" else point.status
         asked = {slot: plain_setting(slot, setting) for slot, setting in space.settings(point.config).items()}
@@ -132,7 +132,8 @@ def _not_ok(points: Iterable[Point]) -> dict[tuple[int, str, str, str], str]:
 
 def _drift(points: Iterable[Point]) -> list[Drift]:
     """In the order of measuring."""
-    ok = [(point, point.result) for point in points if point.status == "ok" and point.is_operator and point.result]
+    operators = (point for point in points if point.workload == "operator")
+    ok = [(point, point.result) for point in operators if point.status == "ok" and point.result]
     ok.sort(key=lambda pair: (pair[1].started or "", str(pair[0].directory)))
     nones: dict[tuple[Case, str], list[tuple[int, float]]] = defaultdict(list)
     for number, (point, result) in enumerate(ok, start=1):

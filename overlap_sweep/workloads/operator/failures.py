@@ -77,7 +77,7 @@ def failures(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
     was: a search measures the others again alone."""
     found: dict[PassKey, Failures] = defaultdict(Failures)
     for point in points:
-        if not point.is_operator or not point.result or point.status == "skipped":
+        if point.workload != "operator" or not point.result or point.status == "skipped":
             continue
         by_pass = {name: of_pass(point.result.settings, name) for name in space.PASSES}
         overlapped = {name: settings for name, settings in by_pass.items() if settings}

@@ -43,7 +43,7 @@ def table_rows(reading: Reading, traces: Mapping[Path, TraceReading]) -> list[Ro
     """One dictionary per point and phase, with exactly the keys of COLUMNS; what does not apply is None."""
     rows = []
     for point in reading.points:
-        if not point.is_operator:
+        if point.workload != "operator":
             continue
         common = {**common_cells(point, reading.root), "operator": point.config["operator"]}
         if point.result and point.status == "ok":

@@ -68,7 +68,7 @@ def _layer(trial: Trial | None, proof: Proof | None) -> dict[str, Any]:
     point = trial.point if trial else None
     return {
         "point": trial.name if trial else None,
-        "layer": point.config["layer"]["kind"] if point and point.is_layer else None,
+        "layer": point.config["layer"]["kind"] if point and point.workload == "layer" else None,
         "attention_backend": attention_backend(point.result) if point else None,
         "rounds": trial.layer.rounds if trial and trial.layer else None,
         "reference": trial.layer.reference if trial and trial.layer else None,

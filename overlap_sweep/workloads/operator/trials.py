@@ -63,7 +63,7 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
     """`directory` is tuner.json's; `points` are all by their run directory."""
     point = points.get(directory / trial.point)
     tuned = _asked(trial.variants.get(TUNED), point)
-    if not point or not point.result or point.status != "ok" or not point.is_layer:
+    if not point or not point.result or point.status != "ok" or point.workload != "layer":
         return Trial(trial.tp_size, directory, trial.point, point, tuned=tuned)
     result, variants = point.result, point.measured_as(LayerTimes).variants
     names = labels(trial, variants)

@@ -207,7 +207,7 @@ def analyse_tp_training(
     """Returns the `ok` points by case; `communication` by run directory."""
     cases: dict[TpTrainingCase, list[Point]] = defaultdict(list)
     for point in points:
-        if point.is_tp_training and point.status == "ok":
+        if point.workload == "tp_training" and point.status == "ok":
             cases[TpTrainingCase.of(point)].append(point)
     return [_analysis(case, *rows_of(cases[case], communication)) for case in sorted(cases)]
 
