@@ -203,6 +203,6 @@ def test_an_implementation_must_not_be_called_like_a_baseline(monkeypatch: pytes
 
 
 def test_who_provides_the_kernels_is_part_of_the_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "version", lambda package: {"byte-flux": "1.1.1"}[package])
+    monkeypatch.setattr(backends, "installed_version", {"byte-flux": "1.1.1"}.get)
     assert completed(backend="flux")["provider"] == "byte-flux 1.1.1"
     assert completed()["provider"] is None
