@@ -19,18 +19,15 @@ from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, mean_ratio, ratio
 from overlap_sweep.workloads.fsdp import times
-from overlap_sweep.workloads.fsdp.cautions import Exposed, disagreement, exposed
+from overlap_sweep.workloads.fsdp.cautions import disagreement, exposed
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
 from overlap_sweep.workloads.fsdp.telemetry_steps import (
     QUANTITIES,
     Aggregate,
-    Selection,
-    Series,
-    aggregates,
-    find_dips,
+    MeasuredRun,
+    measure,
     select,
-    series,
     slow_devices,
 )
 
@@ -80,30 +77,6 @@ COMPARED = Comparing(
     changes_nothing=("training.max_steps", "training.log_interval", "training.output_dir", "profiling", "telemetry"),
     telemetry=_compare,
 )
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run with what its steps come to."""
-
-    run: Run
-    selection: Selection
-    steps: Series
-    """Of the steps that count."""
-    aggregates: dict[str, Aggregate]
-    dips: list[int]
-    """The steps that stand out."""
-    kernels: Exposed | None = None
-    """What its traces tell; None without traces of a GPU."""
-
-    @property
-    def believed(self) -> bool:
-        """Whether no trace speaks against telemetry's marks."""
-        return self.kernels is None or not self.kernels.disagree
-
-    @property
-    def name(self) -> str:
-        return self.run.name
 
 
 @dataclass(frozen=True)
@@ -217,10 +190,7 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
         except UserError as error:
             kernels = None
             warnings.append(str(error))
-        of_steps = series(run, selection.measured)
-        dips = find_dips(run, selection.measured)
-        known = aggregates(run, of_steps, selection, len(dips), kernels)
-        runs.append(MeasuredRun(run, selection, of_steps, known, dips, kernels))
+        runs.append(measure(run, selection, kernels))
         if selection.incomplete:
             steps = [str(number) for number in selection.incomplete]
             named = f"step{'s' if len(steps) > 1 else ''} {some_of(steps)}"

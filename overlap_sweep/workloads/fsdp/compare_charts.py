@@ -14,8 +14,8 @@ import numpy as np
 from overlap_sweep.report.charts import Area, Axis, Event, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import SERIES
 from overlap_sweep.report.comparison import Chart, counted, shortened, timeline_file
-from overlap_sweep.workloads.fsdp.compare import MeasuredRun, RunMatch, TelemetryComparison, TelemetryDataset
-from overlap_sweep.workloads.fsdp.telemetry_steps import Series, series
+from overlap_sweep.workloads.fsdp.compare import RunMatch, TelemetryComparison, TelemetryDataset
+from overlap_sweep.workloads.fsdp.telemetry_steps import MeasuredRun, Series, series
 
 MOST_POINTS = 720
 """Of a line: more steps are drawn as medians of several."""

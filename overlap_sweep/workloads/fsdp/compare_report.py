@@ -24,7 +24,6 @@ from overlap_sweep.results.provenance import describe_machine, launch_commands
 from overlap_sweep.results.verdict import MARGIN
 from overlap_sweep.workloads.fsdp.compare import (
     VERDICTS,
-    MeasuredRun,
     QuantityRatio,
     RunMatch,
     TelemetryComparison,
@@ -33,7 +32,7 @@ from overlap_sweep.workloads.fsdp.compare import (
     settings_of,
     settings_throughout,
 )
-from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, Aggregate
+from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, Aggregate, MeasuredRun
 
 FEW_RUNS = 3
 """Of more, tables of all quantities are printed only when they are asked for."""

@@ -211,7 +211,6 @@ class Run:
 class TelemetryReading:
     """All runs at or below a directory."""
 
-    root: Path
     runs: list[Run]
     problems: list[str]
     """A sentence for each file that could not be read, or not whole."""
@@ -252,7 +251,7 @@ def read_telemetry(root: Path) -> TelemetryReading:
     if not runs:
         reason = [*problems, *warnings][:1] or ["it holds no rank_<r>_metrics.jsonl; give a run's directory."]
         raise UserError(f"{root} has no telemetry to compare: {reason[0]}")
-    return TelemetryReading(root, runs, problems, warnings)
+    return TelemetryReading(runs, problems, warnings)
 
 
 def read_steps(path: Path, rank: int) -> tuple[dict[int, Step], str | None]:

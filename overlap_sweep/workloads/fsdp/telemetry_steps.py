@@ -187,6 +187,31 @@ class Aggregate:
         return None if self.noise is None else Estimate(self.median, self.noise, self.count)
 
 
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run with what its steps come to."""
+
+    run: Run
+    selection: Selection
+    steps: Series
+    """Of the steps that count."""
+    aggregates: dict[str, Aggregate]
+    """By quantity, in the order of QUANTITIES, those that are known."""
+    dips: list[int]
+    """The steps that stand out."""
+    kernels: Exposed | None
+    """What its traces tell; None without traces of a GPU."""
+
+    @property
+    def believed(self) -> bool:
+        """Whether no trace speaks against telemetry's marks."""
+        return self.kernels is None or not self.kernels.disagree
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+
 def spread(values: Sequence[float], absolute: float = 0.0, relative: float = 0.0) -> Spread:
     """The floor is the larger of `absolute` and the `relative` part of the median."""
     median = statistics.median(values)
@@ -287,28 +312,27 @@ def aggregate(values: Sequence[float] | NDArray[np.float64]) -> Aggregate | None
     return Aggregate(median, q1, q3, float(known.mean()), noise, len(known))
 
 
-def single(value: float) -> Aggregate:
+def single(value: float | None) -> Aggregate | None:
     """Of the whole run."""
-    return Aggregate(value, value, value, value, None, 1)
+    return None if value is None else Aggregate(value, value, value, value, None, 1)
 
 
-def aggregates(
-    run: Run, of_steps: Series, selection: Selection, dips: int, kernels: Exposed | None = None
-) -> dict[str, Aggregate]:
-    """By quantity, in the order of QUANTITIES, those that are known; `kernels` of the run's traces."""
+def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> MeasuredRun:
+    """Returns the run with what its steps come to; `kernels` of its traces."""
+    of_steps = series(run, selection.measured)
+    dips = find_dips(run, selection.measured)
     found = {name: aggregate(values) for name, values in of_steps.items()}
     if kernels:
         found["kernels_exposed_comm_ms"] = _of_few(kernels.kernels_ms)
         found["kernels_hidden_share"] = _of_few(kernels.kernels_hidden_share)
-    found["dips"] = single(dips)
-    (last, *_) = [*reversed(selection.measured), *reversed(selection.warm_up)]
-    loss = next((step.loss for step in _of_all(run, last) if step.loss is not None), None)
-    found["final_loss"] = None if loss is None else single(loss)
-    training = run.measured
-    if training:
-        found |= _timed(training.step)
-        found["peak_memory_gb"] = None if training.peak_memory_gb is None else single(training.peak_memory_gb)
-    return {name: known for name in QUANTITIES if (known := found.get(name)) is not None}
+    found["dips"] = single(len(dips))
+    last = (selection.measured or selection.warm_up)[-1]
+    found["final_loss"] = single(next((step.loss for step in _of_all(run, last) if step.loss is not None), None))
+    if run.measured:
+        found |= _timed(run.measured.step)
+        found["peak_memory_gb"] = single(run.measured.peak_memory_gb)
+    known = {name: value for name in QUANTITIES if (value := found.get(name)) is not None}
+    return MeasuredRun(run, selection, of_steps, known, dips, kernels)
 
 
 def _of_few(values: Sequence[float]) -> Aggregate | None:

@@ -19,10 +19,9 @@ from overlap_sweep.workloads.fsdp import telemetry
 from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
 from overlap_sweep.workloads.fsdp.telemetry_steps import (
     aggregate,
-    aggregates,
     find_dips,
+    measure,
     select,
-    series,
     slow_devices,
     spread,
 )
@@ -38,7 +37,7 @@ def only_run(directory: Path) -> Run:
 def measured_of(run: Run) -> dict[str, float]:
     """The medians."""
     selection = select(run)
-    found = aggregates(run, series(run, selection.measured), selection, dips=0)
+    found = measure(run, selection).aggregates
     return {name: known.median for name, known in found.items()}
 
 
