@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from rich.console import Console
 
 from overlap_sweep import workloads
-from overlap_sweep.report.comparison import counted, print_table, ratio_column
+from overlap_sweep.report.comparison import attribute, counted, print_table, ratio_column
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Column, Row, Table, through
@@ -145,29 +145,29 @@ ROWS: Table[Times] = Table(
     "rows",
     "one row per point and environment",
     (
-        Column("point", lambda times: times.key, kind="text"),
+        attribute("point", "key", "text"),
         Column("model", lambda times: times.point["model"]["name"], kind="text"),
         Column("backend", lambda times: times.point["backend"], kind="text"),
         Column("precision", lambda times: times.point["precision"], kind="text"),
-        Column("tokens", lambda times: times.sample.tokens, kind="count"),
+        attribute("tokens", "sample.tokens", "count"),
         Column("tp_size", lambda times: times.point["tp_size"], kind="count"),
-        Column("operator", lambda times: times.subject, kind="text"),
-        Column("pass", lambda times: times.sample.pass_name, kind="text"),
-        Column("setting", lambda times: times.setting, kind="text"),
+        attribute("operator", "subject", "text"),
+        attribute("pass", "sample.pass_name", "text"),
+        attribute("setting", kind="text"),
         Column("device", lambda times: times.environment.get("gpu") or times.environment.get("device"), kind="text"),
         *(_version("driver"), _version("torch"), _version("transformer_engine", "transformer-engine")),
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
-        Column("measurements", lambda times: times.measurements, kind="count"),
-        Column("first", lambda times: times.first, kind="text"),
-        Column("last", lambda times: times.last, kind="text"),
-        Column("time_us", lambda times: times.time.time_us),
-        Column("noise_us", lambda times: times.time.noise_us),
-        Column("none_us", lambda times: times.none_us),
+        attribute("measurements", kind="count"),
+        attribute("first", kind="text"),
+        attribute("last", kind="text"),
+        attribute("time_us", "time.time_us"),
+        attribute("noise_us", "time.noise_us"),
+        attribute("none_us"),
         *(RATIO, NONE_RATIO),
-        Column("verdict", lambda times: times.verdict, kind="text"),
-        Column("changed", lambda times: times.changed, kind="text"),
-        Column("directory", lambda times: times.latest.directory, kind="text"),
+        attribute("verdict", kind="text"),
+        attribute("changed", kind="text"),
+        attribute("directory", "latest.directory", "text"),
     ),
 )
 """Times are microseconds; ratio is time_us over that of the same point in the environment before, on the same kind of

@@ -20,12 +20,13 @@ from overlap_sweep.compare.sweeps import (
     Totals,
     compare_sweeps,
 )
-from overlap_sweep.report import charts
 from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Key, Level, Line, LinePoint, Lines, Reference
+from overlap_sweep.report.charts import Column as CellColumn
 from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
     as_ratio,
+    attribute,
     by_label,
     counted,
     print_table,
@@ -48,35 +49,36 @@ NOTABLE_DRIFT = 0.02
 COLOURS = {"faster": "good", "slower": "bad", "same": "wait"}
 
 
-def _key_column(name: str, field: str = "", **more: Any) -> Column[Any]:
-    return Column(name, lambda match: getattr(match.ours.key, field or name), **{"kind": "text", **more})
-
-
-TP = _key_column("tp_size", kind="count", header="TP")
+TP = attribute("tp_size", "ours.key.tp_size", "count", header="TP")
 RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio")
-VERDICT: Column[Any] = Column("verdict", lambda match: match.verdict, kind="text", header="verdict")
+VERDICT = attribute("verdict", kind="text", header="verdict")
 NONE_RATIO: Column[Any] = ratio_column("none_ratio", lambda match: match.none_ratio, "none", dropped=2)
 FLOOR_RATIO: Column[Any] = ratio_column("floor_ratio", lambda match: match.floor_ratio, "floor", dropped=1)
 _OF_KEY = (
-    *(_key_column("model"), _key_column("tokens", kind="count"), _key_column("precision"), _key_column("backend")),
-    *(_key_column("device"), TP, _key_column("operator"), _key_column("pass", "pass_name")),
+    attribute("model", "ours.key.model", "text"),
+    attribute("tokens", "ours.key.tokens", "count"),
+    attribute("precision", "ours.key.precision", "text"),
+    attribute("backend", "ours.key.backend", "text"),
+    attribute("device", "ours.key.device", "text"),
+    TP,
+    attribute("operator", "ours.key.operator", "text"),
+    attribute("pass", "ours.key.pass_name", "text"),
 )
-_OF_TIMES: tuple[Column[Any], ...] = (
-    Column("dataset", lambda match: match.dataset, kind="text"),
-    Column("reference", lambda match: match.reference, kind="text"),
-    Column("time_us", lambda match: match.ours.time.time_us),
-    Column("noise_us", lambda match: match.ours.time.noise_us, "Half-width of a 95 % interval."),
-    Column("reference_us", lambda match: match.theirs.time.time_us),
-    Column("reference_noise_us", lambda match: match.theirs.time.noise_us),
-    RATIO,
-    VERDICT,
-    Column("hidden_fraction", lambda match: match.ours.hidden_fraction),
-    Column("reference_hidden_fraction", lambda match: match.theirs.hidden_fraction),
-    Column("none_us", lambda match: match.ours.none_us),
-    Column("reference_none_us", lambda match: match.theirs.none_us),
+_OF_TIMES = (
+    attribute("dataset", kind="text"),
+    attribute("reference", kind="text"),
+    attribute("time_us", "ours.time.time_us"),
+    attribute("noise_us", "ours.time.noise_us", about="Half-width of a 95 % interval."),
+    attribute("reference_us", "theirs.time.time_us"),
+    attribute("reference_noise_us", "theirs.time.noise_us"),
+    *(RATIO, VERDICT),
+    attribute("hidden_fraction", "ours.hidden_fraction"),
+    attribute("reference_hidden_fraction", "theirs.hidden_fraction"),
+    attribute("none_us", "ours.none_us"),
+    attribute("reference_none_us", "theirs.none_us"),
     NONE_RATIO,
-    Column("floor_us", lambda match: match.ours.floor_us),
-    Column("reference_floor_us", lambda match: match.theirs.floor_us),
+    attribute("floor_us", "ours.floor_us"),
+    attribute("reference_floor_us", "theirs.floor_us"),
     FLOOR_RATIO,
 )
 """Of a slot those of its whole pass."""
@@ -86,15 +88,16 @@ POINTS: Table[Match] = Table(
     "one row per matching point and dataset",
     (
         *_OF_KEY,
-        Column("setting", lambda match: match.ours.key.setting, kind="text"),
-        Column("reference_setting", lambda match: match.theirs.key.setting, kind="text"),
+        attribute("setting", "ours.key.setting", "text"),
+        attribute("reference_setting", "theirs.key.setting", "text"),
         *_OF_TIMES,
         Column("measurements", lambda match: len(match.ours.points), kind="count"),
         Column("reference_measurements", lambda match: len(match.theirs.points), kind="count"),
     ),
 )
-REGRET: Column[SlotChange] = Column(
-    *("regret", lambda slot: slot.regret, "How much longer than the best that takes, as a fraction."),
+REGRET: Column[SlotChange] = attribute(
+    "regret",
+    about="How much longer than the best reference_choice_us takes, as a fraction.",
     header="if kept",
     words=lambda slot: _regret(slot),
 )
@@ -104,15 +107,12 @@ SLOTS: Table[SlotChange] = Table(
     (
         *_OF_KEY,
         Column("phase", lambda slot: slot.slot.partition("_")[2], kind="text"),
-        Column("slot", lambda slot: slot.slot, kind="text"),
-        Column("setting", lambda slot: slot.setting, kind="text"),
-        Column("reference_setting", lambda slot: slot.reference_setting, kind="text"),
-        Column("changed", lambda slot: slot.changed, kind="flag"),
+        attribute("slot", kind="text"),
+        attribute("setting", kind="text"),
+        attribute("reference_setting", kind="text"),
+        attribute("changed", kind="flag"),
         *_OF_TIMES,
-        Column(
-            *("reference_choice_us", lambda slot: slot.reference_choice_us),
-            "The time in the dataset of what is best in the reference.",
-        ),
+        attribute("reference_choice_us", about="The time in the dataset of what is best in the reference."),
         REGRET,
     ),
 )
@@ -120,11 +120,11 @@ AGGREGATES: Table[Aggregate] = Table(
     "aggregates",
     "one row per dataset, case, TP size, operator and pass, and one of all together",
     (
-        Column("dataset", lambda one: one.dataset, kind="text"),
-        Column("case", lambda one: one.case, kind="text"),
-        Column("tp_size", lambda one: one.tp_size, header="TP", words=lambda one: str(one.tp_size or "all")),
-        Column("operator", lambda one: one.operator, kind="text"),
-        Column("pass", lambda one: one.pass_name, kind="text", header="pass", words=lambda one: one.name),
+        attribute("dataset", kind="text"),
+        attribute("case", kind="text"),
+        attribute("tp_size", header="TP", words=lambda one: str(one.tp_size or "all")),
+        attribute("operator", kind="text"),
+        attribute("pass", "pass_name", "text", header="pass", words=lambda one: one.name),
         Column("points", lambda one: len(one.matches), kind="count"),
         Column("faster", lambda one: one.counts["faster"], kind="count", header="faster"),
         Column("slower", lambda one: one.counts["slower"], kind="count", header="slower"),
@@ -139,18 +139,13 @@ TOTALS: Table[Totals] = Table(
     "totals",
     "one row per dataset, over the passes that all have",
     (
-        Column("", lambda one: one.label, kind="text", header="dataset"),
-        Column("common_passes", lambda one: one.common_passes, kind="count"),
-        Column("best_us", lambda one: one.best_us, header="best us", show=as_us),
-        Column("none_us", lambda one: one.none_us, header="none us", show=as_us),
-        Column("floor_us", lambda one: one.floor_us, header="floor us", show=as_us),
-        Column("speedup", lambda one: one.speedup, header="speedup", show="{:.2f}x".format),
-        Column(
-            "hidden_fraction",
-            lambda one: one.hidden_fraction,
-            header="hidden",
-            words=lambda one: as_percent(one.hidden_fraction),
-        ),
+        attribute("", "label", "text", header="dataset"),
+        attribute("common_passes", kind="count"),
+        attribute("best_us", header="best us", show=as_us),
+        attribute("none_us", header="none us", show=as_us),
+        attribute("floor_us", header="floor us", show=as_us),
+        attribute("speedup", header="speedup", show="{:.2f}x".format),
+        attribute("hidden_fraction", header="hidden", words=lambda one: as_percent(one.hidden_fraction)),
     ),
 )
 
@@ -315,8 +310,8 @@ def _print_points(matches: Sequence[Match], compared: SweepComparison, all_point
     columns: tuple[Column[Match], ...] = (
         TP,
         Column("", lambda match: _point(match, compared), kind="text", header="point"),
-        Column("", lambda match: match.theirs.time.time_us, header=f"{theirs} us", show=as_us),
-        Column("", lambda match: match.ours.time.time_us, header=f"{ours} us", show=as_us),
+        attribute("", "theirs.time.time_us", header=f"{theirs} us", show=as_us),
+        attribute("", "ours.time.time_us", header=f"{ours} us", show=as_us),
         Column("", lambda match: as_us(_noise_us(match)), header="noise us", dropped=3),
         RATIO,
         VERDICT,
@@ -357,18 +352,15 @@ def _brief(setting: str) -> str:
 
 def _charts(compared: SweepComparison) -> list[Chart]:
     """Returns the ratios of each dataset to the reference, and how the baseline of each held during its sweep."""
-    labels = compared.candidates
-    ratios = [
-        Chart(ratios_file(label, labels), [_ratio_dots(_of(compared.aggregates, label), compared.reference)])
-        for label in labels
-        if _of(compared.matches, label)
-    ]
-    drifts = [
-        Chart(timeline_file(dataset.label), [_drift_lines(dataset.label, dataset.found.drift)])
-        for dataset in compared.datasets
-        if dataset.found.drift
-    ]
-    return [*ratios, *drifts]
+    charts = []
+    for label in compared.candidates:
+        if _of(compared.matches, label):
+            dots = _ratio_dots(_of(compared.aggregates, label), compared.reference)
+            charts.append(Chart(ratios_file(label, compared.candidates), [dots]))
+    for dataset in compared.datasets:
+        if drift := dataset.found.drift:
+            charts.append(Chart(timeline_file(dataset.label), [_drift_lines(dataset.label, drift)]))
+    return charts
 
 
 def _ratio_dots(aggregates: Sequence[Aggregate], reference: str) -> Dots:
@@ -384,7 +376,7 @@ def _ratio_dots(aggregates: Sequence[Aggregate], reference: str) -> Dots:
         title=f"{label} against {reference}",
         subtitle="a dot for each matching point; number: geometric mean",
         axis=Axis(f"time of {label} over {reference}: left is faster"),
-        columns=[charts.Column("mean")],
+        columns=[CellColumn("mean")],
         rows=rows,
         references=[Reference(1.0, f"{reference} = 1")],
         legend=[

@@ -27,6 +27,7 @@ from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Key, Line, Line
 from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
+    attribute,
     counted,
     print_table,
     ratio_column,
@@ -35,7 +36,7 @@ from overlap_sweep.report.comparison import (
 )
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import PASS_WORDS, as_sentence, as_us
-from overlap_sweep.report.table import Column, Kind, Table
+from overlap_sweep.report.table import Column, Table
 from overlap_sweep.trace.overlap import TraceRow
 
 FEW_KERNELS = 15
@@ -53,28 +54,20 @@ LINES = {"gemm_busy_us": "gemm", "comm_busy_us": "comm", "overlap_us": "series4"
 """The colours of a timeline by quantity."""
 
 
-def _own(name: str, kind: Kind = "number", **more: Any) -> Column[Any]:
-    """A column of a match's attribute of the same name."""
-    return Column(name, lambda match: getattr(match, name), kind=kind, **more)
-
-
 def _of_both(name: str) -> tuple[Column[PartMatch], Column[PartMatch]]:
-    return (
-        Column(name, lambda part: getattr(part.ours, name)),
-        Column(f"reference_{name}", lambda part: getattr(part.theirs, name)),
-    )
+    return attribute(name, f"ours.{name}"), attribute(f"reference_{name}", f"theirs.{name}")
 
 
 RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
-CHANGE = _own("change", "text", header="change")
-_WHO = (_own("dataset", "text"), _own("reference", "text"))
+CHANGE = attribute("change", kind="text", header="change")
+_WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
 QUANTITIES: Table[QuantityMatch] = Table(
     "rows",
     "one row per quantity, phase and dataset, of each rank or over the ranks",
     (
         *_WHO,
-        *(_own("rank", "count"), _own("phase", "text"), _own("quantity", "text")),
-        *(_own("value"), _own("reference_value"), _own("difference"), RATIO),
+        *(attribute("rank", kind="count"), attribute("phase", kind="text"), attribute("quantity", kind="text")),
+        *(attribute("value"), attribute("reference_value"), attribute("difference"), RATIO),
     ),
 )
 PARTS: Table[PartMatch] = Table(
@@ -82,8 +75,15 @@ PARTS: Table[PartMatch] = Table(
     "one row per class of kernels, kernel or stream, phase and dataset",
     (
         *_WHO,
-        *(_own(name, "text") for name in ("phase", "by", "kind", "library", "name")),
-        *(*_of_both("busy_us"), _own("difference_us"), RATIO, CHANGE, *_of_both("total_us"), *_of_both("num_events")),
+        *(attribute(name, kind="text") for name in ("phase", "by", "kind", "library", "name")),
+        *(
+            *_of_both("busy_us"),
+            attribute("difference_us"),
+            RATIO,
+            CHANGE,
+            *_of_both("total_us"),
+            *_of_both("num_events"),
+        ),
     ),
 )
 
@@ -206,13 +206,13 @@ def _print_parts(title: str, parts: Sequence[PartMatch], most: int | None, conso
         return
     what, shown = parts[0].by, parts[:most]
     columns: tuple[Column[PartMatch], ...] = (
-        Column("", lambda part: part.theirs.busy_us, header=f"{parts[0].reference} us", show=as_us),
-        Column("", lambda part: part.ours.busy_us, header=f"{parts[0].dataset} us", show=as_us),
+        attribute("", "theirs.busy_us", header=f"{parts[0].reference} us", show=as_us),
+        attribute("", "ours.busy_us", header=f"{parts[0].dataset} us", show=as_us),
         Column("", lambda part: f"{part.difference_us:+,.1f}", header="difference"),
         RATIO,
         Column("", lambda part: f"{part.theirs.num_events:g} to {part.ours.num_events:g}", header="runs", dropped=1),
         CHANGE,
-        Column("", lambda part: part.name, kind="text", header=what),
+        attribute("", "name", "text", header=what),
     )
     print_table(f"{title}, whole iteration", columns, shown, console, cut_last=True)
     if len(shown) < len(parts):
