@@ -40,11 +40,11 @@ def print_measured() -> None:
     ok = [outcome for outcome in outcomes.all if outcome.status == "ok"]
     measured = [outcome.directory for outcome in ok if workloads.load(outcome.workload).is_told_when_measured]
     if measured:
-        from overlap_sweep.analysis.sweep import sections_of_points
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_section
         from overlap_sweep.results.points import read_points
         from overlap_sweep.results.run_directory import write_atomically
+        from overlap_sweep.workloads.sections import sections_of_points
 
         readings = [read_points(directory) for directory in measured]
         for problem in (problem for reading in readings for problem in reading.problems):
@@ -55,7 +55,7 @@ def print_measured() -> None:
             for problem in (*section.problems, *section.warnings):
                 print(f"warning: {problem}", file=sys.stderr)
             for file in section.files:
-                write_atomically(file.point.directory / file.name, file.content())
+                write_atomically(file.directory / file.name, file.content())
             print_section(section, console)
 
 

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 CASE = ("model", "backend", "device", "precision", "tokens")
-SHOWN = (
-    *("config_id", "time_us", "none_us", "default_us", "floor_us", "hidden_fraction", "speedup"),
-    *("launch_bound", "status"),
-)
 
 
 class Rows(StrEnum):
@@ -47,14 +43,17 @@ class Rows(StrEnum):
     tp_training = "tp-training"
 
 
-_SHOWN = {
-    Rows.operators: SHOWN,
-}
 _SECTION = {
-    **{Rows.layers: "layer", Rows.kernels: "kernel", Rows.training: "fsdp", Rows.copies: "copy_engine"},
+    **{
+        Rows.operators: "operator",
+        Rows.layers: "layer",
+        Rows.kernels: "kernel",
+        Rows.training: "fsdp",
+        Rows.copies: "copy_engine",
+    },
     Rows.tp_training: "tp_training",
 }
-"""Workloads that say all of themselves in a section."""
+"""The workloads that they are of."""
 _ALONE = {
     **{"kernel": Rows.kernels, "fsdp": Rows.training, "copy_engine": Rows.copies},
     "tp_training": Rows.tp_training,
@@ -219,44 +218,25 @@ def _table(directory: Path, rows: Rows | None) -> tuple[pd.DataFrame, Rows, list
     operators, unless there are only kernels, only training runs, only tensor-parallel stacks, or only
     copies."""
     from overlap_sweep.config import AnalysisConfig
-    from overlap_sweep.report.files import (
-        TABLE_FILE,
-    )
-    from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.report.section import Sources
-    from overlap_sweep.results.points import read_points
-    from overlap_sweep.results.records import read_records
-    from overlap_sweep.results.traces import read_traces
-    from overlap_sweep.workloads.operator.frame import COLUMNS, table_rows
+    from overlap_sweep.workloads.sections import read_sources
 
-    written = {
-        Rows.operators: (directory / f"{TABLE_FILE}.parquet", COLUMNS),
-        **{one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()},
-    }
     try:
-        reading = read_points(directory)
+        sources = read_sources(directory, AnalysisConfig())
     except UserError:
-        there = [one for one, (path, _) in written.items() if path.is_file()]
+        tables = {one: (directory / f"{table.name}.parquet", table.types) for one, table in _tables().items()}
+        there = [one for one, (path, _) in tables.items() if path.is_file()]
         rows = rows or (there[0] if len(there) == 1 and there[0] in _ALONE.values() else Rows.operators)
         if rows not in there:
             raise
-        return _written(*written[rows]), rows, []
-    points = reading.points
-    workloads = {point.workload for point in points}
+        return _written(*tables[rows]), rows, []
+    workloads = {point.workload for point in sources.reading.points}
     rows = rows or (_ALONE.get(workloads.pop(), Rows.operators) if len(workloads) == 1 else Rows.operators)
-    if rows in _SECTION:
-        return _of_section(rows, Sources(reading, read_records(directory), AnalysisConfig()))
-    traces = read_traces(point for point in points if point.workload == "operator")
-    problems = [*reading.problems, *reading.trace_problems]
-    problems += (problem for of_point in traces.values() for problem in of_point.problems)
-    for warning in (warning for of_point in traces.values() for warning in of_point.warnings):
-        print_warning(warning)
-    return to_frame(table_rows(reading, traces), COLUMNS), rows, problems
+    return _of_section(rows, sources)
 
 
 def _of_section(rows: Rows, sources: Sources) -> tuple[pd.DataFrame, Rows, list[str]]:
     """Returns the rows of a workload's section, and a sentence for each file that cannot be read."""
-    from overlap_sweep.report.frame import to_frame
+    from overlap_sweep.report.table import to_frame
     from overlap_sweep.workloads import section_module
 
     module = section_module(_SECTION[rows])
@@ -316,7 +296,7 @@ def _telling(rows: pd.DataFrame, of: Rows, mentioned: Sequence[str]) -> list[str
     why = ["error"] if len(rows) and not is_ok.any() else []
     # A point that was not measured doesn't know its GPU, only that there was to be one.
     known = {"device": rows["device"].where(is_ok) if is_ok.any() else rows["device"]}
-    usual = _SHOWN[of] if of in _SHOWN else [name for name in _tables()[of].told if name not in CASE]
+    usual = [name for name in _tables()[of].told if name not in CASE]
     in_question = [name for name in CASE if name in rows and name not in usual]
     cases = [name for name in in_question if known.get(name, rows[name]).nunique() > 1]
     named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,24 +12,9 @@ from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pandas as pd
 
-    from overlap_sweep.analysis.sweep import Analysis
-    from overlap_sweep.report.frame import Row
-
-
-class _Told(NamedTuple):
-    """One kind of what was measured."""
-
-    what: str
-    points: Sequence[Row]
-    """Where there are none, it was not measured."""
-    file: str
-    """The table of its points, without a suffix."""
-    answers: Sequence[Row]
-    columns: Mapping[str, Any]
+    from overlap_sweep.report.section import Analysis
 
 
 def report(
@@ -91,25 +76,24 @@ def report(
 
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
-    from overlap_sweep.analysis.sweep import analyse
     from overlap_sweep.config import analysis_config
     from overlap_sweep.report import text
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.files import write_reports
+    from overlap_sweep.workloads.sections import analyse
 
     try:
         config = analysis_config(overrides or [])
     except UserError as error:
         raise typer.BadParameter(str(error)) from None
-    analysis = analyse(directory, config)
+    analysis = analyse(directory, config, shlex.join(["python", "analyze.py", *sys.argv[1:]]))
     answers = _answers(analysis, format)
     check_fail_if(fail_expressions, answers)
     problems = list(analysis.problems)
-    if analysis.reading.points:
-        command = shlex.join(["python", "analyze.py", *sys.argv[1:]])
+    if analysis.sources.reading.points:
         print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
         try:
-            written = write_reports(analysis, output or directory, command, with_plots=plots)
+            written = write_reports(analysis, output or directory, with_plots=plots)
             console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
             text.print_written(written, console, analysis.sections)
         except UserError as error:
@@ -121,26 +105,15 @@ def report(
 
 
 def _answers(analysis: Analysis, format: TableFormat) -> pd.DataFrame:
-    """Of operators, or where there are none of kernels, tensor-parallel stacks, training runs or copies, the first that
-    there are."""
-    from overlap_sweep.report.files import TABLE_FILE
-    from overlap_sweep.report.frame import to_frame
-    from overlap_sweep.workloads.operator import answers
+    """Returns the answers of the first section as rows; operators come first, then layers, kernels, training runs,
+    copies and tensor-parallel stacks."""
+    from overlap_sweep import workloads
+    from overlap_sweep.report.table import to_frame
 
-    found = [
-        _Told(
-            "operators", analysis.operators.rows, TABLE_FILE, answers.answer_rows(analysis.operators), answers.COLUMNS
-        ),
-        *(
-            _Told(
-                *(section.what, section.records, section.points.table.name),
-                *(section.answered.records, section.answered.table.types),
-            )
-            for section in analysis.sections
-        ),
-    ]
-    told, *others = [one for one in found if one.points] or found[:1]
+    if not analysis.sections:
+        return to_frame([], workloads.section_module(workloads.names()[0]).TABLE.types)
+    told, *others = analysis.sections
     if format is not TableFormat.table:
         for other in others:
-            print_aside(f"These are the answers about {told.what}; those about {other.what} are in {other.file}.csv.")
-    return to_frame(told.answers, told.columns)
+            print_aside(f"These are the answers about {told.what}; those about {other.what} are in {other.file}.")
+    return to_frame(told.answered.records, told.answered.table.types)

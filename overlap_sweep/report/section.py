@@ -3,14 +3,16 @@ renderings of it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.table import Listing, PointRow, Row
-from overlap_sweep.results.points import Point, Reading
+from overlap_sweep.results.points import Point, PointStatus, Reading
 from overlap_sweep.results.records import Records
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ class Sources:
     records: Records
     """What the sweeps that searched say of themselves."""
     config: AnalysisConfig
+    command: str = ""
+    """What was typed to analyse them."""
 
     def points(self, workload: str) -> list[Point]:
         """The points of a workload, whatever became of them."""
@@ -33,7 +37,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A chart or a table with what is to be said of it."""
+    """A chart or a table with what is to be said of it. A terminal shows those with a table or notes."""
 
     chart: Callable[[], Form | None] | None = None
     """Returns what is to be drawn, or None where it would show nothing; only the page asks for it."""
@@ -43,10 +47,38 @@ class Exhibit:
     """Whether the chart does without the page's whole width."""
     listing: Listing[Any] | None = None
     heading: str = ""
+    brief: str = ""
+    """The heading in a word, for a link to it at the top of the page; empty: there is none."""
     explained: str = ""
     drawn: str = ""
     """How the chart is read."""
     notes: Sequence[str] = ()
+    parts: Callable[[], Sequence[Exhibit]] | None = None
+    """Returns what the page has below this heading: small charts side by side, others below each other."""
+    folded: str = ""
+    """What is clicked on the page to see it; empty: it is open."""
+    is_detail: bool = False
+    """Whether a terminal leaves it to the details in summary.txt."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One of several answers that are compared at a glance: side by side on the page, one by one on a terminal."""
+
+    title: str
+    headline: str
+    """In a few words."""
+    sentences: list[str]
+    confidence: list[str]
+    """How sure it is, a sentence each."""
+    advised: str = ""
+    """In a few words, why this is the card to take; empty where it is not."""
+    file: str = ""
+    """Where it is written, as seen from the page."""
+    to_set: list[str] = field(default_factory=list)
+    """Lines of configuration, to be read as they are."""
+    code: list[str] = field(default_factory=list)
+    """The file's content in blocks, for the page."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +94,7 @@ class Answer:
     compared: Listing[Any]
     """What the answer was chosen from."""
     points: list[Point]
+    cards: list[Card] = field(default_factory=list)
     legend: str = ""
     """What the columns mean, below the table on the terminal."""
     brief: str = ""
@@ -74,14 +107,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class RunFile:
-    """A file that a workload writes into the run directory of a point."""
+class File:
+    """A file that a workload writes."""
 
-    point: Point
+    directory: Path
+    """The analysed one, a run directory in it, or one of the workload's own; there, or at the same place in `--output`.
+    """
     name: str
-    kind: str
-    """What such files are called, where they are not listed one by one: `results_*.json`."""
     content: Callable[[], bytes]
+    kind: str = ""
+    """What such files are called together, where they are not listed one by one: `results_*.json`."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +138,10 @@ class Section:
     decided: Listing[Any] | None = None
     """The answers as rows, for `--format` and `--fail-if`; None: the points. Those with a caption
     are shown before the answers, where there are several."""
-    files: list[RunFile] = field(default_factory=list)
+    files: list[File] = field(default_factory=list)
     """Beside the tables and charts."""
+    more: list[Exhibit] = field(default_factory=list)
+    """What is of no single answer, behind all of them."""
     most_tables: int | None = None
     """Of more answers than so many a terminal shows only the rows that sum them up."""
     most_charts: int | None = None
@@ -137,3 +174,35 @@ class Section:
     def file(self) -> str:
         """The table of all points."""
         return f"{self.points.table.name}.csv"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that is known about a directory of results."""
+
+    sources: Sources
+    sections: list[Section]
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each file that is there and cannot be read."""
+        reading, records = self.sources.reading, self.sources.records
+        of_sections = [problem for section in self.sections for problem in section.problems]
+        return [*reading.problems, *reading.trace_problems, *records.problems, *of_sections]
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each file that was read only in part."""
+        return [warning for section in self.sections for warning in section.warnings]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of points by status, and of those that cannot be read or believed."""
+        points, unreadable = self.sources.reading.points, len(self.sources.reading.problems)
+        found = Counter(point.status for point in points)
+        return {
+            "points": len(points) + unreadable,
+            **{status: found[status] for status in get_args(PointStatus)},
+            "unreadable": unreadable,
+            "launch_bound": sum(section.launch_bound for section in self.sections),
+        }

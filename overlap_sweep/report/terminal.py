@@ -10,7 +10,7 @@ from rich.console import Console
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import some_names
 from overlap_sweep.report.plain_table import PlainRow, print_table
-from overlap_sweep.report.section import Answer, Exhibit, Section
+from overlap_sweep.report.section import Answer, Card, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing
 
 R = TypeVar("R")
@@ -29,6 +29,8 @@ def print_section(section: Section, console: Console, whole: bool = False) -> No
         return
     for answer in section.answers:
         print_answer(answer, console, section.file, whole)
+    for exhibit in section.more:
+        print_exhibit(exhibit, console, whole)
 
 
 def _cautions_of_all(answers: Sequence[Answer]) -> list[str]:
@@ -44,18 +46,34 @@ def print_answer(answer: Answer, console: Console, file: str, whole: bool = Fals
     """Prints the answer first, then what was compared, then what to know before believing it."""
     console.print(f"\n{answer.title}", style="bold")
     print_lines(answer.sentences, console)
+    for card in answer.cards:
+        _print_card(card, console)
     print_listing(answer.compared, console, file, whole)
     print_lines([answer.legend] if answer.legend else [], console, indent=0)
     for exhibit in answer.more:
-        _print_exhibit(exhibit, console, whole)
+        if not exhibit.is_detail:
+            print_exhibit(exhibit, console, whole)
     if answer.more and answer.cautions:
         console.print()
     print_lines(answer.cautions, console, indent=0)
 
 
-def _print_exhibit(exhibit: Exhibit, console: Console, whole: bool) -> None:
-    if exhibit.listing:
+def _print_card(card: Card, console: Console) -> None:
+    where = f" ({card.file})" if card.file else ""
+    print_lines([f"{card.title}: {card.headline}{where}"], console)
+    print_lines([*card.sentences, *card.confidence], console, indent=4)
+    if card.to_set:
+        print_lines(["What to set:"], console, indent=4)
+        print_lines(card.to_set, console, indent=6)
+
+
+def print_exhibit(exhibit: Exhibit, console: Console, whole: bool) -> None:
+    """Prints its table and notes, if it has any: charts are the page's."""
+    if not (exhibit.listing or exhibit.notes):
+        return
+    if exhibit.heading:
         console.print(f"\n{exhibit.heading}", style="bold")
+    if exhibit.listing:
         print_listing(exhibit.listing, console, "report.html", whole)
     print_lines([*([exhibit.explained] if exhibit.explained else []), *exhibit.notes], console, indent=0)
 

@@ -23,7 +23,7 @@ from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
 from overlap_sweep.runtime.kept import LASTING, stands_for, whole_result
 from overlap_sweep.runtime.outcome import outcomes
-from overlap_sweep.workloads.operator.failures import wrong_passes
+from overlap_sweep.workloads.operator.choice import wrong_passes
 
 CHUNK = 8
 """Points that are launched at once where time is limited: a limit is looked at between launches only."""

@@ -12,7 +12,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
@@ -35,9 +34,10 @@ from overlap_sweep.search.tasks import (
     read_choices,
     side_by_side,
 )
-from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
+from overlap_sweep.workloads.sections import read_sources
 
 Gate = Callable[[Sequence[Task]], str | None]
 """Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
@@ -50,7 +50,7 @@ def sweep(
     whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         whole.search(stage)
-        whole.profile_answers(stage, lambda: analyse(whole.measurements.directory, AnalysisConfig()))
+        whole.profile_answers(stage, lambda: whole.analysed(AnalysisConfig()))
     whole.conclude()
 
 
@@ -155,7 +155,11 @@ class Sweep:
             self.drop(task.label, self.measurements.budget.why_spent)
         return [task for task in tasks if task.baseline]
 
-    def profile_answers(self, tasks: Sequence[Task], analysed: Callable[[], Analysis]) -> None:
+    def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
+        """Returns what is best of all that was measured so far."""
+        return analyse_operators(read_sources(self.measurements.directory, config))
+
+    def profile_answers(self, tasks: Sequence[Task], analysed: Callable[[], OperatorAnalysis]) -> None:
         """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without
         overlap.
 
@@ -233,11 +237,11 @@ def _pass_search(task: Task, pass_name: str, trail: Trail) -> PassSearch:
     )
 
 
-def case_of(task: Task, analysis: Analysis) -> CaseAnalysis:
+def case_of(task: Task, analysis: OperatorAnalysis) -> CaseAnalysis:
     """Returns the analysis of the points that may be compared with the task's, which has a baseline."""
     assert task.baseline
     case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
-    return next(found for found in analysis.operators.cases if found.case == case)
+    return next(found for found in analysis.cases if found.case == case)
 
 
 def _profiled(job: Job) -> Job:

@@ -28,7 +28,7 @@ from overlap_sweep.search import Failure
 from overlap_sweep.search.bisect import bisect
 from overlap_sweep.search.cell import Candidate, Cell, Measured, Trail, collectives
 from overlap_sweep.search.measured import Job, override_value
-from overlap_sweep.workloads.operator.failures import wrong_passes
+from overlap_sweep.workloads.operator.choice import wrong_passes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
 SEARCHED = ("phase", "method", *space.KNOBS)

@@ -21,7 +21,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
@@ -40,11 +39,12 @@ from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.layer.config import WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.operator.answer import ROUNDING
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.result import OperatorTimes
-from overlap_sweep.workloads.operator.scaling import ROUNDING
 from overlap_sweep.workloads.operator.switches import plan
+from overlap_sweep.workloads.sections import analyse
 
 TP_SIZES = (2, 4, 8)
 
@@ -88,8 +88,8 @@ def tune(
         _tune_stage(whole, stage, record)
     whole.conclude()
     _keep(whole, record)
-    analysis = _analyse(whole)
-    written = write_reports(analysis, whole.measurements.directory, record.command)
+    analysis = analyse(whole.measurements.directory, _analysis_config(whole), record.command)
+    written = write_reports(analysis, whole.measurements.directory)
     console = console_for(sys.stdout)
     text.print_answers(analysis, console)
     text.print_written(written, console, analysis.sections)
@@ -117,7 +117,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
-    whole.profile_answers(possible, lambda: _analyse(whole))
+    whole.profile_answers(possible, lambda: whole.analysed(_analysis_config(whole)))
     if not tuner.prove:
         return
     for tasks in cases(task for task in possible if task.running):
@@ -125,7 +125,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
             _prove(whole, tasks[0], record)
         _keep(whole, record)
     # The layer may have decided for others.
-    whole.profile_answers(possible, lambda: _analyse(whole))
+    whole.profile_answers(possible, lambda: whole.analysed(_analysis_config(whole)))
 
 
 def _layer_refusal(task: Task) -> str | None:
@@ -141,7 +141,7 @@ def _layer_refusal(task: Task) -> str | None:
 def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     """Try the best combinations of the task's case together, and the best of them against everything else."""
     tuner, tp_size = whole.config.tuner, task.point["tp_size"]
-    chosen = case_of(task, _analyse(whole)).plans.get(tp_size)
+    chosen = case_of(task, whole.analysed(_analysis_config(whole))).plans.get(tp_size)
     if chosen is None:
         # Every point of it was launch-bound.
         return
@@ -303,14 +303,13 @@ def seed_presets(task: Task, paths: Sequence[str] | None) -> None:
                 task.seed(pass_name, candidate)
 
 
-def _analyse(whole: Sweep) -> Analysis:
+def _analysis_config(whole: Sweep) -> AnalysisConfig:
     tuner = whole.config.tuner
-    config = AnalysisConfig(
+    return AnalysisConfig(
         tp_scaling_tolerance=tuner.tp_scaling_tolerance,
         overlap_threshold=tuner.overlap_threshold,
         unmeasured=tuner.unmeasured,
     )
-    return analyse(whole.measurements.directory, config)
 
 
 def _keep(whole: Sweep, record: TunerRecord) -> None:

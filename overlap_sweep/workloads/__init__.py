@@ -161,8 +161,6 @@ class Workload:
 GROUP = "overlap_sweep.workloads"
 """Of the entry points of other packages."""
 BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
-WITH_SECTIONS = ("layer", "kernel", "fsdp", "copy_engine", "tp_training")
-"""The workloads whose `section` module says all that is told of them."""
 
 
 @cache
@@ -210,14 +208,9 @@ def gpus(config: Config) -> int:
     return world_size(config) + of(config).idle_gpus(config)
 
 
-def section_modules() -> list[Any]:
-    """Returns the modules with `section(sources)`, what a workload says of what was measured, and its TABLE of
-    points."""
-    return [load(name).module("section") for name in (*WITH_SECTIONS, *names()[len(BUILT_IN) :])]
-
-
 def section_module(name: str) -> Any:
-    """Returns the workload's `section` module."""
+    """Returns the module with `section(sources)`, what the workload says of what was measured, and its TABLE of
+    points."""
     return load(name).module("section")
 
 

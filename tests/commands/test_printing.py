@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.commands.trace_rows import PARTS, PHASES, RANKS
 from overlap_sweep.compare import history, sweep_report, trace_report
 from overlap_sweep.report.terminal import print_section
@@ -26,7 +25,8 @@ from overlap_sweep.workloads.fsdp import section as training
 from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES
 from overlap_sweep.workloads.kernel import section as kernels
 from overlap_sweep.workloads.layer import section as layers
-from overlap_sweep.workloads.operator import answers, frame
+from overlap_sweep.workloads.operator import section as operators
+from overlap_sweep.workloads.sections import sections_of_points
 from overlap_sweep.workloads.tp_training import section as tp_training
 from overlap_sweep.workloads.tp_training.rows import StepCommunication
 from tests.analyze import ROOT, analyze, analyze_process, on_terminal, shown
@@ -59,14 +59,14 @@ def of_medians(fields: Sequence[str]) -> list[str]:
 
 
 TABLES: dict[str, Sequence[str]] = {
-    "report operators": list(answers.COLUMNS),
+    "report operators": list(operators.SLOTS.types),
     "report layers": list(layers.TABLE.types),
     "report kernels": list(kernels.ANSWERS.types),
     "report training": list(training.BEST.types),
     "report stacks": list(tp_training.GRIDS.types),
     "report copies": list(copies.TABLE.types),
-    "query operators": list(frame.COLUMNS),
-    "query operators tp_size==16": list(frame.COLUMNS),
+    "query operators": list(operators.TABLE.types),
+    "query operators tp_size==16": list(operators.TABLE.types),
     "query tuned --layers": list(layers.TABLE.types),
     "query kernels": list(kernels.TABLE.types),
     "query training": list(training.TABLE.types),
@@ -144,7 +144,7 @@ def test_help_names_every_column(command: str) -> None:
 FILE = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "report operators": ("fc1_dgrad", "bulk_sm4", "320.0", "pipeline_sm8_split4", "1.25x", "80%"),
-    "report rare_proof": ("0.903 to 0.907", "0.6% slower", FILE, "best of each slot, taken"),
+    "report rare_proof": ("0.903 to 0.907", "0.6% slower", FILE, "Taken: best of each slot."),
     "report long_layer": ("60.000", "20.000", "1.234", "0.898 to 0.902", "launch-bound"),
     "report kernels": ("symm_mem fused", "use this", "120.0", "1.67x", "20% above the bound"),
     "report two_kernels": ("torch ring", "1.33x", "150.0"),

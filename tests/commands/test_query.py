@@ -10,9 +10,8 @@ import pytest
 
 from overlap_sweep.compare.operands import label_and_path, short_names
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.frame import to_frame
+from overlap_sweep.report.table import to_frame
 from overlap_sweep.workloads.fsdp.compare_charts import distinct_names
-from overlap_sweep.workloads.operator.answers import COLUMNS, answer_rows
 from tests.analyze import analyze, rows
 from tests.golden.made_report import TRACES
 from tests.made_sweeps import write_tuned_sweep
@@ -105,7 +104,8 @@ def test_final_settings_are_those_of_the_fastest_layer(tmp_path: Path, best: str
     """Whatever is fastest for the operators one by one."""
     slow = {"none": 1.0, "default": 0.99, "tuned": 1.02, "preset preset_tp4": 0.98, "floor": 0.85}
     directory = write_tuned_sweep(tmp_path, ratios={**slow, best: 0.9})
-    frame = to_frame(answer_rows(analysis_of(directory).operators), COLUMNS).set_index("slot")
+    (answered, *_) = (section.answered for section in analysis_of(directory).sections)
+    frame = to_frame(answered.records, answered.table.types).set_index("slot")
     assert frame["final_setting"].to_dict() == final
     assert frame.loc["fc1_dgrad", "setting"] == "bulk_sm4"
     assert (set(frame["proven"]), set(frame["recommended"])) == ({True}, {best})

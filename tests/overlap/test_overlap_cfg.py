@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from overlap_sweep.analysis.sweep import analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.report.files import write_reports
+from overlap_sweep.workloads.sections import analyse
 from tests.made_sweeps import write_sweep
 from tests.make_point import make_point, operator_config, pass_times
 
@@ -70,7 +70,7 @@ def test_slots_are_read_as_they_are_and_switches_from_slots_and_comments(
 
 def reported(directory: Path, tp_size: int) -> OverlapConfig:
     """What `analyze.py` wrote for the TP size, read again."""
-    write_reports(analyse(directory, AnalysisConfig()), directory, "python analyze.py here")
+    write_reports(analyse(directory, AnalysisConfig()), directory)
     return overlap_cfg.read(directory / f"optimal_tp_comm_overlap_cfg_tp{tp_size}.yaml")
 
 

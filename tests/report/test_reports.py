@@ -13,7 +13,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
@@ -21,6 +20,7 @@ from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, progress
 from overlap_sweep.workloads.fsdp import section as training
+from overlap_sweep.workloads.sections import sections_of_points
 from tests.analyze import analyze, files_below, rows
 from tests.golden.made_report import BEST_TRACE
 from tests.made_sweeps import write_tuner

@@ -34,8 +34,9 @@ from tests.analyze import Ran, analyze, files_below, shown
 from tests.made_sweeps import write_sweep, write_tuned_sweep
 from tests.make_point import make_point, missing_point, operator_config
 from tests.report.hostile_sweeps import MARKS, PAYLOAD, TERMINAL, TRACES, hostile_trace, write_hostile_sweep
-from tests.report.page.reports import Parsed, analysis_of
+from tests.report.page.reports import Parsed
 from tests.report.page.test_browser import ALL_DRAWN, Visit
+from tests.results.reading import operators_of
 from tests.store import measured
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def test_nothing_executes_in_a_browser(hostile: Path, chromium: Browser) -> None
             page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
             tooltips += page.locator("#vg-tooltip-element").inner_html().count("attacked(") > 0
     assert tooltips > 0
-    page.locator("#points-table thead th").nth(3).click()
+    page.locator("#operators-table thead th").nth(3).click()
     page.locator(".dt-search input").first.fill("attacked")
     page.wait_for_timeout(300)
     # A call of attacked(), which the page does not define, would be an error.
@@ -164,7 +165,7 @@ def test_files_to_train_with_hold_what_was_measured_and_no_more(hostile: Path) -
     text = path.read_text()
     assert "attacked" in text
     assert_harmless(text)
-    (case,) = analysis_of(hostile).operators.cases
+    (case,) = operators_of(hostile).cases
     found = overlap_cfg.read(path)
     assert (found.slots, found.switches) == (case.config(4).slots, case.config(4).switches)
     assert json.loads((reports / "ub_cfgs_tp4.json").read_text()) == case.config(4).slots

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -20,6 +19,8 @@ from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.tuner import Report
+from overlap_sweep.workloads.operator.answer import OperatorAnalysis
+from overlap_sweep.workloads.sections import analyse
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.files import results
 from overlap_sweep.workloads.tp_training.rows import step_communication
@@ -46,6 +47,7 @@ from tests.make_point import (
     stack_config,
 )
 from tests.report.page.reports import analysis_of
+from tests.results.reading import operator_rows, operators_of
 
 YAML = "optimal_tp_comm_overlap_cfg_tp4.yaml"
 BEST_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
@@ -53,10 +55,9 @@ BULK = operator_config(2, "fc1", "all", "bulk", num_sm=4)
 pytestmark = pytest.mark.usefixtures("no_page")
 
 
-def written(directory: Path) -> Analysis:
-    analysis = analysis_of(directory)
-    write_reports(analysis, directory, "python analyze.py here")
-    return analysis
+def written(directory: Path) -> OperatorAnalysis:
+    write_reports(analysis_of(directory), directory)
+    return operators_of(directory)
 
 
 def read(path: Path) -> Any:
@@ -78,7 +79,7 @@ def test_every_file_is_the_recommended_configuration(tmp_path: Path) -> None:
 
 
 def test_each_size_has_its_plan_and_the_plain_name_that_of_the_smallest(tmp_path: Path) -> None:
-    (case,) = written(write_sweep(tmp_path)).operators.cases
+    (case,) = written(write_sweep(tmp_path)).cases
     for tp_size, plan in case.plans.items():
         assert overlap_cfg.read(tmp_path / YAML.replace("4", str(tp_size))) == plan.config == case.config(tp_size)
         assert read(tmp_path / f"ub_cfgs_tp{tp_size}.json") == (plan.config.slots or None)
@@ -93,7 +94,7 @@ def test_where_nothing_measured_wins_every_form_says_not_to_overlap(
     ring = operator_config(4, "fc1", "fprop", "ring_exchange", num_sm=1, aggregate=False)
     make_point("operator", tmp_path, ring, fwd=pass_times(110.0))
     analysis = analyse(tmp_path, AnalysisConfig(unmeasured=unmeasured))
-    write_reports(analysis, tmp_path, "python analyze.py here")
+    write_reports(analysis, tmp_path)
     config, report = overlap_cfg.read(tmp_path / YAML), Report(tmp_path)
     assert (config.slots, config.switches["tp_comm_overlap"]) == ({}, overlaps)
     assert report.ub_cfgs(4) == read(tmp_path / "ub_cfgs_tp4.json") == ({} if overlaps else None)
@@ -151,9 +152,7 @@ def test_each_case_has_files_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> None:
-    (case,) = written(
-        write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")
-    ).operators.cases
+    (case,) = written(write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")).cases
     (proof,) = read(tmp_path / "tuning_report.json")["proof"]
     assert (proof["proven"], proof["recommended"], proof["settings"]) == (False, None, None)
     assert proof["reason"] == "the layer failed: [rank3] out of memory"
@@ -240,7 +239,7 @@ def test_a_bad_trace_of_a_stack_is_a_problem_and_no_more(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["operators", "tuner"])
 def test_a_config_id_names_one_setting(tmp_path: Path, name: str) -> None:
     named = defaultdict(set)
-    for row in analysis_of(unpack(name, tmp_path)).operators.rows:
+    for row in operator_rows(unpack(name, tmp_path)):
         if row["status"] == "ok":
             named[row["config_id"]].add((row["slot"], *((knob, row.get(knob)) for knob in space.KNOBS)))
     assert not {name: settings for name, settings in named.items() if len(settings) > 1}

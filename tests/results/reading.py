@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.report.table import Row
 from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.trace.overlap import TraceRow
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training
+from overlap_sweep.workloads.operator import section as operators
+from overlap_sweep.workloads.operator.answer import OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.operator.choice import PassChoice, choose_all
+from overlap_sweep.workloads.sections import read_sources
 from tests.make_point import make_point, resolved
 
 
@@ -23,6 +28,16 @@ def layer_point(directory: Path) -> Point:
 def only_case(directory: Path) -> list[Point]:
     (points,) = group_cases(read_points(directory).points, "operator").values()
     return points
+
+
+def operators_of(directory: Path) -> OperatorAnalysis:
+    return analyse_operators(read_sources(directory, AnalysisConfig()))
+
+
+def operator_rows(directory: Path) -> list[Row]:
+    """The rows of points.csv; none where there are no operators."""
+    section = operators.section(read_sources(directory, AnalysisConfig()))
+    return section.records if section else []
 
 
 def choices(directory: Path, objective: str = "time") -> dict[tuple[int, str, str], PassChoice]:

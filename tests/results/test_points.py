@@ -14,20 +14,18 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
-from overlap_sweep.analysis.sweep import sections_of_points
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.frame import Row, to_frame
+from overlap_sweep.report.table import Row, to_frame
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, Reading, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
-from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.copy_engine.section import TABLE as COPIES
 from overlap_sweep.workloads.fsdp.section import TABLE as TRAINING
 from overlap_sweep.workloads.kernel.section import TABLE as KERNELS
 from overlap_sweep.workloads.layer.section import TABLE as LAYERS
-from overlap_sweep.workloads.operator import frame
-from overlap_sweep.workloads.operator.frame import table_rows
+from overlap_sweep.workloads.operator.section import TABLE as OPERATORS
+from overlap_sweep.workloads.sections import sections_of_points
 from overlap_sweep.workloads.tp_training.section import TABLE as STACKS
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
@@ -190,7 +188,7 @@ def test_a_point_that_died_without_a_result_is_missing_as_hydra_composed_it(
 
 
 TABLES: dict[str, tuple[Callable[[Reading], list[Row]], dict[str, str]]] = {
-    "operator": (lambda reading: table_rows(reading, read_traces(reading.points)), frame.COLUMNS),
+    "operator": (lambda reading: sections_of_points(reading.points)[0].records, OPERATORS.types),
     "layer": (lambda reading: sections_of_points(reading.points)[0].records, LAYERS.types),
     "kernel": (lambda reading: sections_of_points(reading.points)[0].records, KERNELS.types),
     "fsdp": (lambda reading: sections_of_points(reading.points)[0].records, TRAINING.types),

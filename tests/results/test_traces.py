@@ -11,13 +11,12 @@ import pytest
 
 from overlap_sweep.compare.traces import TraceComparison, compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.frame import Row
+from overlap_sweep.report.table import Row
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import METRICS, read_traces, summarise
-from overlap_sweep.workloads.operator.frame import table_rows
 from tests.golden.archives import INPUTS, unpack
 from tests.make_point import make_point, operator_config, pass_times
-from tests.results.reading import choices, trace_row
+from tests.results.reading import choices, operator_rows, trace_row
 from tests.results.traces_by_hand import write_trace
 from tests.trace.conftest import analyse_trace
 
@@ -78,10 +77,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
     found = {}
     for archive in INPUTS.glob("*.tar.xz"):
         name = archive.name.removesuffix(".tar.xz")
-        reading = read_points(unpack(name, tmp_path_factory.mktemp(name)))
-        found[name] = table_rows(
-            reading, read_traces(point for point in reading.points if point.workload == "operator")
-        )
+        found[name] = operator_rows(unpack(name, tmp_path_factory.mktemp(name)))
     return found
 
 

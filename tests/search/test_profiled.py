@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.traces import TraceReading, read_traces
-from overlap_sweep.workloads.operator.frame import table_rows
+from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.workloads.operator.answer import OperatorAnalysis
+from overlap_sweep.workloads.operator.section import TABLE, point_rows
 from tests.make_point import make_point, operator_config
+from tests.results.reading import operator_rows
 
 
 @pytest.mark.parametrize(
@@ -28,8 +30,7 @@ def test_a_point_without_figures_from_its_trace_says_why(
     tmp_path: Path, profile: str, measured: dict[str, Any], why: str
 ) -> None:
     make_point("operator", tmp_path, {**operator_config(2), "profile": profile}, **measured)
-    reading = read_points(tmp_path)
-    for row in table_rows(reading, read_traces(reading.points)):
+    for row in operator_rows(tmp_path):
         assert row["profiled"] is False
         assert row["not_profiled_because"].startswith(why)
         assert row["total_overlap_ratio"] is None
@@ -38,6 +39,7 @@ def test_a_point_without_figures_from_its_trace_says_why(
 def test_a_point_with_figures_has_no_reason_and_one_that_failed_has_neither(tmp_path: Path) -> None:
     profiled = make_point("operator", tmp_path, operator_config(2), traces=["trace_rank0.json.gz"])
     make_point("operator", tmp_path, operator_config(4), status="failed", error="out of memory")
-    rows = table_rows(read_points(tmp_path), {profiled: TraceReading({"total_overlap_ratio": 0.5})})
-    told = {row["tp_size"]: (row["profiled"], row["not_profiled_because"]) for row in rows}
+    traces = {profiled: TraceReading({"total_overlap_ratio": 0.5})}
+    rows = point_rows(read_points(tmp_path).points, tmp_path, OperatorAnalysis([], [], traces))
+    told = {row["tp_size"]: (row["profiled"], row["not_profiled_because"]) for row in TABLE.records(rows)}
     assert told == {2: (True, None), 4: (None, None)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,12 +60,19 @@ def _in_order(listing: Listing[Any]) -> Sequence[Any]:
 def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
     """Returns all points, with a note on each, which of one that is not ok is the reason, and where it lies."""
     columns = [column for column in listing.columns if column.header != "note"]
+    before, behind = ([one for one in columns if one.behind_note == is_behind] for is_behind in (False, True))
     rows = [
-        [*(_cell(column, row, chosen=False) for column in columns), _note(listing, row), Cell(row.directory)]
+        [
+            *(_cell(column, row, chosen=False) for column in before),
+            _note(listing, row),
+            *(_cell(column, row, chosen=False) for column in behind),
+            Cell(row.directory),
+        ]
         for row in _in_order(listing)
     ]
     table = _table(columns, rows, listing.caption)
-    return PageTable([*table.columns, "note", "point"], rows, table.numeric, table.high_first, table.caption)
+    headers = [*(column.header for column in before), "note", *(column.header for column in behind), "point"]
+    return replace(table, columns=headers)
 
 
 def _table(columns: list[Column[Any]], rows: list[list[Cell]], caption: str) -> PageTable:
@@ -93,15 +99,3 @@ def _note(listing: Listing[PointRow[Any]], row: PointRow[Any]) -> Cell:
         return Cell(row.why_not_ok, kind="reason")
     notes = [column.text(row) for column in listing.table.shown if column.header == "note"]
     return Cell(notes[0] if notes else "", kind="chosen" if listing.chosen(row) else "reason")
-
-
-def number(value: float | None, written: Callable[[float], str], place_of_nothing: float = BEYOND) -> Cell:
-    """Returns the cell of a number; an empty one where there is none."""
-    if value is None or math.isnan(value):
-        return Cell("", place_of_nothing, "number")
-    return Cell(written(value), round(value, 6), "number")
-
-
-def first_line(text: str | None) -> str:
-    """Returns the first line of a text; an empty one where there is none."""
-    return next(iter((text or "").strip().splitlines()), "")

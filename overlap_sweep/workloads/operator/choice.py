@@ -1,6 +1,10 @@
 """Choose: for every operator, TP size and pass of a case the setting of its slots, `none` included.
 
 A pass is the unit, since dgrad and wgrad can only be timed together: the backward candidates are pairs of settings.
+
+What failed is not to be trusted. A race shows at one num_sm and not at another, today and not tomorrow: what differs
+from a setting that computes wrong numbers in nothing but num_sm and the cluster size is as wrong. A setting that once
+crashed or hung may do it again.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +20,88 @@ from typing import Any
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, normalised, pooled_none
+from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.points import Point
+from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.operator.failures import Failures, PassKey, of_pass, pass_key
 from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes, distinct
+
+OUTPUT = "output"
+"""The tensor that the forward pass alone decides; the others are gradients."""
+
+_SIZES = ("num_sm", "cga_size")
+
+Frozen = frozenset[Any]
+"""The slots of a pass with their settings."""
+
+PassKey = tuple[Any, ...]
+"""Everything that says which pass of which operator it is, and on what."""
+
+
+@dataclass
+class Failures:
+    """Of one pass."""
+
+    wrong: set[Frozen] = field(default_factory=set)
+    """Arms, without their sizes, of which some setting computed wrong numbers."""
+    broken: set[Frozen] = field(default_factory=set)
+    """Settings that crashed or timed out."""
+    attempted: set[str] = field(default_factory=set)
+    """The slots that were to be overlapped in some point that ran, whatever became of it."""
+
+    def distrusts(self, settings: Mapping[str, Mapping[str, Any]]) -> bool:
+        return arm(settings) in self.wrong or frozen(settings) in self.broken
+
+
+def wrong_passes(result: Result) -> set[str]:
+    """The passes with wrong tensors, of a point that failed for its numbers; else none."""
+    if result.status != "failed" or not result.relative_error:
+        return set()
+    allowed = space.tolerance(result.point)
+    wrong = {name for name, error in result.relative_error.items() if error is None or error > allowed}
+    return {"fwd" if name == OUTPUT else "bwd" for name in wrong}
+
+
+def frozen(settings: Mapping[str, Mapping[str, Any]], *without: str) -> Frozen:
+    return frozenset(
+        (slot, frozenset((k, v) for k, v in s.items() if k not in without)) for slot, s in settings.items()
+    )
+
+
+def arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
+    return frozen(settings, *_SIZES)
+
+
+def pass_key(point: Point, pass_name: str) -> PassKey:
+    case, config = point.case, point.config
+    # Failed points know nothing of the GPU's name.
+    return case.model, case.backend, case.precision, case.tokens, config["tp_size"], config["operator"], pass_name
+
+
+def of_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
+    """The slots of one pass."""
+    return {slot: s for slot, s in settings.items() if space.PASS_OF_PHASE[slot.partition("_")[2]] == pass_name}
+
+
+def failures_by_pass(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
+    """By pass. Of a point that overlaps both passes and failed, only wrong tensors of a single pass tell whose fault it
+    was: a search measures the others again alone."""
+    found: dict[PassKey, Failures] = defaultdict(Failures)
+    for point in points:
+        if point.workload != "operator" or not point.result or point.status == "skipped":
+            continue
+        by_pass = {name: of_pass(point.result.settings, name) for name in space.PASSES}
+        overlapped = {name: settings for name, settings in by_pass.items() if settings}
+        wrong = wrong_passes(point.result)
+        for name, settings in overlapped.items():
+            own = found[pass_key(point, name)]
+            own.attempted |= set(settings)
+            if wrong == {name}:
+                own.wrong.add(arm(settings))
+            elif point.status != "ok" and not wrong and len(overlapped) == 1:
+                own.broken.add(frozen(settings))
+    return found
+
 
 RATIO_OF_PASS = {"fwd": "forward_overlap_ratio", "bwd": "backward_overlap_ratio"}
 
@@ -95,6 +176,16 @@ class PassChoice:
             return False
         fastest = min(self.candidates, key=lambda candidate: candidate.time_us).estimate
         return self.default.time_us < fastest.time_us and self.default.differs_from(fastest)
+
+    @property
+    def speedup(self) -> float:
+        """Of what was chosen, over no overlap."""
+        return self.none.time_us / self.chosen.time_us
+
+    @property
+    def hidden_fraction(self) -> float:
+        """Of what was chosen."""
+        return hidden_fraction(self.chosen.time_us, self.none.time_us, self.floor_us)
 
     @property
     def label(self) -> str:
@@ -195,8 +286,7 @@ def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observati
     """One list per effective setting, however often it was measured; that of `none` under an empty key, always."""
     by_setting: dict[Any, list[Observation]] = defaultdict(list)
     for observation in observations:
-        key = frozenset((slot, frozenset(setting.items())) for slot, setting in observation.settings.items())
-        by_setting[key].append(observation)
+        by_setting[frozen(observation.settings)].append(observation)
     by_setting.setdefault(frozenset(), [])
     return by_setting
 

@@ -18,8 +18,7 @@ from overlap_sweep.results.points import Case, Point, group_cases
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all
-from overlap_sweep.workloads.operator.failures import failures, of_pass
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all, failures_by_pass, of_pass
 from overlap_sweep.workloads.operator.proof import outcomes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
@@ -78,7 +77,7 @@ def _with_plain_settings(point: Point) -> Point:
 
 def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
     """Of the passes that some point is about: the others were only timed beside it."""
-    failed = failures(points)
+    failed = failures_by_pass(points)
     found = {}
     for case, of_case in cases.items():
         about = {(p.config["tp_size"], p.config["operator"], name) for p in of_case for name in space.passes(p.config)}

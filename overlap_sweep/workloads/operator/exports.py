@@ -16,9 +16,10 @@ import yaml
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, no_switches, scatters_dgrad
 from overlap_sweep.report.numbers import comments
-from overlap_sweep.workloads.operator.overlap_yaml import DONT_OVERLAP
 from overlap_sweep.workloads.operator.switches import FLAGS
 
+DONT_OVERLAP = "Don't overlap: leave --tp-comm-overlap out. Nothing else in this file has an effect then."
+SET_IN_MEGATRON = "Set in Megatron-Core's configuration (on Megatron-LM's command line):"
 _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it off."
 
 _LACKS = "Megatron-Bridge's classes (0.6.2) have no field for"
@@ -51,22 +52,6 @@ _BRIDGE_FIELDS: dict[str, dict[str, Any]] = {
 }
 """Fields of Megatron-Bridge's classes and their defaults. `method` is a field too, always at its default."""
 
-_TE_ARGUMENTS = {
-    "ub_overlap_ag": "tp_comm_overlap_ag",
-    "ub_overlap_rs": "tp_comm_overlap_rs",
-    "ub_overlap_rs_dgrad": "tp_comm_overlap_rs_dgrad",
-    "ub_bulk_dgrad": "tp_comm_bulk_dgrad",
-    "ub_bulk_wgrad": "tp_comm_bulk_wgrad",
-}
-
-
-def bridge_preset_file_name(tp_size: int) -> str:
-    return f"megatron_bridge_preset_tp{tp_size}.py"
-
-
-def ub_cfgs_file_name(tp_size: int) -> str:
-    return f"ub_cfgs_tp{tp_size}.json"
-
 
 def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
     """The file for Megatron-LM's --tp-comm-overlap-cfg: `head` and the switches to set in comments, then the slots.
@@ -85,7 +70,7 @@ def _megatron_switches(config: OverlapConfig) -> list[str]:
         named.add("tp_comm_overlap_rs_dgrad")
     if not switches["tp_comm_overlap"]:
         return [DONT_OVERLAP] + [f"  {name}: {str(on).lower()}" for name, on in switches.items() if name in named]
-    lines = ["Set in Megatron-Core's configuration (on Megatron-LM's command line):"]
+    lines = [SET_IN_MEGATRON]
     for name, on in switches.items():
         if name in named:
             lines.append(f"  {name}: {str(on).lower()}  ({_how_to_set(name, on)})")
@@ -189,20 +174,6 @@ def ub_cfgs_json(config: OverlapConfig) -> str:
     """
     slots = config.slots if _all_switches(config)["tp_comm_overlap"] else None
     return json.dumps(slots, indent=2) + "\n"
-
-
-def te_layer_arguments(config: OverlapConfig) -> dict[str, bool]:
-    """The switches as arguments of te.TransformerLayer, all but `te_layer_lacks`."""
-    switches = _all_switches(config)
-    on = switches["tp_comm_overlap"]
-    return {"ub_tp_comm_overlap": on, **{ours: on and switches[theirs] for ours, theirs in _TE_ARGUMENTS.items()}}
-
-
-def te_layer_lacks(config: OverlapConfig) -> list[str]:
-    """Switches that are on and that no argument of te.TransformerLayer expresses: each holds for one operator only."""
-    switches = _all_switches(config)
-    own = ("tp_comm_overlap_disable_qkv", "tp_comm_overlap_disable_fc1")
-    return [name for name in own if switches["tp_comm_overlap"] and switches[name]]
 
 
 def _all_switches(config: OverlapConfig) -> dict[str, bool]:

@@ -11,12 +11,10 @@ from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
 from overlap_sweep.report.charts import Axis, Level, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import looks_of
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
-from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.workloads.operator.cases import CaseAnalysis
-from overlap_sweep.workloads.operator.charts import chosen_name, hidden_in_words
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
-from overlap_sweep.workloads.operator.failures import Frozen, frozen, of_pass
+from overlap_sweep.workloads.operator.answer import CaseAnalysis
+from overlap_sweep.workloads.operator.chart import chosen_name, hidden_in_words
+from overlap_sweep.workloads.operator.choice import Candidate, Frozen, PassChoice, frozen, of_pass
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 SUBTITLE_WIDTH = 84
@@ -183,8 +181,7 @@ def _baselines(choice: PassChoice, backend: str) -> list[Level]:
 
 
 def _subtitle(choice: PassChoice) -> str:
-    chosen, none_us = choice.chosen, choice.none.time_us
-    if not chosen.settings:
+    if not choice.chosen.settings:
         return f"chosen: no overlap; {choice.reason}"
-    hidden = hidden_in_words(hidden_fraction(chosen.time_us, none_us, choice.floor_us))
-    return f"chosen: {chosen_name(choice)}, {as_us(chosen.time_us)} us, {none_us / chosen.time_us:.2f}x, hides {hidden}"
+    time, hidden = f"{as_us(choice.chosen.time_us)} us", hidden_in_words(choice.hidden_fraction)
+    return f"chosen: {chosen_name(choice)}, {time}, {choice.speedup:.2f}x, hides {hidden}"

@@ -13,7 +13,7 @@ from typing import Any
 from overlap_sweep.report import charts
 from overlap_sweep.report.charts.palette import SERIES
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms, as_percent
-from overlap_sweep.report.section import Answer, Exhibit, RunFile, Section, Sources
+from overlap_sweep.report.section import Answer, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
     DIRECTORY,
@@ -241,8 +241,8 @@ def section(sources: Sources) -> Section | None:
         },
         decided=Listing(GRIDS, [answer for analysis in analyses for answer in analysis.answers]),
         files=[
-            RunFile(
-                point=row.points[0],
+            File(
+                directory=row.points[0].directory,
                 name=f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json",
                 kind="results_*.json",
                 content=partial(results_json, row),

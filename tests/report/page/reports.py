@@ -5,19 +5,20 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.page.page import page_files
+from overlap_sweep.report.section import Analysis
+from overlap_sweep.workloads.sections import analyse
 
 ADDRESSES = ("src", "href", "action", "data", "poster", "srcset")
 
 
 def analysis_of(directory: Path) -> Analysis:
-    return analyse(directory, AnalysisConfig())
+    return analyse(directory, AnalysisConfig(), "python analyze.py there")
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    return dict(page_files(analysis_of(directory), "python analyze.py there", ["summary.txt"], with_plots=True))
+    return dict(page_files(analysis_of(directory), ["summary.txt"], with_plots=True))
 
 
 def page_of(directory: Path) -> str:

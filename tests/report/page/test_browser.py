@@ -24,8 +24,8 @@ pytestmark = pytest.mark.end_to_end
 
 READY = "document.documentElement.dataset.ready === 'yes'"
 ALL_DRAWN = "document.documentElement.dataset.drawn === 'all'"
-ROWS = "#points-table tbody tr"
-BAR = "#hidden_fraction_tp4 svg path[aria-roledescription=bar]"
+ROWS = "#operators-table tbody tr"
+BAR = "#operators_1_hidden_tp4 svg path[aria-roledescription=bar]"
 
 
 def write_grid(directory: Path) -> None:
@@ -86,7 +86,7 @@ class Visit:
         return self.page.locator(selector).count()
 
     def column(self, name: str) -> list[str]:
-        headers = self.page.locator("#points-table thead tr:first-child th").all_inner_texts()
+        headers = self.page.locator("#operators-table thead tr:first-child th").all_inner_texts()
         at = [text.strip() for text in headers].index(name) + 1
         return self.page.locator(f"{ROWS} td:nth-child({at})").all_inner_texts()
 
@@ -94,7 +94,7 @@ class Visit:
         """One click on the header sorts the column that way."""
         from playwright.sync_api import expect
 
-        header = self.page.locator("#points-table thead th", has_text=name).first
+        header = self.page.locator("#operators-table thead th", has_text=name).first
         header.click()
         expect(header).to_have_attribute("aria-sort", said)
 
@@ -122,7 +122,7 @@ def test_every_chart_is_drawn_whole_and_in_silence(request: pytest.FixtureReques
     assert visit.count("#training path[aria-roledescription=bar]") > 20
     assert visit.count("#tp_training path[aria-roledescription=bar]") == 36
     assert visit.count("#tp_training_1_losses .mark-line path") == 9
-    widths = "[...document.querySelectorAll('main > section > .panels svg')].map(e => e.clientWidth)"
+    widths = "[...document.querySelectorAll('main .panels svg')].map(e => e.clientWidth)"
     assert width < 1000 or min(visit.page.evaluate(widths)) > 300
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     assert visit.said == []
@@ -185,7 +185,7 @@ def test_headers_stay_while_the_table_scrolls(visit: Visit) -> None:
           return [frame.scrollTop, frame.getBoundingClientRect().top];
         }"""
     )
-    header = visit.page.locator("#points-table thead").bounding_box()
+    header = visit.page.locator("#operators-table thead").bounding_box()
     assert header
     assert moved[0] == 1500
     assert 0 <= header["y"] - moved[1] < 5
@@ -196,7 +196,7 @@ def test_what_is_not_ok_says_why_in_sight(visit: Visit) -> None:
     reasons = dict(zip(visit.column("status"), visit.column("note"), strict=True))
     starts = {"timeout": "no answer in 300 s", "skipped": "bulk does not fit", "ok, launch-bound": "the host was too"}
     assert all(reasons[status].startswith(start) for status, start in starts.items())
-    note = visit.page.locator("#points-table tbody td.failed ~ td.reason").first.bounding_box()
+    note = visit.page.locator("#operators-table tbody td.failed ~ td.reason").first.bounding_box()
     frame = visit.page.locator("#points .dt-layout-table").first.bounding_box()
     assert note
     assert frame
@@ -228,7 +228,7 @@ def test_light_and_dark_differ_in_page_and_charts(visit: Visit, narrow: Visit) -
         return [
             shown.evaluate("getComputedStyle(document.body).backgroundColor"),
             shown.locator(BAR).first.evaluate(fill),
-            shown.locator("#hidden_fraction_tp4 svg text").first.evaluate(fill),
+            shown.locator("#operators_1_hidden_tp4 svg text").first.evaluate(fill),
         ]
 
     light, dark = colours(visit.page), colours(narrow.page)

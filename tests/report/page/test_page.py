@@ -6,13 +6,14 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import altair as alt
 import pytest
 
 from overlap_sweep.report.charts import Lines, cut
-from overlap_sweep.report.charts.figures import figure
+from overlap_sweep.report.charts.figures import Figure, figure, png
 from overlap_sweep.report.charts.lines import spread
 from overlap_sweep.report.charts.palette import COLOURS, chart_config, colour, in_light, looks_of, style_sheet
 from overlap_sweep.report.charts.rows import wrapped
@@ -56,7 +57,7 @@ def test_needs_nothing_from_anywhere(page: Parsed) -> None:
 def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-    tables = {"points-table", "kernels-table", "training-table"}
+    tables = {"operators-table", "kernels-table", "training-table"}
     assert {"kernels", "training", "copies", "tp_training", *tables} <= set(ids)
     assert {address.removeprefix("#") for address in page.addresses if address.startswith("#")} - set(ids) == set()
     labels = {attributes["id"]: attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"}
@@ -67,9 +68,7 @@ def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -
 def test_every_kind_of_chart_is_what_vega_lite_takes(page: Parsed, made: Made, tmp_path: Path) -> None:
     of_page = [script for script in page.scripts if '"$schema"' in script]
     names = [attributes["id"] or "" for tag, attributes in page.tags if tag == "figure"]
-    found = {
-        re.sub("case[0-9]_|_tp[248].*|_n[0-9].*", "", name): spec for name, spec in zip(names, of_page, strict=True)
-    }
+    found = {re.sub("_[0-9]+|_tp[248].*|_n[0-9].*", "", name): spec for name, spec in zip(names, of_page, strict=True)}
     for kind, pair in {"points": ("old", "new"), "runs": ("cuda", "rocm"), "traces": (NONE, DEFAULT)}.items():
         analyze("compare", *(made("compared") / one for one in pair), "--output", tmp_path / kind, "--plots")
         found |= {f"{kind} {path.name}": path.read_text() for path in (tmp_path / kind).glob("*.png")}
@@ -283,18 +282,22 @@ def dimensions(png: bytes) -> tuple[int, int]:
 
 
 def test_pngs_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: None) -> None:
-    """One chart, charts two by two, and timelines below each other."""
+    """A file for each chart."""
     write_sweep(tmp_path / "sweep")
     make_point("layer", tmp_path / "sweep" / "layer", variants={"none": rounds(1.0), "default": rounds(0.97)})
     pngs = {name: png for name, png in files_of(tmp_path / "sweep").items() if name != "report.html"}
-    one_by_tp_size = {f"plots/{plot}_tp{tp_size}.png" for plot in ("hidden_fraction", "num_sm") for tp_size in (2, 4)}
-    assert pngs.keys() == {*one_by_tp_size, "plots/tp_scaling.png", "plots/layers_1.png"}
+    one_by_tp_size = {f"plots/operators_1_hidden_tp{tp_size}.png" for tp_size in (2, 4)}
+    assert {*one_by_tp_size, "plots/operators_1_tp_scaling_fc1.png", "plots/layers_1.png"} <= pngs.keys()
     for content in pngs.values():
         width, height = dimensions(content)
         assert (width >= 500, height >= 120, len(content) > 5000) == (True, True, True)
-    monkeypatch.setattr("overlap_sweep.report.page.page.png", lambda _: b"")
+
+    def timelines_alone(charts: Sequence[Figure]) -> bytes:
+        return png(charts) if "timeline" in charts[0].name else b""
+
+    monkeypatch.setattr("overlap_sweep.report.page.page.png", timelines_alone)
     write_traced(tmp_path / "traced")
-    timelines = [content for name, content in files_of(tmp_path / "traced").items() if "/timeline_" in name]
+    timelines = [content for name, content in files_of(tmp_path / "traced").items() if "_timeline_" in name]
     assert len(timelines) > 4
     assert dimensions(timelines[0])[0] > 1300
 

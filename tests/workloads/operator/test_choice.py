@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.analysis.sweep import analyse
-from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.workloads.operator.cases import CaseAnalysis
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, scale, scale_case
 from overlap_sweep.workloads.operator.choice import default_sum_us, sum_under_us
 from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
-from overlap_sweep.workloads.operator.scaling import scale, scale_case
 from tests.make_point import default_timing, make_point, operator_config, pass_times
-from tests.results.reading import choices
+from tests.results.reading import choices, operators_of
 
 BWD, FWD = (2, "fc1", "bwd"), (2, "fc1", "fwd")
 BOTH = "dgrad bulk_sm{0} + wgrad bulk_sm{0}"
@@ -202,7 +199,7 @@ def test_times_under_a_preset_are_summed_only_where_all_its_settings_were_measur
 
 
 def case_of(directory: Path) -> CaseAnalysis:
-    (case,) = analyse(directory, AnalysisConfig()).operators.cases
+    (case,) = operators_of(directory).cases
     return case
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.provenance import GpuConditions, gpu_conditions
-from overlap_sweep.workloads.operator.drift import Drift, baseline_drift
-from overlap_sweep.workloads.operator.repeats import repeated
+from overlap_sweep.workloads.operator.answer import Drift, baseline_drift, repeated
 from tests.make_point import default_timing, make_point, operator_config, pass_times
 from tests.results.reading import only_case
 

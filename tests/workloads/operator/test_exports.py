@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads.operator import exports
@@ -133,12 +132,8 @@ def model_after(bridge: ModuleType, text: str, **changed: Any) -> SimpleNamespac
 @each_config
 def test_what_is_written_is_read_back_whole(tmp_path: Path, given: OverlapConfig) -> None:
     assert (overlap_cfg.slots_refusal(given.slots), overlap_cfg.switches_refusal(given)) == (None, None)
-    arguments, on = exports.te_layer_arguments(given), given.switches["tp_comm_overlap"]
+    on = given.switches["tp_comm_overlap"]
     assert json.loads(exports.ub_cfgs_json(given)) == (given.slots if on else None)
-    assert arguments.pop("ub_tp_comm_overlap") == on
-    assert arguments == {ours: on and given.switches[theirs] for ours, theirs in MEGATRON_NAMES.items()}
-    disabled = [f"tp_comm_overlap_disable_{operator}" for operator in ("qkv", "fc1")]
-    assert exports.te_layer_lacks(given) == [name for name in disabled if on and given.switches[name]]
     path = tmp_path / "overlap.yaml"
     path.write_text(exports.megatron_yaml(given, ["Measured here.", "", "slot: {with: a colon}\nand two lines"]))
     assert overlap_cfg.read(path) == given
@@ -220,11 +215,8 @@ def test_the_stand_in_has_the_fields_of_the_installed_megatron_bridge() -> None:
     assert defaults(bridge_stand_in, "CommOverlapConfig").items() <= defaults(real, "CommOverlapConfig").items()
 
 
-def initialise(ranks: Any, files: dict[str, dict[str, Any]], arguments: dict[str, bool]) -> dict[str, Any]:
-    """What userbuffers are made of each file's slots; and whether a layer takes the arguments."""
-    import inspect
-
-    import transformer_engine.pytorch as te
+def initialise(ranks: Any, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What userbuffers are made of each file's slots."""
     from transformer_engine.pytorch.module import base
 
     from overlap_sweep.backends.transformer_engine import userbuffers
@@ -234,8 +226,7 @@ def initialise(ranks: Any, files: dict[str, dict[str, Any]], arguments: dict[str
         userbuffers.initialize(userbuffers.Userbuffers(1024, 1024, ranks.world_size, False, "gloo", slots))
         made[file] = {slot: type(base.get_ub(slot, False)).__name__ for slot in slots}
         userbuffers.destroy()
-    layer = inspect.signature(te.TransformerLayer.__init__).parameters
-    return {**made, "arguments": sorted(arguments.keys() - layer.keys())}
+    return made
 
 
 @pytest.mark.gpu(count=2)
@@ -252,5 +243,5 @@ def test_transformer_engine_takes_every_file(tmp_path: Path) -> None:
     }
     kinds = {"ring_exchange": "CommOverlapP2P", "pipeline": "CommOverlap", "bulk": "CommOverlap"}
     expected = {slot: kinds[setting["method"]] for slot, setting in given.slots.items()}
-    for made in run_ranks(2, initialise, files, exports.te_layer_arguments(given), device="cuda"):
-        assert made == {"yaml": expected, "json": expected, "bridge": expected, "arguments": []}
+    for made in run_ranks(2, initialise, files, device="cuda"):
+        assert made == {"yaml": expected, "json": expected, "bridge": expected}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.analysis.sweep import Analysis, analyse
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.report.section import Analysis
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer
 from overlap_sweep.workloads.layer.result import VariantTimes
-from overlap_sweep.workloads.operator.cases import CaseAnalysis
-from overlap_sweep.workloads.operator.proof import Proof, Unproven
-from overlap_sweep.workloads.operator.trials import NO_OVERLAP
+from overlap_sweep.workloads.operator.answer import CaseAnalysis
+from overlap_sweep.workloads.operator.proof import NO_OVERLAP, Proof, Unproven
+from overlap_sweep.workloads.sections import analyse
 from tests.made_sweeps import (
     BEST,
     BEST_SLOTS,
@@ -36,7 +36,7 @@ from tests.made_sweeps import (
     write_tuner,
 )
 from tests.make_point import layer_config, make_point, operator_config, rewrite, variant
-from tests.results.reading import layer_point
+from tests.results.reading import layer_point, operators_of
 
 TUNED_CONFIG = OverlapConfig(BEST_SLOTS, BEST_SWITCHES)
 PRESET_CONFIG = OverlapConfig(PRESET_SLOTS, dict(SWITCH_DEFAULTS))
@@ -47,7 +47,7 @@ def analysis_of(directory: Path) -> Analysis:
 
 
 def case_of(directory: Path) -> CaseAnalysis:
-    (case,) = analysis_of(directory).operators.cases
+    (case,) = operators_of(directory).cases
     return case
 
 
@@ -65,7 +65,9 @@ def unproven_of(directory: Path) -> Unproven:
 
 def layers_alone(analysis: Analysis) -> list[str]:
     """The names of the layers that are not told with operators."""
-    return [answer.points[0].name for section in analysis.sections for answer in section.answers]
+    return [
+        answer.points[0].name for section in analysis.sections if section.name == "layers" for answer in section.answers
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +133,10 @@ def test_a_proof_that_failed_early_knows_no_gpu(tmp_path: Path) -> None:
     proof = write_proof(tmp_path, {}, status="timeout", error="no answer", point=point)
     rewrite(proof, lambda result: result["environment"].update(gpu=None))
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)])
-    first, second = analysis_of(tmp_path).operators.cases
+    first, second = operators_of(tmp_path).cases
     assert [case.outcomes[4].trial is None for case in (first, second)] == [True, False]
-    assert "timed out" in second.unproven[4].reason
+    assert isinstance(second.outcomes[4], Unproven)
+    assert "timed out" in second.outcomes[4].reason
 
 
 @pytest.mark.parametrize(
@@ -174,11 +177,10 @@ def test_the_latest_proof_stands_also_where_a_later_attempt_failed(tmp_path: Pat
     write_tuned_sweep(tmp_path / "11", ratios={**WINS, "tuned": 0.9}, started="2026-11-20T11:00:00+00:00")
     write_tuned_sweep(tmp_path / "12", ratios={}, status="failed", started="2026-11-20T12:00:00+00:00")
     make_point("layer", tmp_path / "13", variants={"none": rounds(1.0)}, name="loose")
-    analysis = analysis_of(tmp_path)
-    (case,) = analysis.operators.cases
+    case = case_of(tmp_path)
     assert case.proofs[4].directory.name == "11"
     assert [outcome.directory.name for outcome in case.superseded] == ["10", "12"]
-    assert layers_alone(analysis) == ["loose"]
+    assert layers_alone(analysis_of(tmp_path)) == ["loose"]
 
 
 def test_several_models_in_one_sweep(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_several_models_in_one_sweep(tmp_path: Path) -> None:
         write_operators(tmp_path, model=model)
         write_proof(tmp_path, {**WINS, "tuned": ratio}, name=model, point=layer_config(model=model))
     write_tuner(tmp_path, proofs=[trial(name, LABELS) for name in ("qwen3_0_6b", "llama3_8b")])
-    ratios = {case.case.model: case.proofs[4].against["none"].ratio for case in analysis_of(tmp_path).operators.cases}
+    ratios = {case.case.model: case.proofs[4].against["none"].ratio for case in operators_of(tmp_path).cases}
     assert ratios == {"llama3_8b": pytest.approx(0.9), "qwen3_0_6b": pytest.approx(0.8)}
 
 
@@ -200,7 +202,7 @@ def test_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ):
         assert problem.startswith(f"{tmp_path}/{name}.json ")
         assert said in problem
-    assert not analysis.operators.proofs
+    assert not case_of(tmp_path).proofs
 
 
 def test_the_switches_are_those_of_the_recommended_configuration(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlap_sweep.overlap import space
@@ -15,10 +15,8 @@ from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.layer.section import RANK, listed_trace
-from overlap_sweep.workloads.operator.cases import CaseAnalysis
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
-from overlap_sweep.workloads.operator.failures import frozen, of_pass
-from overlap_sweep.workloads.operator.scaling import OperatorScaling
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorScaling
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 
 BEST = 1.05
 """Where the axis of hidden fractions ends. More than all cannot be hidden: it is noise of the time, or of the GEMMs
@@ -56,15 +54,10 @@ def hidden_bars(case: CaseAnalysis) -> dict[int, Bars]:
     }
 
 
-def beyond_floor(bars: Bars) -> bool:
-    """Whether something takes less than the GEMMs alone."""
-    return any(BEYOND_ALL in bar.cells for bar in bars.bars)
-
-
-def slots_of(case: CaseAnalysis, choice: PassChoice) -> str:
+def slots_of(choice: PassChoice) -> str:
     """Returns `fc1_dgrad + wgrad`: the configurable slots of a pass."""
-    answers = [answer for answer in case.slots(choice.tp_size) if answer.choice is choice]
-    return f"{choice.operator}_{' + '.join(answer.phase for answer in answers)}"
+    phases = [phase for phase, pass_name in space.PASS_OF_PHASE.items() if pass_name == choice.pass_name]
+    return f"{choice.operator}_{' + '.join(phase for phase in phases if space.methods_of(choice.operator, phase))}"
 
 
 def hidden_in_words(fraction: float) -> str:
@@ -89,7 +82,7 @@ def short_name(settings: Mapping[str, space.Setting]) -> str:
 
 def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
     chosen, none, floor_us = choice.chosen, choice.none, choice.floor_us
-    slots, default_name = slots_of(case, choice), named(DEFAULT, case.case.backend)
+    slots, default_name = slots_of(choice), named(DEFAULT, case.case.backend)
     noise_us = math.hypot(chosen.estimate.noise_us, none.estimate.noise_us)
 
     def share(time_us: float) -> float | None:
@@ -97,8 +90,7 @@ def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
         return None if math.isnan(fraction) else fraction
 
     hidden, default = share(chosen.time_us), share(choice.default.time_us) if choice.default else None
-    hidden_text = hidden_in_words(hidden_fraction(chosen.time_us, none.time_us, floor_us))
-    speedup = f"{none.time_us / chosen.time_us:.2f}x"
+    hidden_text, speedup = hidden_in_words(choice.hidden_fraction), f"{choice.speedup:.2f}x"
     label = default_name
     if default is not None and default < WORST:
         label = f"\N{BLACK LEFT-POINTING TRIANGLE} {label} {default:,.0%}".replace("-", "\N{MINUS SIGN}")
@@ -168,8 +160,9 @@ def _scaling(operator: str, scaling: OperatorScaling, tolerance: float) -> Lines
     )
 
 
-def pass_timelines(case: CaseAnalysis, tp_size: int) -> Iterator[tuple[PassChoice, Timeline]]:
+def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Timeline]]:
     """Returns the timelines of those passes whose overlap some trace shows."""
+    found = []
     points = [point for point in case.points if point.config["tp_size"] == tp_size and point.result]
     for choice in case.plans[tp_size].choices if tp_size in case.plans else ():
         own = [point for point in points if point.config["operator"] == choice.operator]
@@ -179,9 +172,9 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> Iterator[tuple[PassChoic
             verb = "chosen" if shown is choice.chosen else "not chosen"
             best = Side(f"{short_name(shown.settings)} ({verb})", trace)
             title = f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}"
-            found = timeline(title, Side("no overlap", _none_trace(own, trace)), best, choice.pass_name)
-            if found:
-                yield choice, found
+            drawn = timeline(title, Side("no overlap", _none_trace(own, trace)), best, choice.pass_name)
+            found += [(choice, drawn)] if drawn else []
+    return found
 
 
 def _shown(choice: PassChoice) -> Candidate | None:

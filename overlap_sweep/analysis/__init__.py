@@ -1,1 +1,0 @@
-"""From run directories to answers: metrics, choice, switches, scaling. Needs neither torch nor a GPU."""

@@ -1,0 +1,354 @@
+"""The answers for operators: what each slot is to be given at each TP size, which TP size pays, and how well that
+repeats."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.report.section import Sources
+from overlap_sweep.results.estimate import later_change
+from overlap_sweep.results.points import Case, Point, group_cases
+from overlap_sweep.results.traces import TraceReading, read_traces
+from overlap_sweep.workloads.operator.choice import (
+    Candidate,
+    PassChoice,
+    choose_all,
+    failures_by_pass,
+)
+from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven, outcomes, standing
+from overlap_sweep.workloads.operator.result import OperatorTimes, distinct
+from overlap_sweep.workloads.operator.switches import Plan, SwitchAdvice, UnmeasuredSlot, plan, unmeasured_slots
+
+ROUNDING = 1e-9
+"""600 x 4 / 2000 is 1.2 and must not fail a tolerance of 0.2 for the last binary digit."""
+
+_SAME = ("model", "tp_size", "operator", "phase", "phases", "method", *space.KNOBS)
+"""What points that are measured again have in common."""
+
+
+def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
+    """Returns a setting's name, with every knob that is not as its method has it by default:
+    `tp2_fc1_fprop_ring_agg0`."""
+    return f"tp{tp_size}_{operator}_{phase}_{space.brief_name(setting)}"
+
+
+@dataclass(frozen=True)
+class SlotAnswer:
+    """What one slot is to be given."""
+
+    case: CaseAnalysis
+    slot: str
+    choice: PassChoice
+    """The decision about its pass: its times are those of all slots of the pass together."""
+    final: Candidate
+    """What the pass will run under Megatron-Core's switches: the choice, unless they don't allow it."""
+
+    @property
+    def tp_size(self) -> int:
+        return self.choice.tp_size
+
+    @property
+    def phase(self) -> str:
+        return self.slot.partition("_")[2]
+
+    @property
+    def tried(self) -> bool:
+        return self.slot in self.choice.tried_slots
+
+    @property
+    def setting(self) -> space.Setting | None:
+        """The best for its pass; None: no overlap."""
+        return self.choice.chosen.settings.get(self.slot)
+
+    @property
+    def final_setting(self) -> space.Setting | None:
+        """What goes into the YAML."""
+        return self.final.settings.get(self.slot)
+
+
+@dataclass(frozen=True)
+class CaseAnalysis:
+    """The answers for points that may be compared with each other."""
+
+    case: Case
+    folder: str
+    """Where its files go, below all others: empty for the only case."""
+    points: list[Point]
+    plans: dict[int, Plan]
+    """By TP size, from 2 on."""
+    scaling: Scaling
+    drift: list[Drift]
+    repeats: list[Repeats]
+    launch_bound: list[str]
+    """Points whose times say nothing about the device."""
+    outcomes: dict[int, Outcome]
+    """By TP size, of those that a tuner measured: what it proved on the whole layer, or why it proved nothing."""
+    superseded: list[Outcome]
+    """The other outcomes of TP sizes that were tuned more than once."""
+
+    @property
+    def proofs(self) -> dict[int, Proof]:
+        """By TP size."""
+        return {tp_size: found for tp_size, found in self.outcomes.items() if isinstance(found, Proof)}
+
+    @property
+    def tp_sizes(self) -> list[int]:
+        """Those that there is a configuration for, from 2 on."""
+        return sorted({*self.plans, *self.proofs})
+
+    def tried(self, tp_size: int) -> list[PassChoice]:
+        """Returns the choices for passes of which an overlap was tried."""
+        return [one for one in self.plans[tp_size].choices if one.tried_slots] if tp_size in self.plans else []
+
+    def config(self, tp_size: int) -> OverlapConfig:
+        """Returns what to train with: what was proven, or where the best of each slot was refuted what is left, or else
+        the best of each slot, one by one."""
+        return self.decided(tp_size) or self.plans[tp_size].config
+
+    def decided(self, tp_size: int) -> OverlapConfig | None:
+        """Returns what the whole layer said; None where it said nothing."""
+        outcome = self.outcomes.get(tp_size)
+        return outcome.config if isinstance(outcome, Proof) else outcome.instead if outcome else None
+
+    def switches(self, tp_size: int) -> list[SwitchAdvice]:
+        """Returns the switches of that configuration that must not keep their defaults."""
+        planned = {advice.name: advice for advice in self.plans[tp_size].switches} if tp_size in self.plans else {}
+        decided = self.decided(tp_size)
+        if decided is None:
+            return list(planned.values())
+        advices = []
+        what = self.proofs[tp_size].recommended if tp_size in self.proofs else "what could be"
+        for name, value in decided.switches.items():
+            if value != SWITCH_DEFAULTS[name]:
+                known = planned.get(name)
+                as_proven = SwitchAdvice(name, value, f"as {what} was measured")
+                advices.append(known if known and known.value == value else as_proven)
+        return advices
+
+    def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
+        """Returns the slots that no point of an operator overlapped, and what that configuration makes of them."""
+        tried = {answer.slot for answer in self.slots(tp_size)}
+        return unmeasured_slots(self.config(tp_size), tried, self.decided(tp_size) is not None)
+
+    def slots(self, tp_size: int) -> list[SlotAnswer]:
+        """Returns the slots of which an overlap was tried at this TP size."""
+        if tp_size not in self.plans:
+            return []
+        answers = (
+            SlotAnswer(self, space.slot(choice.operator, phase), choice, final)
+            for choice, final in zip(self.plans[tp_size].choices, self.plans[tp_size].finals, strict=True)
+            for phase in space.PHASES
+            if space.PASS_OF_PHASE[phase] == choice.pass_name
+        )
+        return [answer for answer in answers if answer.tried]
+
+
+@dataclass(frozen=True)
+class OperatorAnalysis:
+    """The answers for all operators of a directory."""
+
+    cases: list[CaseAnalysis]
+    strays: list[Unproven]
+    """What a tuner could not prove because it belongs to none of the cases."""
+    traces: Mapping[Path, TraceReading]
+    """By run directory."""
+
+
+def analyse_operators(sources: Sources) -> OperatorAnalysis:
+    """Returns what is best for each slot of each case, and what was proven of it."""
+    points, config = sources.reading.points, sources.config
+    traces = read_traces(sources.points("operator"))
+    grouped = group_cases(points, "operator")
+    found = outcomes(sources.records.tuners, points, grouped)
+    failed = failures_by_pass(points)
+    cases = []
+    for case, of_case in grouped.items():
+        choices = choose_all(of_case, traces, config.objective, failed)
+        by_size: dict[int, list[PassChoice]] = defaultdict(list)
+        for choice in choices:
+            by_size[choice.tp_size].append(choice)
+        stands = _standing(found, case)
+        cases.append(
+            CaseAnalysis(
+                case=case,
+                folder=case.name if len(grouped) > 1 else "",
+                points=of_case,
+                plans={size: plan(by_size[size], config.unmeasured) for size in sorted(by_size) if size > 1},
+                scaling=scale_case(choices, config.tp_scaling_tolerance),
+                drift=baseline_drift(of_case),
+                repeats=repeated(of_case),
+                launch_bound=[point.name for point in of_case if point.result and point.result.launch_bound],
+                outcomes=stands,
+                superseded=[one for one in found if one.case == case and one is not stands[one.tp_size]],
+            )
+        )
+    strays = [one for one in found if isinstance(one, Unproven) and one.case is None]
+    return OperatorAnalysis(cases, strays, traces)
+
+
+def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
+    """Returns by TP size what to report of this case."""
+    by_size = defaultdict(list)
+    for one in found:
+        if one.case == case:
+            by_size[one.tp_size].append(one)
+    return {tp_size: standing(by_size[tp_size]) for tp_size in sorted(by_size)}
+
+
+# Does a larger TP size pay? Time(TP=n) should be Time(TP=1) / n, up to a tolerance.
+
+
+@dataclass(frozen=True)
+class OperatorScaling:
+    """One operator's times over the TP sizes (in microseconds), and what follows from them."""
+
+    optimal_tp_size: int | None
+    """The largest that scales; None without a TP=1 baseline."""
+    scaling_efficient: dict[int, bool]
+    scaling_ratios: dict[int, float]
+    """t_n x n / t_1."""
+    e2e_times: dict[int, float]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """TP scaling of a case."""
+
+    optimal_tp_size: int | None
+    """By the sum over the operators that were measured at every TP size."""
+    tolerance: float
+    results: dict[str, OperatorScaling] = field(default_factory=dict)
+    reason: str = ""
+
+
+def scale(e2e_times: Mapping[int, float], tolerance: float) -> OperatorScaling:
+    """Judges every TP size against TP=1. `e2e_times` are microseconds by TP size."""
+    times = dict(sorted(e2e_times.items()))
+    if 1 not in times:
+        return OperatorScaling(None, {}, {}, times, "No TP=1 baseline was measured.")
+    ratios = {tp_size: time_us * tp_size / times[1] for tp_size, time_us in times.items()}
+    efficient = {tp_size: ratio <= 1 + tolerance + ROUNDING for tp_size, ratio in ratios.items()}
+    verdicts = [f"TP={tp}: {'EFFICIENT' if good else 'NOT efficient'}" for tp, good in efficient.items() if tp > 1]
+    reason = f"Baseline: TP=1 (no TP) @ {times[1]:.1f}us. {'; '.join(verdicts)}"
+    optimal = max(tp_size for tp_size, good in efficient.items() if good)
+    return OperatorScaling(optimal, efficient, ratios, times, reason)
+
+
+def scale_case(choices: Sequence[PassChoice], tolerance: float) -> Scaling:
+    """Returns the scaling of every operator of a case, with its chosen settings, forward and backward together.
+
+    TP=1 is measured by points of that size, or else by the unsharded operator that the other points time beside
+    themselves.
+    """
+    measured: dict[str, dict[int, float]] = {}
+    for operator in space.OPERATORS:
+        own = [choice for choice in choices if choice.operator == operator]
+        times: dict[int, float] = {}
+        for choice in own:
+            times[choice.tp_size] = times.get(choice.tp_size, 0.0) + choice.chosen.time_us
+        if 1 not in times and (tp1_us := _tp1_us(own)):
+            times[1] = tp1_us
+        if times:
+            measured[operator] = times
+    results = {operator: scale(times, tolerance) for operator, times in measured.items()}
+    tp_sizes = {tp_size for times in measured.values() for tp_size in times}
+    complete = [operator for operator, times in measured.items() if set(times) == tp_sizes]
+    if not complete:
+        return Scaling(None, tolerance, results, "No operator was measured at every TP size.")
+    total = scale({tp: sum(measured[operator][tp] for operator in complete) for tp in tp_sizes}, tolerance)
+    return Scaling(total.optimal_tp_size, tolerance, results, f"Sum over {', '.join(complete)}. {total.reason}")
+
+
+def _tp1_us(choices: Sequence[PassChoice]) -> float | None:
+    """Returns forward and backward of the unsharded operator: the median over the TP sizes that it was measured beside;
+    None unless both were."""
+    passes = {name: [c.tp1_us for c in choices if c.pass_name == name and c.tp1_us] for name in space.PASSES}
+    return sum(map(statistics.median, passes.values())) if all(passes.values()) else None
+
+
+# How well the times repeat: baselines in the course of a sweep, and points that were measured more than once.
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The times of a baseline of one operator's pass at one TP size, in the order of measuring; in microseconds."""
+
+    tp_size: int
+    operator: str
+    pass_name: str
+    baseline: str
+    """`none` or `floor`, which are measured beside every point, or the library's `default`."""
+    measurements: int
+    median_us: float
+    lowest_us: float
+    highest_us: float
+    change: float
+    """Median of the later half over the median of the earlier half, minus 1."""
+
+
+def baseline_drift(points: Iterable[Point]) -> list[Drift]:
+    """Returns how each baseline of a case moved that was measured at least twice."""
+    by_operator: dict[tuple[int, str], list[Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda point: (point.result and point.result.started) or ""):
+        by_operator[point.config["tp_size"], point.config["operator"]].append(point)
+    found = []
+    for tp_size, operator in sorted(by_operator):
+        for pass_name in sorted(space.PASSES):
+            times = [p.measured_as(OperatorTimes).times[pass_name] for p in by_operator[tp_size, operator]]
+            baselines = {
+                "none": [beside.none.median_us for beside in times],
+                "floor": [beside.floor.median_us for beside in times],
+                "default": [one.default.median_us for one in distinct(b.default for b in times if b.default)],
+            }
+            found += [
+                Drift(
+                    *(tp_size, operator, pass_name, baseline, len(times_us), statistics.median(times_us)),
+                    *(min(times_us), max(times_us), later_change(times_us)),
+                )
+                for baseline, times_us in baselines.items()
+                if len(times_us) > 1
+            ]
+    return found
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The medians of one pass of the same point, in microseconds."""
+
+    point: str
+    """The first one's name."""
+    pass_name: str
+    medians_us: list[float]
+
+    @property
+    def spread(self) -> float:
+        """(highest - lowest) / median."""
+        return (max(self.medians_us) - min(self.medians_us)) / statistics.median(self.medians_us)
+
+
+def repeated(points: Iterable[Point]) -> list[Repeats]:
+    """Returns every pass that a point of one case is about, where the point was measured at least twice, with
+    `repetition=0,1,2` or in several sweeps; widest spread first.
+
+    The times are as measured, not compared through the baselines beside them: this is what repeating shows.
+    """
+    same: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        if point.result and not point.result.launch_bound:
+            same[json.dumps([point.config.get(name) for name in _SAME], sort_keys=True)].append(point)
+    found = [
+        Repeats(group[0].name, name, [point.measured_as(OperatorTimes).times[name].point.median_us for point in group])
+        for group in same.values()
+        if len(group) > 1
+        for name in space.passes(group[0].config)
+    ]
+    return sorted(found, key=lambda repeats: -repeats.spread)

@@ -1,0 +1,257 @@
+"""Charts and tables beside the answers of operators: what is hidden, times over num_sm and TP sizes, timelines, and
+what a tuner proved on whole layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, TUNED, named
+from overlap_sweep.report.charts import Form
+from overlap_sweep.report.iterations import Timeline
+from overlap_sweep.report.numbers import as_duration, as_us
+from overlap_sweep.report.section import Exhibit, Sources
+from overlap_sweep.report.table import Column, Listing, Table
+from overlap_sweep.workloads.layer import section as layers
+from overlap_sweep.workloads.layer.result import attention_backend
+from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
+from overlap_sweep.workloads.operator import chart
+from overlap_sweep.workloads.operator.advice import default_in_words
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, Drift, OperatorScaling, Scaling
+from overlap_sweep.workloads.operator.choice import sum_under_us
+from overlap_sweep.workloads.operator.num_sm import num_sm_lines
+from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together, Trial, Unproven
+
+D = Column[Drift]
+DRIFT = Table(
+    *("drift", "one row per baseline"),
+    (
+        D("", lambda row: row.tp_size, kind="count", header="TP"),
+        D("", lambda row: f"{row.operator} {row.pass_name} {row.baseline}", kind="text", header="baseline of"),
+        D("", lambda row: row.measurements, kind="count", header="measured"),
+        D("", lambda row: row.median_us, header="median us", show=as_us),
+        D("", lambda row: row.lowest_us, header="lowest", show=as_us),
+        D("", lambda row: row.highest_us, header="highest", show=as_us),
+        D("", lambda row: row.change, header="later half", show="{:+.1%}".format),
+    ),
+)
+
+
+def exhibits(case: CaseAnalysis) -> list[Exhibit]:
+    """Returns all of a case, in the order of the page."""
+    return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case), *_drift(case)]
+
+
+def _hidden(case: CaseAnalysis) -> Exhibit:
+    return Exhibit(
+        name="hidden",
+        heading="How much communication is hidden",
+        brief="Hidden",
+        drawn="Of what communication costs without overlap, the share that what was chosen hides behind GEMMs; the "
+        f"orange mark is {default_in_words(case)}, whiskers are the noise. dgrad and wgrad can only be timed together. "
+        ">100% is a time below that of the GEMMs alone: more than all cannot be hidden, so the rest is noise or drift.",
+        parts=lambda: [_drawn(f"tp{tp_size}", bars) for tp_size, bars in chart.hidden_bars(case).items()],
+    )
+
+
+def _num_sm(case: CaseAnalysis) -> Exhibit:
+    return Exhibit(
+        name="num_sm",
+        heading="Time over num_sm",
+        brief="num_sm",
+        drawn="Medians with their quartiles, each relative to the time without overlap that was measured beside it. "
+        "What is within the noise of the fastest is a tie, which the simplest setting wins.",
+        parts=lambda: [
+            _drawn(f"tp{tp_size}_{choice.operator}_{choice.pass_name}", lines, small=True)
+            for tp_size in case.plans
+            for choice, lines in num_sm_lines(case, tp_size)
+        ],
+    )
+
+
+def _scaling(case: CaseAnalysis) -> list[Exhibit]:
+    results = case.scaling.results
+    if not results:
+        return []
+    exhibit = Exhibit(
+        name="tp_scaling",
+        heading="TP scaling",
+        brief="TP scaling",
+        explained="ratio = time x TP / time at TP=1, forward and backward; efficient up to "
+        f"{1 + case.scaling.tolerance:.2f}, * marks what is not",
+        drawn="Forward and backward with what was chosen, and how many times the ideal that is; ideal is the time at "
+        "TP=1 divided by the TP size. A cross is more than tolerated.",
+        listing=Listing(_scaling_table(case.scaling), list(results.items())),
+        parts=lambda: [_drawn(operator, lines, small=True) for operator, lines in chart.scaling_lines(case).items()],
+    )
+    return [exhibit]
+
+
+def _scaling_table(scaling: Scaling) -> Table[tuple[str, OperatorScaling]]:
+    """Returns a column for each TP size that was measured."""
+    sizes = sorted({tp_size for result in scaling.results.values() for tp_size in result.e2e_times})
+    of = Column[tuple[str, OperatorScaling]]
+    times = (
+        of(
+            *("", lambda row, size=size: row[1].e2e_times.get(size)),
+            header=f"TP={size} us (ratio)",
+            words=lambda row, size=size: _scaling_cell(row[1], size),  # type: ignore[misc]
+        )
+        for size in sizes
+    )
+    operator = of("", lambda row: row[0], kind="text", header="operator")
+    use = of("", lambda row: row[1].optimal_tp_size, kind="count", header="use", show="TP={}".format)
+    return Table("tp_scaling", "one row per operator", (operator, *times, use))
+
+
+def _scaling_cell(result: OperatorScaling, tp_size: int) -> str:
+    if tp_size not in result.e2e_times:
+        return "-"
+    if tp_size not in result.scaling_ratios:
+        return as_us(result.e2e_times[tp_size])
+    mark = "" if result.scaling_efficient[tp_size] else "*"
+    return f"{as_us(result.e2e_times[tp_size])} ({result.scaling_ratios[tp_size]:.2f}{mark})"
+
+
+def _drift(case: CaseAnalysis) -> list[Exhibit]:
+    heading = "Baselines, measured again and again"
+    return [Exhibit(heading=heading, listing=Listing(DRIFT, case.drift), is_detail=True)] if case.drift else []
+
+
+def _all_timelines(case: CaseAnalysis) -> Exhibit:
+    return Exhibit(
+        name="timeline",
+        heading="Timelines",
+        brief="Timelines",
+        drawn="A typical iteration of rank 0 under the profiler, which slows it down: compare what runs beside what, "
+        "and take times from above.",
+        parts=lambda: list(_timelines(case)),
+    )
+
+
+def _drawn(name: str, form: Form, *, small: bool = False) -> Exhibit:
+    return Exhibit(chart=lambda: form, name=name, small=small)
+
+
+def _timelines(case: CaseAnalysis) -> Iterator[Exhibit]:
+    """Yields those of whole layers, then of each operator, and which no trace shows."""
+    for tp_size, proof in case.proofs.items():
+        if shown := _layer_timeline(proof):
+            yield _folded(f"TP={tp_size}, the whole layer", f"tp{tp_size}_layer", {"all": shown})
+    without = []
+    for tp_size in case.plans:
+        found = chart.pass_timelines(case, tp_size)
+        for operator in dict.fromkeys(choice.operator for choice in case.tried(tp_size)):
+            of_passes = {choice.pass_name: shown for choice, shown in found if choice.operator == operator}
+            if of_passes:
+                yield _folded(f"TP={tp_size}, {operator}", f"tp{tp_size}_{operator}", of_passes)
+            else:
+                without.append(f"{operator} at TP={tp_size}")
+    if without:
+        how = "profile=all records one for every point, profile=best for the best"
+        yield Exhibit(notes=[f"No trace shows {', '.join(without)}: {how}."])
+
+
+def _folded(title: str, name: str, timelines: dict[str, Timeline]) -> Exhibit:
+    return Exhibit(
+        name=name,
+        folded=title,
+        notes=list(dict.fromkeys(note for shown in timelines.values() for note in shown.notes)),
+        parts=lambda: [_drawn(pass_name, shown.chart) for pass_name, shown in timelines.items()],
+    )
+
+
+def _layer_timeline(proof: Proof) -> Timeline | None:
+    names, backend = proof.trial.names, proof.case.backend
+    best = TUNED if proof.recommended == NONE else proof.recommended
+    if not proof.trial.point or NONE not in names or best not in names:
+        return None
+    title = f"The whole layer, TP={proof.tp_size}"
+    return layer_timeline(title, proof.trial.point, ("no overlap", names[NONE]), (named(best, backend), names[best]))
+
+
+def _proofs(case: CaseAnalysis) -> list[Exhibit]:
+    """Returns by TP size what was measured on the whole layer, and what was tried before."""
+    found = []
+    for outcome in case.outcomes.values():
+        if outcome.trial and outcome.trial.layer:
+            found.append(_proof(outcome, outcome.trial, case))
+        found += [_together(together) for together in outcome.together]
+    if again := [f"TP={one.tp_size}, in {one.directory.name}: {one.verdict}" for one in case.superseded]:
+        found.append(Exhibit(heading="Tuned again", notes=again))
+    return found
+
+
+def _proof(outcome: Outcome, trial: Trial, case: CaseAnalysis) -> Exhibit:
+    assert trial.layer
+    best = outcome.recommended if isinstance(outcome, Proof) else None
+    return Exhibit(
+        name=f"layer_tp{trial.tp_size}",
+        heading=f"Proof at TP={trial.tp_size}, {_what(trial)}",
+        brief=f"Proof at TP={trial.tp_size}",
+        chart=partial(layer_bars, f"The whole layer, TP={trial.tp_size}", trial.layer, best),
+        listing=layers.compared(trial.layer, trial.rows[best] if best else None),
+        explained=layers.legend(trial.layer),
+        notes=[
+            *(*trial.left_out.values(), *trial.layer.cautions, *trial.warnings),
+            *(_presets_one_by_one(outcome, case) if isinstance(outcome, Proof) else []),
+        ],
+    )
+
+
+def _what(trial: Trial) -> str:
+    assert trial.point
+    layer, attention = trial.point.config["layer"], attention_backend(trial.point.result)
+    parts = [
+        layer["kind"],
+        *([f"{layer['num_replicas']} replicas"] if layer["num_replicas"] > 1 else []),
+        *(["with optimizer"] if layer["training"] else []),
+        *([f"attention {attention}"] if attention else []),
+    ]
+    return ", ".join(parts)
+
+
+def _together(together: Together) -> Exhibit:
+    trial = together.trial
+    heading = f"Tried together before, at TP={trial.tp_size}"
+    if not trial.layer:
+        return Exhibit(heading=heading, notes=[f"No combinations were measured: {trial.why_not_ok}."])
+    return Exhibit(
+        heading=heading,
+        listing=layers.compared(trial.layer, trial.rows.get(together.taken or "")),
+        explained=layers.legend(trial.layer),
+        notes=[*([f"Taken: {together.taken}."] if together.taken else []), *trial.left_out.values()],
+    )
+
+
+def _presets_one_by_one(proof: Proof, case: CaseAnalysis) -> list[str]:
+    """Returns what the operators take under the presets, where each was measured so."""
+    plan = case.plans.get(proof.tp_size)
+    if plan is None:
+        return []
+    final_us = sum(final.time_us for final in plan.finals)
+    sums_us = {label: sum_under_us(plan.choices, config.slots) for label, config in proof.trial.configs.items()}
+    return [
+        f"The operators one by one under {label}: {as_us(time_us)} us, {time_us / final_us:.2f}x what they take tuned."
+        for label, time_us in sums_us.items()
+        if time_us is not None and label not in (NONE, DEFAULT, TUNED)
+    ]
+
+
+def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:
+    """Returns how long each sweep of a tuner took, and what it left out; nothing where none ran."""
+    tuners, notes = sources.records.tuners, []
+    for directory, record in tuners.items():
+        where = f"{directory.relative_to(sources.reading.root).as_posix()}, " if len(tuners) > 1 else ""
+        spent = [f"{as_duration(record.search_s)} for {_count(record.points, 'operator point')}"]
+        if trials := len(record.together) + len(record.proofs):
+            layers_s = max(0.0, record.wall_s - record.search_s)
+            spent.append(f"{as_duration(layers_s)} for {_count(trials, 'whole layer')}")
+        notes.append(f"{where}{as_duration(record.wall_s)}: {', '.join(spent)}")
+        notes += [f"{where}dropped: {what}: {why}" for what, why in record.dropped.items()]
+    notes += [f"TP={stray.tp_size}: {stray.verdict}" for stray in strays]
+    return [Exhibit(heading="Tuning", notes=notes)] if notes else []
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

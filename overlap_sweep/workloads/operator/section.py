@@ -1,0 +1,400 @@
+"""Operators for people and programs: every measured point, the best setting of each slot, and what that comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from overlap_sweep.overlap import space
+from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, methods_allowed
+from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.section import Answer, File, Section, Sources
+from overlap_sweep.report.table import (
+    BACKEND,
+    DEVICE,
+    DIRECTORY,
+    ERROR,
+    MODEL,
+    POINT,
+    PRECISION,
+    STATUS,
+    Column,
+    Kind,
+    Listing,
+    PointRow,
+    Table,
+    asked,
+    points_table,
+)
+from overlap_sweep.results.estimate import hidden_fraction
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import gpus_in_words, measured_on
+from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
+from overlap_sweep.workloads.operator.advice import cards, cautions, file_name, is_async_tp, scaling_sentence
+from overlap_sweep.workloads.operator.answer import (
+    CaseAnalysis,
+    OperatorAnalysis,
+    SlotAnswer,
+    analyse_operators,
+    config_id,
+)
+from overlap_sweep.workloads.operator.choice import RATIO_OF_PASS, Frozen, frozen, of_pass
+from overlap_sweep.workloads.operator.exhibits import exhibits, tuning
+from overlap_sweep.workloads.operator.overlap_yaml import training_files
+from overlap_sweep.workloads.operator.proof import Proof
+from overlap_sweep.workloads.operator.report import recommendations, report
+from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
+
+SLOWEST_IS_HOST = "the host was too slow: this says nothing about the device"
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """What a point that is ok measured of one phase: the times of its pass, since dgrad and wgrad can only be timed
+    together."""
+
+    point: Point
+    pass_name: str
+    trace: TraceReading
+    is_chosen: bool
+    """Whether the pass was given what was chosen for it."""
+
+    @property
+    def times(self) -> PassTimes:
+        return self.point.measured_as(OperatorTimes).times[self.pass_name]
+
+    @property
+    def time_us(self) -> float:
+        return self.times.point.median_us
+
+    @property
+    def none_us(self) -> float:
+        return self.times.none.median_us
+
+    @property
+    def floor_us(self) -> float:
+        return self.times.floor.median_us
+
+    @property
+    def default_us(self) -> float | None:
+        """Scaled from the none that was measured beside the default to the one beside this point."""
+        default = self.times.default
+        return default.default.median_us * self.none_us / default.none.median_us if default else None
+
+    @property
+    def launch_bound(self) -> bool:
+        return bool(self.point.result and self.point.result.launch_bound)
+
+    @property
+    def relative_error(self) -> float | None:
+        """The largest of any tensor; infinite where one is no number."""
+        errors = self.point.result.relative_error.values() if self.point.result else ()
+        return max((math.inf if error is None else error for error in errors), default=None)
+
+    @property
+    def why_not_profiled(self) -> str | None:
+        """In words; None where there are metrics."""
+        if self.trace.metrics:
+            return None
+        if own_traces(self.point):
+            return "its traces are missing or cannot be read"
+        if self.point.result and self.point.result.reused_from:
+            return "its times are from the store: traces stay where they were recorded"
+        profile = self.point.config.get("profile", "all")
+        if profile == "best":
+            return "profile=best: it was not among the fastest when it was measured"
+        return f"profile={profile}"
+
+    @property
+    def note(self) -> str:
+        """What to know of it, for people."""
+        return SLOWEST_IS_HOST if self.launch_bound else "chosen" if self.is_chosen else ""
+
+
+PhaseRow = PointRow[PhaseTimes]
+"""A point's phase as its `part`; of a point that was not measured `all` where it was asked for all."""
+P = Column[PhaseRow]
+M = Column[PhaseTimes]
+S = Column[SlotAnswer]
+
+
+def _kind(knob: str) -> Kind:
+    return "count" if knob in space.COUNTS else "flag"
+
+
+def _given(row: PhaseRow) -> Mapping[str, Any]:
+    """Returns the setting of the phase, as it was measured or asked for; its method is `none` without overlap."""
+    if row.measured and row.point.result:
+        slot = space.slot(row.point.config["operator"], row.part)
+        return row.point.result.settings.get(slot) or {"method": NONE}
+    wanted = (row.point.config.get("phases") or {}).get(row.part, row.point.config)
+    knobs = space.KNOBS if wanted["method"] != NONE else ()
+    return {name: wanted[name] for name in ("method", *knobs) if wanted.get(name) is not None}
+
+
+def _slot(row: PhaseRow) -> str | None:
+    return space.slot(row.point.config["operator"], row.part) if row.part != "all" else None
+
+
+def _id(row: PhaseRow) -> str:
+    return config_id(row.point.config["tp_size"], row.point.config["operator"], row.part, _given(row))
+
+
+def _metric(name: str) -> Column[PhaseTimes]:
+    is_count = name.startswith("num_")
+
+    def value(row: PhaseTimes) -> float | None:
+        found = row.trace.metrics.get(name)
+        return round(found) if is_count and found is not None else found
+
+    return M(name, value, kind="count" if is_count else "number")
+
+
+def _trace_note(row: PhaseTimes) -> str | None:
+    missing = (f"{name} is missing" for name in row.trace.missing)
+    return "; ".join([*missing, *row.trace.problems, *row.trace.warnings]) or None
+
+
+OF_POINT = (
+    *(POINT, DIRECTORY, P("config_id", _id, kind="text", queried=True)),
+    *(replace(MODEL, differing=True), replace(BACKEND, differing=True), DEVICE, replace(PRECISION, differing=True)),
+    P("tokens", lambda row: row.point.case.tokens, kind="count", header="tokens", differing=True),
+    asked("tp_size", kind="count", header="TP", page_only=True),
+    asked("operator", kind="text", header="operator", page_only=True),
+    P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
+    P("slot", _slot, kind="text"),
+    P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
+    P("method", lambda row: _given(row)["method"], kind="text"),
+    *(P(knob, lambda row, knob=knob: _given(row).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
+    P("", lambda row: space.brief_name(_given(row)), kind="text", header="setting", style="setting"),
+    *(STATUS, ERROR),
+)
+OF_PHASE = (
+    M("time_us", lambda row: row.time_us, header="time us", show=as_us),
+    M("q1_us", lambda row: row.times.point.q1_us),
+    M("q3_us", lambda row: row.times.point.q3_us),
+    M(
+        *("", lambda row: row.times.point.q3_us - row.times.point.q1_us),
+        header="quartiles us",
+        words=lambda row: f"{as_us(row.times.point.q1_us)} to {as_us(row.times.point.q3_us)}",
+        page_only=True,
+        behind_note=True,
+    ),
+    M("repeats", lambda row: len(row.times.point.samples_us), kind="count"),
+    M("none_us", lambda row: row.none_us, header="no overlap us", show=as_us),
+    M("floor_us", lambda row: row.floor_us, "The GEMMs alone.", header="GEMMs us", show=as_us, behind_note=True),
+    M("default_us", lambda row: row.default_us, "The library's own overlap.", queried=True),
+    M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None, "The whole operator on one rank."),
+    M(
+        *("hidden_fraction", lambda row: hidden_fraction(row.time_us, row.none_us, row.floor_us)),
+        header="hidden",
+        show=as_percent,
+        high_first=True,
+    ),
+    M(
+        *("speedup", lambda row: row.none_us / row.time_us, "none_us / time_us."),
+        header="speedup",
+        show="{:.3f}".format,
+        high_first=True,
+    ),
+    M(
+        *("", lambda row: row.trace.metrics.get(RATIO_OF_PASS[row.pass_name])),
+        header="overlap ratio",
+        show="{:.2f}".format,
+        page_only=True,
+        behind_note=True,
+        high_first=True,
+    ),
+    M("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
+    M("relative_error", lambda row: row.relative_error, "The largest of any tensor, against no overlap."),
+    M("profiled", lambda row: row.why_not_profiled is None, "Whether the columns from traces have values.", "flag"),
+    M("not_profiled_because", lambda row: row.why_not_profiled, kind="text"),
+    *map(_metric, METRICS),
+    M("note", _trace_note, "What is wrong with its traces.", "text"),
+    M("", lambda row: row.note, kind="text", header="note"),
+)
+TABLE = points_table("points", "one row per point and phase that it overlaps", OF_POINT, OF_PHASE)
+
+
+def _final_setting(row: SlotAnswer) -> str:
+    config = row.case.config(row.tp_size)
+    if not methods_allowed(config.switches)[row.slot]:
+        return NONE
+    setting = config.slots.get(row.slot)
+    return space.brief_name(setting) if setting else DEFAULT
+
+
+def _proof(row: SlotAnswer) -> Proof | None:
+    return row.case.proofs.get(row.tp_size)
+
+
+def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
+    """Returns the recommended layer's time over that of no overlap, or an end of its interval."""
+    proof = _proof(row)
+    if proof is None or proof.layer.reference != NONE:
+        return None
+    best = proof.trial.rows[proof.recommended]
+    return getattr(best.interval, end) if end else best.ratio
+
+
+SLOTS = Table(
+    *("answers", "one row per case, TP size and slot that an overlap was tried for"),
+    (
+        S("model", lambda row: row.case.case.model, kind="text"),
+        S("backend", lambda row: row.case.case.backend, kind="text"),
+        S("device", lambda row: row.case.case.device, kind="text"),
+        S("precision", lambda row: row.case.case.precision, kind="text"),
+        S("tokens", lambda row: row.case.case.tokens, kind="count"),
+        S("tp_size", lambda row: row.tp_size, kind="count", header="TP"),
+        S("slot", lambda row: row.slot, kind="text", header="slot"),
+        S("operator", lambda row: row.choice.operator, kind="text"),
+        S("phase", lambda row: row.phase, kind="text"),
+        S("pass", lambda row: row.choice.pass_name, kind="text"),
+        S(
+            *("setting", lambda row: space.brief_name(row.setting), "The slot's best.", "text"),
+            header="setting",
+            words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
+            style="setting",
+        ),
+        S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
+        *(S(knob, lambda row, knob=knob: (row.setting or {}).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
+        S("time_us", lambda row: row.choice.chosen.time_us, "Of the slot's pass.", header="time us", show=as_us),
+        S("noise_us", lambda row: row.choice.chosen.estimate.noise_us, header="noise us", show=as_us),
+        S("none_us", lambda row: row.choice.none.time_us, header="none us", show=as_us),
+        S(
+            *("default_us", lambda row: row.choice.default.time_us if row.choice.default else None),
+            header="default us",
+            show=as_us,
+        ),
+        S("floor_us", lambda row: row.choice.floor_us, header="floor us", show=as_us),
+        S("hidden_fraction", lambda row: row.choice.hidden_fraction, header="hidden", show=as_percent),
+        S("speedup", lambda row: row.choice.speedup, header="speedup", show="{:.2f}x".format),
+        S("overlap_ratio", lambda row: row.choice.chosen.overlap_ratio, header="overlap", show="{:.2f}".format),
+        S("measured", lambda row: row.choice.chosen.measured, "False where the time is predicted.", "flag"),
+        S("reason", lambda row: row.choice.reason, kind="text"),
+        S("final_setting", _final_setting, "What to train with.", "text"),
+        S("proven", lambda row: _proof(row) is not None, "Whether a whole layer proved it.", "flag"),
+        S("recommended", lambda row: getattr(_proof(row), "recommended", None), "The fastest whole layer.", "text"),
+        S("layer_ratio", _layer_ratio, "Of the recommended layer's time to that of no overlap."),
+        S("layer_ratio_low", partial(_layer_ratio, end="low")),
+        S("layer_ratio_high", partial(_layer_ratio, end="high")),
+    ),
+)
+
+
+def section(sources: Sources) -> Section | None:
+    """Returns what to give each slot, an answer for each case; None where no operator is among the points."""
+    points = sources.points("operator")
+    if not points:
+        return None
+    analysis = analyse_operators(sources)
+    rows, read = point_rows(points, sources.reading.root, analysis), analysis.traces.values()
+    return Section(
+        name="operators",
+        what="operators",
+        title="Operators",
+        explained="Linear operators of a transformer layer, forward and backward, under settings of their overlap.",
+        answers=[_answer(case, sources.config.overlap_threshold) for case in analysis.cases],
+        points=Listing(
+            *(TABLE, rows),
+            "Every point of the operators, a row for each phase that it is about, with the times of the phase's pass.",
+            chosen=lambda row: bool(row.measured and row.measured.is_chosen and not row.measured.launch_bound),
+            order=_place,
+        ),
+        report=report(analysis, sources, TABLE.records(rows)),
+        decided=Listing(SLOTS, [slot for case in analysis.cases for size in case.plans for slot in case.slots(size)]),
+        files=[file for case in analysis.cases for file in _files(case, sources)],
+        more=tuning(sources, analysis.strays),
+        launch_bound=sum(len(case.launch_bound) for case in analysis.cases),
+        problems=[problem for trace in read for problem in trace.problems],
+        warnings=[warning for trace in read for warning in trace.warnings],
+    )
+
+
+def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) -> list[PhaseRow]:
+    """Returns one row for each phase that a point overlaps, or where it overlaps none was asked for."""
+    chosen: dict[tuple[Any, ...], Frozen] = {
+        (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
+        for case in analysis.cases
+        for tp_size in case.plans
+        for choice in case.tried(tp_size)
+    }
+    rows = []
+    for point in points:
+        config, result = point.config, point.result
+        if not result or point.status != "ok":
+            rows += [PhaseRow(point, root, None, phase) for phase in config.get("phases") or (config["phase"],)]
+            continue
+        for phase in _phases(point):
+            name = space.PASS_OF_PHASE[phase]
+            of_choice = chosen.get((point.case, config["tp_size"], config["operator"], name))
+            is_chosen = of_choice == frozen(of_pass(result.settings, name))
+            measured = PhaseTimes(point, name, analysis.traces[point.directory], is_chosen)
+            rows.append(PhaseRow(point, root, measured, phase))
+    return rows
+
+
+def _phases(point: Point) -> list[str]:
+    """Returns the phases that the point overlaps; of `none`, every phase that it was asked for."""
+    assert point.result
+    if point.result.settings:
+        return [phase for phase in space.PHASES if space.slot(point.config["operator"], phase) in point.result.settings]
+    wanted = point.config.get("phases") or (point.config["phase"],)
+    return list(space.PHASES) if "all" in wanted else [phase for phase in space.PHASES if phase in wanted]
+
+
+def _place(row: PhaseRow) -> tuple[Any, ...]:
+    """Sorts from simple to complex, as people look for it; the device is not known of points that died."""
+    config, phases = row.point.config, (*space.PHASES, "all")
+    knobs = [int(config.get(knob) or 0) for knob in space.KNOBS]
+    operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])
+    case = str(row.point.case._replace(device=""))
+    return case, config["tp_size"], operator, method, config["phase"], knobs, row.point.name, phases.index(row.part)
+
+
+def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
+    slots = [answer for tp_size in case.plans for answer in case.slots(tp_size)]
+    sentence = scaling_sentence(case)
+    return Answer(
+        title=str(case.case),
+        brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
+        sentences=[sentence] if sentence else [],
+        cards=cards(case),
+        cautions=cautions(case),
+        compared=Listing(
+            *(SLOTS, slots, "The best setting of every slot, as the operators were measured one by one."),
+            chosen=lambda row: row.setting is not None,
+            group=lambda row: row.tp_size,
+        ),
+        points=case.points,
+        legend=_legend(case, slots),
+        more=exhibits(case),
+        details=[
+            *(entry["recommendation"] for entry in recommendations(case, overlap_threshold)),
+            *(measured_on(case.points), *gpus_in_words(case.points)),
+        ],
+    )
+
+
+def _legend(case: CaseAnalysis, slots: Sequence[SlotAnswer]) -> str:
+    default = "async TP as a whole" if is_async_tp(case) else "as Transformer Engine overlaps by itself"
+    lines = [
+        *(["dgrad and wgrad can only be timed together"] if any(one.phase == "wgrad" for one in slots) else []),
+        *([f"default: {default}"] if any(one.choice.default for one in slots) else []),
+        *(["*: not under the switches to set"] if any(one.setting != one.final_setting for one in slots) else []),
+    ]
+    return "; ".join(lines)
+
+
+def _files(case: CaseAnalysis, sources: Sources) -> Iterator[File]:
+    """Yields the configurations to train with; that of the smallest TP size has a plain name, too."""
+    directory = sources.reading.root / case.folder
+    for tp_size in case.tp_sizes:
+        for name, text in training_files(case, tp_size, sources.command).items():
+            if name == file_name(min(case.tp_sizes)):
+                yield File(directory, "optimal_tp_comm_overlap_cfg.yaml", text.encode)
+            yield File(directory, name, text.encode)
