@@ -22,7 +22,9 @@ NOT_OVERLAPPED = ("none", "floor")
 _EVERY, _COLUMN, _ROW = tuple(space.OPERATORS), ("qkv", "fc1"), ("proj", "fc2")
 _OFF = {**dict.fromkeys(overlap_cfg.SWITCH_DEFAULTS, False), "tp_comm_overlap": True}
 _SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
-_METHODS: dict[str, tuple[tuple[tuple[str, str, tuple[str, ...]], ...], tuple[str, ...]]] = {
+_Wanted = tuple[str, str, tuple[str, ...]]
+"""A method for a phase, or all, of these operators."""
+_METHODS: dict[str, tuple[tuple[_Wanted, ...], tuple[str, ...]]] = {
     "bulk": ((("bulk", "all", _EVERY),), ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")),
     "ring_exchange": (
         (("ring_exchange", "all", _EVERY),),
@@ -176,7 +178,7 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
     return OverlapConfig(_slots(point, wanted), {**_OFF, **dict.fromkeys(switched_on, True)})
 
 
-def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
+def _slots(point: Mapping[str, Any], wanted: Iterable[_Wanted]) -> dict[str, space.Setting]:
     """Returns the slots of these methods, phases and operators, with the point's knobs or the backend's defaults."""
     slots: dict[str, space.Setting] = {}
     given = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}
