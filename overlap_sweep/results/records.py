@@ -263,6 +263,12 @@ class Records:
     problems: list[str]
     """One sentence for each that cannot be read: its points are analysed all the same."""
 
+    @property
+    def layer_trials(self) -> dict[Path, LayerTrial]:
+        """The whole layers that tuners measured, by run directory."""
+        tuners = self.tuners.items()
+        return {folder / trial.point: trial for folder, one in tuners for trial in (*one.together, *one.proofs)}
+
 
 def read_records(root: Path) -> Records:
     """Those at or below `root`."""

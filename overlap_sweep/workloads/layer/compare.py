@@ -25,11 +25,7 @@ _Layer = tuple[str, dict[str, Timing]]
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
     """Returns the whole time of every variant; a tuner's have the names that reports use."""
-    trials = {
-        directory / trial.point: trial
-        for directory, record in records.tuners.items()
-        for trial in (*record.together, *record.proofs)
-    }
+    trials = records.layer_trials
     layers: dict[Key, list[_Layer]] = defaultdict(list)
     between: dict[Key, Scatter] = {}
     for point in points:

@@ -97,7 +97,8 @@ def section(sources: Sources) -> Section | None:
     if not points:
         return None
     layers = {point.directory: analyse_layer(point) for point in points if point.status == "ok"}
-    elsewhere = _told_with_operators(sources)
+    tuned = sources.records.layer_trials
+    cases = group_cases(sources.reading.points, "operator") if tuned else {}
     root = sources.reading.root
     rows = [
         PointRow(point, root, row)
@@ -109,23 +110,15 @@ def section(sources: Sources) -> Section | None:
         what="layers",
         title="Whole layers",
         explained="Times in milliseconds: medians of the rounds, in each of which all variants ran side by side.",
-        answers=[_answer(layer) for directory, layer in layers.items() if directory not in elsewhere],
+        answers=[
+            _answer(layer)
+            for directory, layer in layers.items()
+            if directory not in tuned or layer.point.case not in cases
+        ],
         points=Listing(TABLE, rows, "Every variant of the whole layers."),
         report={"layers": [_report(point, layers.get(point.directory), root) for point in points]},
         launch_bound=sum(any(row.launch_bound for row in layer.rows) for layer in layers.values()),
     )
-
-
-def _told_with_operators(sources: Sources) -> set[Path]:
-    """Returns the layers that a tuner measured for a case of the operators among the points."""
-    points = {point.directory: point for point in sources.reading.points}
-    tuned = {
-        directory / trial.point
-        for directory, record in sources.records.tuners.items()
-        for trial in (*record.together, *record.proofs)
-    }
-    cases = group_cases(sources.reading.points, "operator") if tuned else {}
-    return {directory for directory in tuned if directory in points and points[directory].case in cases}
 
 
 def _answer(layer: LayerAnalysis) -> Answer:
