@@ -231,9 +231,9 @@ STATUS: Column[PointRow[Any]] = Column(
 ERROR: Column[PointRow[Any]] = Column("error", _error, "Why the point is not ok.", "text")
 
 
-def attribute(name: str, about: str = "", kind: Kind = "number", **more: Any) -> Column[Any]:
-    """A column of the row's attribute of that name."""
-    return Column(name, attrgetter(name), about, kind, **more)
+def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column[Any]:
+    """Returns the column of the row's attribute `read`, by default the one of the column's name."""
+    return Column(name, attrgetter(read or name), about, kind, **more)
 
 
 def asked(name: str, *path: str, **more: Any) -> Column[PointRow[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms
@@ -23,6 +22,7 @@ from overlap_sweep.report.table import (
     Listing,
     PointRow,
     Table,
+    attribute,
     of_measured,
     through,
 )
@@ -80,25 +80,20 @@ KNOBS = (
 """The knobs that have columns of their own; the others are in `setting`."""
 
 
-def _cell(name: str, explained: str = "", kind: Kind = "number", read: str = "", **more: Any) -> C:
-    """Returns the column of a row's attribute, by default the one of that name."""
-    return C(name, attrgetter(read or name), explained, kind, **more)
-
-
 def _ms(name: str, explained: str, read: str = "", **more: Any) -> C:
-    return _cell(name, explained, read=read, header=f"{name.removesuffix('_us')} ms", show=as_ms, **more)
+    return attribute(name, explained, read=read, header=f"{name.removesuffix('_us')} ms", show=as_ms, **more)
 
 
 MEASURED = (
     _ms("step_us", "Median of a whole step.", "time_us"),
     _ms("noise_us", "95 % of step_us's noise.", "step.noise_us", dropped=5, queried=True),
-    _cell("q1_us", read="timing.q1_us"),
-    _cell("q3_us", read="timing.q3_us"),
+    attribute("q1_us", read="timing.q1_us"),
+    attribute("q3_us", read="timing.q3_us"),
     C("repeats", lambda row: len(row.timing.samples_us), kind="count"),
     _ms("none_us", "The same step with every collective alone on the device."),
     _ms("floor_us", "Without communication."),
     _ms("host_us", "What the host takes to enqueue the step.", dropped=3),
-    _cell("speedup", "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
+    attribute("speedup", "Over none_us.", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
         "hidden_fraction",
         lambda row: row.hidden.fraction if row.hidden.known else None,
@@ -108,19 +103,21 @@ MEASURED = (
         high_first=True,
     ),
     C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
-    _cell("comm_us", "none_us less floor_us."),
+    attribute("comm_us", "none_us less floor_us."),
     _ms("exposed_us", "step_us less floor_us.", dropped=6),
-    _cell("us_per_sample", read="of_sample.time_us"),
-    _cell("samples_per_step", kind="count"),
-    _cell("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
-    _cell("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
-    _cell("peak_memory_gb", header="memory GB", show="{:.1f}".format, dropped=4, queried=True),
-    _cell("parameters", kind="count"),
-    _cell("first_loss"),
-    _cell(*("loss", "After the last step of the recorded run."), header="loss", show=as_loss, dropped=1, queried=True),
-    _cell("compiled", "By what the layers were compiled, or why not.", "text"),
-    _cell("launch_bound", "The host takes as long as the device.", "flag"),
-    _cell(
+    attribute("us_per_sample", read="of_sample.time_us"),
+    attribute("samples_per_step", kind="count"),
+    attribute("samples_per_s", header="samples/s", show="{:,.0f}".format, high_first=True),
+    attribute("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
+    attribute("peak_memory_gb", header="memory GB", show="{:.1f}".format, dropped=4, queried=True),
+    attribute("parameters", kind="count"),
+    attribute("first_loss"),
+    attribute(
+        *("loss", "After the last step of the recorded run."), header="loss", show=as_loss, dropped=1, queried=True
+    ),
+    attribute("compiled", "By what the layers were compiled, or why not.", "text"),
+    attribute("launch_bound", "The host takes as long as the device.", "flag"),
+    attribute(
         *("baseline_launch_bound", "The same of one of the two steps that hidden_fraction is measured against.", "flag")
     ),
     C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag", queried=True),

@@ -69,7 +69,7 @@ def _other_knobs(setting: Mapping[str, Any]) -> str | None:
 
 
 OF_BACKEND = attribute("backend", "Empty for a baseline.", "text", header="backend")
-IMPLEMENTATION = C("implementation", lambda row: row.name, kind="text", header="implementation", style="setting")
+IMPLEMENTATION = attribute("implementation", read="name", kind="text", header="implementation", style="setting")
 SETTING: tuple[Column[Mapping[str, Any]], ...] = (
     Column("method", lambda setting: setting.get("method"), kind="text"),
     *(
@@ -82,9 +82,9 @@ TIME = attribute("time_us", "Of a point its median.", header="time us", show=as_
 OF_ONE_POINT = (
     C("q1_us", lambda row: row.quartiles_us and row.quartiles_us[0]),
     C("q3_us", lambda row: row.quartiles_us and row.quartiles_us[1]),
-    C("repeats", lambda row: row.estimate.repeats, kind="count"),
+    attribute("repeats", kind="count", read="estimate.repeats"),
 )
-NOISE = C("noise_us", lambda row: row.estimate.noise_us, "95 % of it.", header="noise us", show=as_us, dropped=2)
+NOISE = attribute("noise_us", "95 % of it.", read="estimate.noise_us", header="noise us", show=as_us, dropped=2)
 COMPARED_WITH = (
     *(C(f"{name}_us", lambda row, name=name: row.baselines_us[name]) for name in BASELINES),  # type: ignore[misc]
     attribute("bound_us", "The longer of gemm_only_us and comm_only_us."),

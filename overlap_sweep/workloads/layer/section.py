@@ -73,10 +73,10 @@ TIMES = (
         show=lambda interval: f"{interval.low:.3f} to {interval.high:.3f}",
         dropped=2,
     ),
-    C("ratio_low", lambda row: row.interval.low, "The interval's lower end.", queried=True),
-    C("ratio_high", lambda row: row.interval.high, "The interval's upper end.", queried=True),
+    attribute("ratio_low", "The interval's lower end.", read="interval.low", queried=True),
+    attribute("ratio_high", "The interval's upper end.", read="interval.high", queried=True),
     C("coverage", lambda row: CONFIDENCE, "The interval's confidence."),
-    C("differs", lambda row: row.to_reference.differs, "Whether the interval excludes 1.", "flag"),
+    attribute("differs", "Whether the interval excludes 1.", "flag", "to_reference.differs"),
     attribute(
         "hidden_fraction", "(none - all_us) / (none - floor).", header="hidden", show=as_percent, high_first=True
     ),
@@ -84,7 +84,7 @@ TIMES = (
     attribute("relative_error", "The largest of any tensor, against none."),
     C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
 )
-VARIANT = C("variant", lambda row: row.name, kind="text")
+VARIANT = attribute("variant", kind="text", read="name")
 TABLE = points_table("layers", "one row per point and variant", OF_POINT, (replace(VARIANT, queried=True), *TIMES))
 LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
 COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
