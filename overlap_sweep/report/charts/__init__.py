@@ -73,13 +73,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Marker:
-    """Another value in a row of bars, such as that of another setting."""
-
+class Dot:
     at: float
-    label: str = ""
-    colour: str = "ink"
+    low: float | None = None
+    """With its noise, to `high`."""
+    high: float | None = None
+    colour: str = "accent"
     shape: Mark = "dot"
+    label: str = ""
+    """Above it; of a bar's marker alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,8 @@ class Bar(Row):
     high: float | None = None
     colour: str = ""
     """Instead of the part's, where there is but one."""
-    marker: Marker | None = None
+    marker: Dot | None = None
+    """Another value, such as that of another setting."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,6 @@ class Bars:
 def cut(base: float, time: float, whole: float) -> list[float]:
     """Returns the ends of three parts: the base, what stands above it in the time, what is hidden of the whole."""
     return [min(base, time), time, max(time, whole)]
-
-
-@dataclass(frozen=True)
-class Dot:
-    at: float
-    low: float | None = None
-    """With its noise, to `high`."""
-    high: float | None = None
-    colour: str = "accent"
-    shape: Mark = "dot"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from overlap_sweep.report.charts import Area, Event, Level, Line, LinePoint, Lines, Note
+from overlap_sweep.report.charts import Area, Event, Level, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import colour
 from overlap_sweep.report.charts.vega import (
     OWN_COLOUR,
@@ -86,7 +86,7 @@ def draw_lines(lines: Lines) -> Json:
         style = {"color": colour(area.colour), "opacity": area.opacity, "clip": True}
         layers.append(layer("area", between, style, x=x(), y=y("low"), y2="high", detail="part"))
     for level in lines.levels:
-        rows = [{**_fields(level), "low": level.low, "high": level.high}]
+        rows = [{"y": level.y, **detail_fields(level.details), "low": level.low, "high": level.high}]
         if level.low is not None and level.high != level.low:
             style = {"opacity": 0.15, "color": colour(level.colour)}
             layers.append(layer("rect", rows, style, y=y("low"), y2="high", **whole))
@@ -94,7 +94,7 @@ def draw_lines(lines: Lines) -> Json:
     layers += _drawn_lines(lines, x, y, across)
     layers += _events(lines.events, x)
     if lines.notes:
-        noted = [{**_fields(note), "text": note.text} for note in lines.notes]
+        noted = [{"x": note.x, **detail_fields(note.details), "text": note.text} for note in lines.notes]
         style = {"dy": -7, "fontSize": 10, "color": colour("muted")}
         told = tooltip(lines.notes[0].details)
         layers.append(layer("text", noted, style, x=x(), y=constant("height"), text="text", tooltip=told))
@@ -115,12 +115,6 @@ def _stroke(line: Line | Level) -> Json:
     return {"color": colour(line.colour), "strokeDash": list(line.dash), "strokeWidth": line.width_px}
 
 
-def _fields(one: LinePoint | Level | Note) -> Json:
-    """Returns where it is, and what its tooltip says."""
-    names = ("x", "y") if isinstance(one, LinePoint) else ("y",) if isinstance(one, Level) else ("x",)
-    return {name: getattr(one, name) for name in names} | detail_fields(one.details)
-
-
 def _drawn_lines(lines: Lines, x: Any, y: Any, across: Scaled) -> list[Json]:
     """Returns lines, noise, points, rings and labels, above each other in this order."""
     layers = []
@@ -131,7 +125,8 @@ def _drawn_lines(lines: Lines, x: Any, y: Any, across: Scaled) -> list[Json]:
     noisy, marked, unmarked, ringed, labelled = [], [], [], [], []
     for line in lines.lines:
         for point in line.points:
-            fields, own = _fields(point), {"colour": colour(point.colour or line.colour)}
+            fields = {"x": point.x, "y": point.y, **detail_fields(point.details)}
+            own = {"colour": colour(point.colour or line.colour)}
             shape = point.shape or line.shape
             if point.low is not None:
                 noisy.append({"x": point.x, "low": point.low, "high": point.high, **own})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Key, Marker, Reference, cut
+from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Dot, Key, Reference, cut
 from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
@@ -82,7 +82,7 @@ def _knob_bar(contribution: KnobContribution) -> Bar:
         cells=[contribution.change_text, contribution.beside_text or "-"],
         colour="wait" if not contribution.sure else "bad" if contribution.change > 0 else "good",
         bold=contribution.taken and beside is not None,
-        marker=Marker(beside.change) if beside else None,
+        marker=Dot(beside.change, colour="ink") if beside else None,
         details={
             "knob": name,
             "time of a sample": contribution.change_text,

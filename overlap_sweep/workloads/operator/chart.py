@@ -8,7 +8,7 @@ from pathlib import Path
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
-from overlap_sweep.report.charts import Area, Axis, Bar, Bars, Column, Key, Line, LinePoint, Lines, Marker, Reference
+from overlap_sweep.report.charts import Area, Axis, Bar, Bars, Column, Dot, Key, Line, LinePoint, Lines, Reference
 from overlap_sweep.report.iterations import Side, Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
 from overlap_sweep.results.estimate import hidden_fraction
@@ -101,7 +101,7 @@ def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
         low=share(chosen.time_us + noise_us) if chosen.settings else None,
         high=share(chosen.time_us - noise_us) if chosen.settings else None,
         colour="bad" if hidden is not None and hidden < 0 else "",
-        marker=Marker(default, label, "comm", "tick") if default is not None else None,
+        marker=Dot(default, colour="comm", shape="tick", label=label) if default is not None else None,
         details={
             "slots": slots,
             "chosen": chosen_name(choice),

@@ -28,7 +28,6 @@ from overlap_sweep.report.charts import (
     Line,
     LinePoint,
     Lines,
-    Marker,
     Note,
     Reference,
 )
@@ -44,7 +43,7 @@ BARS = Bars(
     bars=[
         Bar(
             **{"name": "fast", "ends": [1.0, 1.5], "cells": ["1.5", "a"], "low": 1.4, "high": 1.6, "bold": True},
-            marker=Marker(1.2, "default", shape="tick"),
+            marker=Dot(1.2, label="default", shape="tick"),
         ),
         Bar(name="not known", ends=[], cells=["-", ""], details={"why": "no trace"}),
     ],
