@@ -6,20 +6,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Extent, Gantt, GanttBar, Group, Lane
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
-from overlap_sweep.trace.activity import KINDS, PHASE_OF_PASS, Activity, activity_of
 from overlap_sweep.trace.files import key_of
-from overlap_sweep.trace.intervals import rows_without_overlap
 from overlap_sweep.trace.kernel_classes import Kind, function_name
-from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.overlap import overlap_rows, startup_iterations
+from overlap_sweep.trace.overlap import startup_iterations
+
+if TYPE_CHECKING:
+    from overlap_sweep.trace.activity import Activity
 
 CLASSES = {
     "gemm": "GEMM",
@@ -140,6 +140,8 @@ def _stream_name(row: Sequence[Span]) -> str:
 
 
 def _packed(shown: Sequence[Span]) -> list[list[Span]]:
+    from overlap_sweep.trace.intervals import rows_without_overlap
+
     return [[shown[i] for i in row] for row in rows_without_overlap((s.start_us, s.end_us) for s in shown)]
 
 
@@ -153,6 +155,10 @@ def _by_stream(shown: Sequence[Span]) -> list[list[Span]]:
 
 def typical_iteration(path: Path | str) -> Iteration:
     """The iteration whose span is the (lower) median of those that are no start-up. UserError when there is none."""
+    from overlap_sweep.trace.activity import activity_of
+    from overlap_sweep.trace.kineto import read_trace
+    from overlap_sweep.trace.measured import overlap_rows
+
     trace = read_trace(path)
     activity = activity_of(trace)
     rows = overlap_rows(activity, str(path), trace.rank)
@@ -163,6 +169,10 @@ def typical_iteration(path: Path | str) -> Iteration:
 
 
 def _spans(activity: Activity, number: int) -> list[Span]:
+    import numpy as np
+
+    from overlap_sweep.trace.activity import KINDS, PHASE_OF_PASS
+
     events, assigned = activity.events, activity.assignment
     chosen = np.flatnonzero(assigned.iteration == number)
     chosen = chosen[np.argsort(events.start_ns[chosen], kind="stable")]

@@ -21,7 +21,7 @@ from overlap_sweep.trace.directories import TIMELINE_MARK
 from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.overlap import phases_of
+from overlap_sweep.trace.measured import phases_of
 from overlap_sweep.trace.stream import blocks
 
 WHOLE = "all"

@@ -12,6 +12,9 @@ import msgspec
 
 Number = int | float | str | None
 
+MOST_RANKS = 1 << 20
+"""More than any run has; a trace that says so is damaged."""
+
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 _RIGHT_ESCAPE = (

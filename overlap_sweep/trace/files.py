@@ -24,18 +24,8 @@ import msgspec
 
 from overlap_sweep.cache import find, keep
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.activity import activity_of
-from overlap_sweep.trace.kineto import MOST_RANKS, read_trace
-from overlap_sweep.trace.overlap import (
-    PartRow,
-    PhaseSummary,
-    TraceRow,
-    breakdown,
-    in_words,
-    overlap_rows,
-    startup_iterations,
-    summarise,
-)
+from overlap_sweep.trace.document import MOST_RANKS
+from overlap_sweep.trace.overlap import PartRow, PhaseSummary, TraceRow, in_words, startup_iterations, summarise
 from overlap_sweep.trace.stream import is_gzip
 
 TEXT_BYTES_PER_S = 200e6
@@ -147,6 +137,11 @@ def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[Tra
 
 def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
     """Reads and analyses a trace, whatever is kept of it."""
+    # Whoever reads no trace has no need of numpy.
+    from overlap_sweep.trace.activity import activity_of
+    from overlap_sweep.trace.kineto import read_trace
+    from overlap_sweep.trace.measured import breakdown, overlap_rows
+
     try:
         trace = read_trace(path)
         activity = activity_of(trace)

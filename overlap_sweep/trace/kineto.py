@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.document import Document, Event, ExactEvent
+from overlap_sweep.trace.document import MOST_RANKS, Document, Event, ExactEvent
 from overlap_sweep.trace.stream import RECORD_AGAIN, pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -38,9 +38,6 @@ OLD_CATEGORIES = {
 """How older versions of PyTorch called them."""
 
 NO_CORRELATION = -1
-
-MOST_RANKS = 1 << 20
-"""More than any run has; a trace that says so is damaged."""
 
 MOST_DIFFERENT = 1 << 16
 """Names of events, pairs of process and thread. Traces of torch have some hundreds; so many take seconds, and a million

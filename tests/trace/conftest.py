@@ -8,7 +8,8 @@ import pytest
 
 from overlap_sweep.trace.activity import activity_of
 from overlap_sweep.trace.kineto import read_trace
-from overlap_sweep.trace.overlap import TraceRow, overlap_rows
+from overlap_sweep.trace.measured import overlap_rows
+from overlap_sweep.trace.overlap import TraceRow
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 

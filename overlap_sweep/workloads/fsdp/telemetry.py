@@ -12,18 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import find_metrics, find_points, find_telemetry
 from overlap_sweep.trace.directories import links_out
-from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, subtract
 from overlap_sweep.workloads.fsdp.result import TrainingRun
+
+if TYPE_CHECKING:
+    from overlap_sweep.trace.intervals import Intervals
 
 COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY = "compute", "all_reduce", "reduce_scatter", "auxiliary"
 STREAMS = (COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY)
@@ -131,6 +132,10 @@ def write_metrics(path: Path, records: Iterable[StepRecord]) -> None:
 def overlap_of(spans_ns: Mapping[str, Sequence[tuple[int, int]]], step_ns: int) -> dict[str, Any]:
     """The fields of a StepRecord that follow from its spans: by stream (start, end) in nanoseconds, from the step's
     start. What reaches beyond the step is counted, too."""
+    import numpy as np
+
+    from overlap_sweep.trace.intervals import intersect, length, merge, subtract
+
     unions = {name: merge(np.array(spans_ns.get(name, ()), np.int64).reshape(-1, 2)) for name in STREAMS}
     compute = unions[COMPUTE]
     comm = merge(np.concatenate([unions[name] for name in STREAMS if name != COMPUTE]))

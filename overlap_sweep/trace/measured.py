@@ -1,0 +1,172 @@
+"""How much of the communication was hidden behind computation, and what the time went to, per iteration and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, get_args
+
+import numpy as np
+from msgspec.structs import asdict
+from numpy.typing import NDArray
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.trace.activity import (
+    BWD,
+    COMM,
+    COMPUTE,
+    FWD,
+    GEMM,
+    KINDS,
+    NO_ITERATION,
+    RECOMPUTE,
+    WAIT,
+    Activity,
+)
+from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract
+from overlap_sweep.trace.overlap import Grouping, Overlap, PartRow, TraceRow
+
+MOST_ITERATIONS = 10_000
+"""A millisecond each, and a few rows. People record some ten steps."""
+
+
+def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceRow]:
+    """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    if (count := len(np.unique(activity.assignment.iteration))) > MOST_ITERATIONS:
+        raise UserError(f"{file} holds {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
+    intervals, kind = activity.events.intervals, activity.kind
+    rows = [
+        TraceRow(file, rank, iteration, phase, **asdict(measure(intervals[chosen], kind[chosen])))
+        for iteration, phase, chosen in phases_of(activity)
+    ]
+    if not rows:
+        raise UserError(f"{file} holds no work inside its iterations but copies; profile at least one forward pass.")
+    return rows
+
+
+def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]:
+    """Yields iteration, phase, and which events are in it; without those phases that have no work."""
+    kind, assigned = activity.kind, activity.assignment
+    for iteration, inside in places_by_value(assigned.iteration):
+        # A copy after the last backward pass (loss.item()) would count as one more iteration.
+        if iteration == NO_ITERATION or not np.isin(kind[inside], (GEMM, COMM, COMPUTE)).any():
+            continue
+        pass_ = assigned.pass_[inside]
+        members = {
+            "fwd": inside[pass_ == FWD],
+            "bwd": inside[np.isin(pass_, (BWD, RECOMPUTE))],
+            "recompute": inside[pass_ == RECOMPUTE],
+            "all": inside,
+        }
+        for phase, chosen in members.items():
+            if len(chosen):
+                yield iteration, phase, chosen
+
+
+def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
+    """Overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into KINDS."""
+    gemm, comm, wait = (merge(intervals[kind == k]) for k in (GEMM, COMM, WAIT))
+    computation = merge(intervals[(kind == GEMM) | (kind == COMPUTE)])
+    span_ns = int(intervals[:, 1].max() - intervals[:, 0].min())
+    overlap_ns = length(intersect(gemm, comm))
+    shorter_ns = min(length(gemm), length(comm))
+    return Overlap(
+        span_us=span_ns / 1000,
+        gemm_busy_us=length(gemm) / 1000,
+        comm_busy_us=length(comm) / 1000,
+        wait_us=length(wait) / 1000,
+        overlap_us=overlap_ns / 1000,
+        exposed_comm_us=length(subtract(comm, computation)) / 1000,
+        idle_us=(span_ns - length(merge(intervals))) / 1000,
+        overlap_ratio=overlap_ns / shorter_ns if shorter_ns else None,
+        num_gemm_events=int((kind == GEMM).sum()),
+        num_comm_events=int((kind == COMM).sum()),
+        num_wait_events=int((kind == WAIT).sum()),
+        num_compute_events=int((kind == COMPUTE).sum()),
+    )
+
+
+class _Group(NamedTuple):
+    kind: str
+    library: str
+    name: str
+
+
+def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
+    """Returns for every iteration and phase its parts in each grouping, the longest busy first."""
+    rows: list[PartRow] = []
+    intervals = activity.events.intervals
+    for iteration, phase, chosen in phases_of(activity):
+        for by in get_args(Grouping):
+            groups, group = _groups(activity, by, chosen)
+            busy_ns, total_ns, alone_ns = measure_groups(intervals[chosen], group, len(groups))
+            num_events = np.bincount(group, minlength=len(groups))
+            for i in np.lexsort((np.arange(len(groups)), -busy_ns)):
+                rows.append(
+                    PartRow(
+                        file=file,
+                        rank=rank,
+                        iteration=iteration,
+                        phase=phase,
+                        by=by,
+                        **groups[i]._asdict(),
+                        num_events=int(num_events[i]),
+                        busy_us=int(busy_ns[i]) / 1000,
+                        total_us=int(total_ns[i]) / 1000,
+                        alone_us=int(alone_ns[i]) / 1000,
+                    )
+                )
+    return rows
+
+
+def measure_groups(
+    intervals: Intervals, group: NDArray[np.intp], num_groups: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Per group [num_groups] the length of its union, the sum of its lengths, and how long it runs without any other.
+
+    `intervals` [n, 2] in nanoseconds, `group` [n] from 0 to num_groups - 1.
+    """
+    total = np.zeros(num_groups, np.int64)
+    np.add.at(total, group, intervals[:, 1] - intervals[:, 0])
+    # Shifted apart, the groups merge in one go without touching each other. The moments' ranks leave room for shifting,
+    # however far apart the moments of a damaged trace are.
+    moments, ranks = np.unique(intervals, return_inverse=True)
+    unions = merge(ranks.reshape(intervals.shape) + (group * len(moments))[:, None])
+    of_union = unions[:, 0] // len(moments)
+    unions = moments[unions - (of_union * len(moments))[:, None]]
+    busy = np.zeros(num_groups, np.int64)
+    np.add.at(busy, of_union, unions[:, 1] - unions[:, 0])
+    return busy, total, _alone(unions, of_union, num_groups)
+
+
+def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:
+    moments = np.concatenate((unions[:, 0], unions[:, 1]))
+    steps = np.repeat([1, -1], len(unions))
+    order = np.argsort(moments, kind="stable")
+    moments, steps, group = moments[order], steps[order], np.tile(group, 2)[order]
+    running = np.cumsum(steps)[:-1]
+    # Where one runs, the sum of the numbers of those that run is its number.
+    which = np.cumsum(steps * group)[:-1]
+    alone = np.zeros(num_groups, np.int64)
+    np.add.at(alone, which[running == 1], np.diff(moments)[running == 1])
+    return alone
+
+
+def _groups(activity: Activity, by: Grouping, chosen: NDArray[np.intp]) -> tuple[list[_Group], NDArray[np.intp]]:
+    """Returns the groups of the chosen events, and which of them each event is in."""
+    if by == "stream":
+        lanes, lane = np.unique(activity.events.lane[chosen], return_inverse=True)
+        groups = []
+        for number, (_, on_lane) in zip(lanes, places_by_value(lane), strict=True):
+            classes = {activity.classes[int(label)] for label in np.unique(activity.events.label[chosen[on_lane]])}
+            kinds = sorted({kernel_class.kind for kernel_class in classes}, key=KINDS.index)
+            libraries = sorted({kernel_class.library for kernel_class in classes})
+            groups.append(_Group("+".join(kinds), "+".join(libraries), " ".join(activity.lanes[number])))
+        return groups, lane
+    labels, label = np.unique(activity.events.label[chosen], return_inverse=True)
+    of_label = [activity.classes[int(number)] for number in labels]
+    if by == "kernel":
+        return [_Group(*of, activity.labels[number][1]) for of, number in zip(of_label, labels, strict=True)], label
+    place = {kernel_class: i for i, kernel_class in enumerate(dict.fromkeys(of_label))}
+    return [_Group(*of, " ".join(reversed(of))) for of in place], np.array([place[of] for of in of_label], np.intp)[
+        label
+    ]
