@@ -4,17 +4,13 @@ sequence, the GEMM alone and the communication alone."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, KernelShape
-from overlap_sweep.workloads import Workload
-
-if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads import Workload, run_of
 
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
 WARMUP = {"cuda": 3, "cpu": 1}
@@ -107,13 +103,6 @@ def refusal(point: Mapping[str, Any]) -> str | None:
     return reason
 
 
-def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Check, time and profile every implementation; the fields of `Result` that were measured."""
-    from overlap_sweep.workloads.kernel.run import run_kernel
-
-    return run_kernel(point, directory, ranks)
-
-
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     of_model = point["n"] is None
     kernel = [str(point["kernel"])] if point["kernel"] or not of_model else []
@@ -127,7 +116,7 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
-    run=_run,
+    run=run_of(__name__),
     subject=lambda point: "{kernel} {m}x{n}x{k}".format(**point),
     words=_words,
     named={"tp_size", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *space.KNOBS},

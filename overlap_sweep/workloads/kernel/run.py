@@ -38,7 +38,7 @@ class Check(NamedTuple):
     independent: bool
 
 
-def run_kernel(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the fields of `Result` that were measured. Collective."""
     module = backends.load_kernels(point["backend"])
     try:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads import Workload
-
-if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.workloads import Workload, run_of
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -114,13 +111,6 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
     return {name: config for name, config in _configs(point).items() if name not in refused}
 
 
-def _run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Check, time and profile every variant; the fields of `Result` that were measured."""
-    from overlap_sweep.workloads.layer.run import run_layer
-
-    return run_layer(point, directory, ranks)
-
-
 def tolerance(point: Mapping[str, Any]) -> float:
     """Returns the largest relative error at which a variant still counts as right."""
     if point["precision"] == "fp32":
@@ -208,7 +198,7 @@ WORKLOAD = Workload(
     complete=complete,
     refusal=refusal,
     overlap_configs=overlap_configs,
-    run=_run,
+    run=run_of(__name__),
     subject=lambda point: str(point["layer"]["kind"]),
     words=_words,
     named={"tp_size", "layer", "layer.num_replicas"},

@@ -27,7 +27,7 @@ INPUTS = 2
 LEARNING_RATE = 1e-4
 
 
-def run_layer(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the fields of `Result` that were measured. Collective."""
     refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
     names = [name for name in workload.names(point) if name not in refused]

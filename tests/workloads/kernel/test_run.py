@@ -140,7 +140,7 @@ def _run(ranks: Ranks, directory: Path, spoiled: str | None, names: list[str], p
 
     with patch.object(torch_kernels, "build", spoiling):
         try:
-            return kernel_run.run_kernel(point, directory, ranks)
+            return kernel_run.run(point, directory, ranks)
         except (WrongNumbers, Refused) as error:
             return type(error).__name__, str(error)
 

@@ -92,7 +92,7 @@ def test_a_file_is_read_once_and_recorded(tmp_path: Path) -> None:
 
 
 def measured(ranks: Ranks, directory: Path, given: dict[str, Any]) -> dict[str, Any]:
-    return layer_run.run_layer(given, directory, ranks)
+    return layer_run.run(given, directory, ranks)
 
 
 def test_replicas_that_train_compute_what_none_does(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def measured_out_of_order(ranks: Ranks, directory: Path, given: dict[str, Any]) 
     ring = overlap.Collectives._ring_gather
     overlap.Collectives._ring_gather = lambda *arguments: ring(*arguments).flip(0)
     try:
-        return layer_run.run_layer(given, directory, ranks)
+        return layer_run.run(given, directory, ranks)
     finally:
         overlap.Collectives._ring_gather = ring
 
