@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 from rich.console import Console
 
 from overlap_sweep import workloads
-from overlap_sweep.report.comparison import attribute, counted, print_table, ratio_column
+from overlap_sweep.report.comparison import counted, print_table, ratio_column
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_us
-from overlap_sweep.report.table import Column, Row, Table, through
+from overlap_sweep.report.table import Column, Row, Table, attribute, through
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
@@ -145,14 +145,14 @@ ROWS: Table[Times] = Table(
     "rows",
     "one row per point and environment",
     (
-        attribute("point", "key", "text"),
+        attribute("point", read="key", kind="text"),
         Column("model", lambda times: times.point["model"]["name"], kind="text"),
         Column("backend", lambda times: times.point["backend"], kind="text"),
         Column("precision", lambda times: times.point["precision"], kind="text"),
-        attribute("tokens", "sample.tokens", "count"),
+        attribute("tokens", read="sample.tokens", kind="count"),
         Column("tp_size", lambda times: times.point["tp_size"], kind="count"),
-        attribute("operator", "subject", "text"),
-        attribute("pass", "sample.pass_name", "text"),
+        attribute("operator", read="subject", kind="text"),
+        attribute("pass", read="sample.pass_name", kind="text"),
         attribute("setting", kind="text"),
         Column("device", lambda times: times.environment.get("gpu") or times.environment.get("device"), kind="text"),
         *(_version("driver"), _version("torch"), _version("transformer_engine", "transformer-engine")),
@@ -161,13 +161,13 @@ ROWS: Table[Times] = Table(
         attribute("measurements", kind="count"),
         attribute("first", kind="text"),
         attribute("last", kind="text"),
-        attribute("time_us", "time.time_us"),
-        attribute("noise_us", "time.noise_us"),
+        attribute("time_us", read="time.time_us"),
+        attribute("noise_us", read="time.noise_us"),
         attribute("none_us"),
         *(RATIO, NONE_RATIO),
         attribute("verdict", kind="text"),
         attribute("changed", kind="text"),
-        attribute("directory", "latest.directory", "text"),
+        attribute("directory", read="latest.directory", kind="text"),
     ),
 )
 """Times are microseconds; ratio is time_us over that of the same point in the environment before, on the same kind of

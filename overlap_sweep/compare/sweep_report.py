@@ -26,7 +26,6 @@ from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
     as_ratio,
-    attribute,
     by_label,
     counted,
     print_table,
@@ -37,7 +36,7 @@ from overlap_sweep.report.comparison import (
 )
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import as_percent, as_us
-from overlap_sweep.report.table import Column, Table
+from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.comparable import Drift
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
 from overlap_sweep.results.verdict import MARGIN
@@ -49,36 +48,36 @@ NOTABLE_DRIFT = 0.02
 COLOURS = {"faster": "good", "slower": "bad", "same": "wait"}
 
 
-TP = attribute("tp_size", "ours.key.tp_size", "count", header="TP")
+TP = attribute("tp_size", read="ours.key.tp_size", kind="count", header="TP")
 RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio")
 VERDICT = attribute("verdict", kind="text", header="verdict")
 NONE_RATIO: Column[Any] = ratio_column("none_ratio", lambda match: match.none_ratio, "none", dropped=2)
 FLOOR_RATIO: Column[Any] = ratio_column("floor_ratio", lambda match: match.floor_ratio, "floor", dropped=1)
 _OF_KEY = (
-    attribute("model", "ours.key.model", "text"),
-    attribute("tokens", "ours.key.tokens", "count"),
-    attribute("precision", "ours.key.precision", "text"),
-    attribute("backend", "ours.key.backend", "text"),
-    attribute("device", "ours.key.device", "text"),
+    attribute("model", read="ours.key.model", kind="text"),
+    attribute("tokens", read="ours.key.tokens", kind="count"),
+    attribute("precision", read="ours.key.precision", kind="text"),
+    attribute("backend", read="ours.key.backend", kind="text"),
+    attribute("device", read="ours.key.device", kind="text"),
     TP,
-    attribute("operator", "ours.key.operator", "text"),
-    attribute("pass", "ours.key.pass_name", "text"),
+    attribute("operator", read="ours.key.operator", kind="text"),
+    attribute("pass", read="ours.key.pass_name", kind="text"),
 )
 _OF_TIMES = (
     attribute("dataset", kind="text"),
     attribute("reference", kind="text"),
-    attribute("time_us", "ours.time.time_us"),
-    attribute("noise_us", "ours.time.noise_us", about="Half-width of a 95 % interval."),
-    attribute("reference_us", "theirs.time.time_us"),
-    attribute("reference_noise_us", "theirs.time.noise_us"),
+    attribute("time_us", read="ours.time.time_us"),
+    attribute("noise_us", read="ours.time.noise_us", about="Half-width of a 95 % interval."),
+    attribute("reference_us", read="theirs.time.time_us"),
+    attribute("reference_noise_us", read="theirs.time.noise_us"),
     *(RATIO, VERDICT),
-    attribute("hidden_fraction", "ours.hidden_fraction"),
-    attribute("reference_hidden_fraction", "theirs.hidden_fraction"),
-    attribute("none_us", "ours.none_us"),
-    attribute("reference_none_us", "theirs.none_us"),
+    attribute("hidden_fraction", read="ours.hidden_fraction"),
+    attribute("reference_hidden_fraction", read="theirs.hidden_fraction"),
+    attribute("none_us", read="ours.none_us"),
+    attribute("reference_none_us", read="theirs.none_us"),
     NONE_RATIO,
-    attribute("floor_us", "ours.floor_us"),
-    attribute("reference_floor_us", "theirs.floor_us"),
+    attribute("floor_us", read="ours.floor_us"),
+    attribute("reference_floor_us", read="theirs.floor_us"),
     FLOOR_RATIO,
 )
 """Of a slot those of its whole pass."""
@@ -88,8 +87,8 @@ POINTS: Table[Match] = Table(
     "one row per matching point and dataset",
     (
         *_OF_KEY,
-        attribute("setting", "ours.key.setting", "text"),
-        attribute("reference_setting", "theirs.key.setting", "text"),
+        attribute("setting", read="ours.key.setting", kind="text"),
+        attribute("reference_setting", read="theirs.key.setting", kind="text"),
         *_OF_TIMES,
         Column("measurements", lambda match: len(match.ours.points), kind="count"),
         Column("reference_measurements", lambda match: len(match.theirs.points), kind="count"),
@@ -124,7 +123,7 @@ AGGREGATES: Table[Aggregate] = Table(
         attribute("case", kind="text"),
         attribute("tp_size", header="TP", words=lambda one: str(one.tp_size or "all")),
         attribute("operator", kind="text"),
-        attribute("pass", "pass_name", "text", header="pass", words=lambda one: one.name),
+        attribute("pass", read="pass_name", kind="text", header="pass", words=lambda one: one.name),
         Column("points", lambda one: len(one.matches), kind="count"),
         Column("faster", lambda one: one.counts["faster"], kind="count", header="faster"),
         Column("slower", lambda one: one.counts["slower"], kind="count", header="slower"),
@@ -139,7 +138,7 @@ TOTALS: Table[Totals] = Table(
     "totals",
     "one row per dataset, over the passes that all have",
     (
-        attribute("", "label", "text", header="dataset"),
+        attribute("", read="label", kind="text", header="dataset"),
         attribute("common_passes", kind="count"),
         attribute("best_us", header="best us", show=as_us),
         attribute("none_us", header="none us", show=as_us),
@@ -310,8 +309,8 @@ def _print_points(matches: Sequence[Match], compared: SweepComparison, all_point
     columns: tuple[Column[Match], ...] = (
         TP,
         Column("", lambda match: _point(match, compared), kind="text", header="point"),
-        attribute("", "theirs.time.time_us", header=f"{theirs} us", show=as_us),
-        attribute("", "ours.time.time_us", header=f"{ours} us", show=as_us),
+        attribute("", read="theirs.time.time_us", header=f"{theirs} us", show=as_us),
+        attribute("", read="ours.time.time_us", header=f"{ours} us", show=as_us),
         Column("", lambda match: as_us(_noise_us(match)), header="noise us", dropped=3),
         RATIO,
         VERDICT,

@@ -27,7 +27,6 @@ from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Key, Line, Line
 from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
-    attribute,
     counted,
     print_table,
     ratio_column,
@@ -36,7 +35,7 @@ from overlap_sweep.report.comparison import (
 )
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import PASS_WORDS, as_sentence, as_us
-from overlap_sweep.report.table import Column, Table
+from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.trace.overlap import TraceRow
 
 FEW_KERNELS = 15
@@ -55,7 +54,7 @@ LINES = {"gemm_busy_us": "gemm", "comm_busy_us": "comm", "overlap_us": "series4"
 
 
 def _of_both(name: str) -> tuple[Column[PartMatch], Column[PartMatch]]:
-    return attribute(name, f"ours.{name}"), attribute(f"reference_{name}", f"theirs.{name}")
+    return attribute(name, read=f"ours.{name}"), attribute(f"reference_{name}", read=f"theirs.{name}")
 
 
 RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
@@ -206,13 +205,13 @@ def _print_parts(title: str, parts: Sequence[PartMatch], most: int | None, conso
         return
     what, shown = parts[0].by, parts[:most]
     columns: tuple[Column[PartMatch], ...] = (
-        attribute("", "theirs.busy_us", header=f"{parts[0].reference} us", show=as_us),
-        attribute("", "ours.busy_us", header=f"{parts[0].dataset} us", show=as_us),
+        attribute("", read="theirs.busy_us", header=f"{parts[0].reference} us", show=as_us),
+        attribute("", read="ours.busy_us", header=f"{parts[0].dataset} us", show=as_us),
         Column("", lambda part: f"{part.difference_us:+,.1f}", header="difference"),
         RATIO,
         Column("", lambda part: f"{part.theirs.num_events:g} to {part.ours.num_events:g}", header="runs", dropped=1),
         CHANGE,
-        attribute("", "name", "text", header=what),
+        attribute("", read="name", kind="text", header=what),
     )
     print_table(f"{title}, whole iteration", columns, shown, console, cut_last=True)
     if len(shown) < len(parts):

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
 from overlap_sweep.report.console import fits, print_lines
 from overlap_sweep.report.csv_text import csv_of
-from overlap_sweep.report.table import Column, Kind, Table, to_frame
+from overlap_sweep.report.table import Column, Table, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
@@ -207,11 +206,6 @@ def _identity(columns: Sequence[Column[Any]]) -> list[str]:
     """What a line begins with: all up to the last of the leading names."""
     leading = next((i for i, column in enumerate(columns) if column.header != "TP" and column.is_number), len(columns))
     return [column.header for column in columns[: max(leading, 1)]]
-
-
-def attribute(name: str, path: str = "", kind: Kind = "number", **more: Any) -> Column[Any]:
-    """A column of the rows' attribute at `path`, or of the column's own name."""
-    return Column(name, attrgetter(path or name), kind=kind, **more)
 
 
 def ratio_column(name: str, value: Callable[[R], float], header: str, **more: Any) -> Column[R]:

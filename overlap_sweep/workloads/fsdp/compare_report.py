@@ -13,14 +13,13 @@ from rich.console import Console
 from overlap_sweep.report.comparison import (
     Comparison,
     as_ratio,
-    attribute,
     by_label,
     counted,
     print_table,
     ratio_column,
 )
 from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.table import Column, Table
+from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.provenance import describe_machine, launch_commands
 from overlap_sweep.results.verdict import MARGIN
 from overlap_sweep.workloads.fsdp.compare import (
@@ -71,18 +70,18 @@ ROWS: Table[_Row] = Table(
     "rows",
     "one row per quantity and run; values are medians, units are in the quantities' names",
     (
-        attribute("dataset", "match.dataset", "text"),
-        attribute("reference", "match.reference", "text"),
-        attribute("run", "match.ours.name", "text"),
-        attribute("reference_run", "match.theirs.name", "text"),
-        attribute("quantity", "one.quantity", "text"),
+        attribute("dataset", read="match.dataset", kind="text"),
+        attribute("reference", read="match.reference", kind="text"),
+        attribute("run", read="match.ours.name", kind="text"),
+        attribute("reference_run", read="match.theirs.name", kind="text"),
+        attribute("quantity", read="one.quantity", kind="text"),
         _of_either("value", "median"),
         _of_either("noise", "noise"),
         _of_either("reference_value", "median"),
         _of_either("reference_noise", "noise"),
         Column("difference", _difference),
         RATIO,
-        attribute("ratio_noise", "one.ratio_noise"),
+        attribute("ratio_noise", read="one.ratio_noise"),
         VERDICT,
         _of_either("count", "count", kind="count"),
         _of_either("reference_count", "count", kind="count"),
