@@ -27,20 +27,17 @@ LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "
 """Collectives that no GEMM was fused with, and what details call them."""
 
 
-def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> AsyncTp:
-    """Returns the model in training. Refused where nothing could be fused."""
-    if reason := operators.missing():
-        raise Refused(reason)
-    # Inductor's pass is skipped without it.
-    if not dist.is_nccl_available():
-        raise Refused("asynchronous TP needs a PyTorch with NCCL: without it nothing is fused; use impl=fsdp_dtensor")
-    return AsyncTp(point, ranks, groups)
-
-
 class AsyncTp(FsdpDtensor):
-    """See implementation.Implementation."""
+    """An Implementation. Refused where nothing could be fused."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+        if reason := operators.missing():
+            raise Refused(reason)
+        # Inductor's pass is skipped without it.
+        if not dist.is_nccl_available():
+            raise Refused(
+                "asynchronous TP needs a PyTorch with NCCL: without it nothing is fused; use impl=fsdp_dtensor"
+            )
         with warnings.catch_warnings():
             # Deprecated, as if it were not needed; without it the compile pass fuses nothing.
             warnings.simplefilter("ignore", FutureWarning)

@@ -31,29 +31,26 @@ _CUT = "tensor_model_parallel"
 """The attribute by which DeepSpeed knows parameters, and gradients, of which each rank has another part."""
 
 
-def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> AutoTp:
-    """Returns the model as DeepSpeed trains it. Refused where DeepSpeed would compute something else than the
-    others."""
-    training = point["tp_training"]
-    if training["autocast"] and training["dtype"] == "float16" and training["zero_stage"]:
-        raise Refused(
-            "with ZeRO and autocast DeepSpeed clips float16's gradients with the loss scale in them: use "
-            "tp_training.zero_stage=0, or tp_training.dtype=bfloat16"
-        )
-    deepspeed = _deepspeed(ranks.device)
-    # Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only.
-    _set_groups(groups.tp, groups.dp)
-    try:
-        return AutoTp(point, ranks, groups, deepspeed)
-    except BaseException:
-        _forget_state()
-        raise
-
-
 class AutoTp:
-    """See implementation.Implementation."""
+    """An Implementation. Refused where DeepSpeed would compute something else than the others."""
 
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, deepspeed: Any) -> None:
+    def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
+        training = point["tp_training"]
+        if training["autocast"] and training["dtype"] == "float16" and training["zero_stage"]:
+            raise Refused(
+                "with ZeRO and autocast DeepSpeed clips float16's gradients with the loss scale in them: use "
+                "tp_training.zero_stage=0, or tp_training.dtype=bfloat16"
+            )
+        deepspeed = _deepspeed(ranks.device)
+        # Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only.
+        _set_groups(groups.tp, groups.dp)
+        try:
+            self._build(point, ranks, groups, deepspeed)
+        except BaseException:
+            _forget_state()
+            raise
+
+    def _build(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, deepspeed: Any) -> None:
         from deepspeed.utils import groups as mpu
 
         self._groups, self._training = groups, point["tp_training"]

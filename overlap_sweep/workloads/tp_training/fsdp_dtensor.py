@@ -38,10 +38,6 @@ SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
 
 
-def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> FsdpDtensor:
-    return FsdpDtensor(point, ranks, groups)
-
-
 class FsdpDtensor:
     """See implementation.Implementation."""
 

@@ -33,13 +33,8 @@ from overlap_sweep.workloads.tp_training.megatron_model import (
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
-def build(point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> Megatron:
-    """Returns the model in training. Refused where userbuffers don't take the overlap configuration. Collective."""
-    return Megatron(point, ranks, groups)
-
-
 class Megatron:
-    """See implementation.Implementation."""
+    """An Implementation. Refused where userbuffers don't take the overlap configuration. Collective."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
         self._point = point

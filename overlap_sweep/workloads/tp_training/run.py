@@ -67,7 +67,7 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
     processes end, so that nothing is closed: other ranks might not be there to do it, too."""
     groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
     batches = TokenBatches(point, ranks, groups.dp_rank)
-    built = implementation.load(point["impl"]).build(point, ranks, groups)
+    built = implementation.load(point["impl"])(point, ranks, groups)
     steps = TrainingSteps(built, batches, point, ranks)
     recording = Recording(ranks, groups.dp, point["tp_training"])
     for _ in range(point["tp_training"]["num_training_steps"]):

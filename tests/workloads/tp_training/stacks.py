@@ -108,7 +108,7 @@ def train_points(ranks: Ranks, points: Mapping[str, Mapping[str, Any]]) -> dict[
     found = {}
     for name, point in points.items():
         groups = groups_of(ranks, point["tp_size"], point["dp_size"])
-        built = implementation.load(point["impl"]).build(point, ranks, groups)
+        built = implementation.load(point["impl"])(point, ranks, groups)
         steps = TrainingSteps(built, TokenBatches(point, ranks, groups.dp_rank), point, ranks)
         taken = [steps.run() for _ in range(point["tp_training"]["num_training_steps"])]
         assert {step.loss.dtype for step in taken} == {torch.float32}

@@ -14,7 +14,7 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads import tp_training
-from overlap_sweep.workloads.tp_training import hugging_face, implementation
+from overlap_sweep.workloads.tp_training import async_tp, hugging_face, implementation
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
 from overlap_sweep.workloads.tp_training.implementation import TokenBatches, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
@@ -149,11 +149,11 @@ def test_a_stack_refuses_what_it_has_nothing_for(
 ) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
     with pytest.raises(Refused, match=reason):
-        implementation.load(impl).build(tp_point(f"impl={impl}", *overrides), ALONE, None)
+        implementation.load(impl)(tp_point(f"impl={impl}", *overrides), ALONE, None)
 
 
 def test_async_tp_warns_where_nothing_was_fused() -> None:
-    found = implementation.load("async_tp").Collectives()
+    found = async_tp.Collectives()
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (x, 2, "0"))

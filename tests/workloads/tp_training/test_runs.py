@@ -23,17 +23,18 @@ from tests.workloads.tp_training.stacks import differences, train_points
 
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[dict[str, Any], list[bool]]:
     """What the run returns, and whether its model is still there after the run's own collection of garbage."""
-    from overlap_sweep.workloads.tp_training import fsdp_dtensor
+    from overlap_sweep.workloads.tp_training import implementation
+    from overlap_sweep.workloads.tp_training.fsdp_dtensor import FsdpDtensor
     from overlap_sweep.workloads.tp_training.run import run
 
-    build, built = fsdp_dtensor.build, []
+    built = []
 
-    def watched(*given: Any) -> Any:
-        new = build(*given)
+    def watched(*given: Any) -> FsdpDtensor:
+        new = FsdpDtensor(*given)
         built.append(weakref.ref(new._model))
         return new
 
-    with patch.object(fsdp_dtensor, "build", watched):
+    with patch.object(implementation, "load", lambda _impl: watched):
         found = run(point, directory, ranks)
     return found, [model() is not None for model in built]
 
@@ -70,7 +71,7 @@ def test_a_full_device_is_told_with_what_takes_less(tmp_path: Path, monkeypatch:
     def build(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
-    monkeypatch.setattr(implementation, "load", lambda _name: SimpleNamespace(build=build))
+    monkeypatch.setattr(implementation, "load", lambda _impl: build)
     monkeypatch.setattr(run, "groups_of", lambda *_: SimpleNamespace(dp_rank=0))
     with pytest.raises(torch.OutOfMemoryError) as error:
         run.run(tp_point("tp_size=1"), tmp_path, Ranks(0, 1, torch.device("cpu")))

@@ -129,7 +129,7 @@ def _overflow(ranks: Ranks, point: dict[str, Any]) -> list[tuple[float, float, f
     infinite: with Megatron-Core all, otherwise one of one rank."""
     groups, impl = groups_of(ranks, point["tp_size"], point["dp_size"]), point["impl"]
     make_do(impl, ranks)
-    built, found = implementation.load(impl).build(point, ranks, groups), []
+    built, found = implementation.load(impl)(point, ranks, groups), []
     batch = TokenBatches(point, ranks, groups.dp_rank)[0]
     for step in range(3):
         spoiled = step == 1 and ranks.rank == 1
@@ -173,7 +173,7 @@ def _masters_of_autotp(ranks: Ranks, points: list[dict[str, Any]]) -> list[float
 
     differ = []
     for point in points:
-        built = autotp.build(point, ranks, groups_of(ranks, point["tp_size"], point["dp_size"]))
+        built = autotp.AutoTp(point, ranks, groups_of(ranks, point["tp_size"], point["dp_size"]))
         draw = initial_weights(point, ranks)
         parameters = dict(built._engine.module.named_parameters())
         unfused = dict(autotp._own_masters(built._engine.optimizer))
@@ -199,7 +199,7 @@ def test_master_weights_of_autotp_are_drawn_in_float32() -> None:
 def _left_behind(ranks: Ranks, point: dict[str, Any]) -> int:
     """How many parameters are still there when their model is closed."""
     groups = groups_of(ranks, point["tp_size"], point["dp_size"])
-    built = autotp.build(point, ranks, groups)
+    built = autotp.AutoTp(point, ranks, groups)
     built.backward(built.forward(*TokenBatches(point, ranks, groups.dp_rank)[0], True), True)
     built.update()
     parameters = [weakref.ref(parameter) for parameter in built._engine.module.parameters()]
@@ -219,13 +219,13 @@ def _masters_of_megatron(ranks: Ranks, point: dict[str, Any]) -> tuple[list[floa
     from overlap_sweep.workloads.tp_training import megatron
 
     groups = groups_of(ranks, point["tp_size"], point["dp_size"])
-    built = megatron.build(point, ranks, groups)
+    built = megatron.Megatron(point, ranks, groups)
     embedding = dict(built._model.module.module.named_parameters())["embedding.word_embeddings.weight"]
     # A data-parallel rank may own nothing of it.
     kept = [] if embedding.main_param is None else embedding.main_param.detach().flatten().tolist()
     built.close()
     made = len(dist.distributed_c10d._world.pg_map)
-    megatron.build(point, ranks, groups).close()
+    megatron.Megatron(point, ranks, groups).close()
     return kept, made, len(dist.distributed_c10d._world.pg_map)
 
 
