@@ -41,7 +41,7 @@ test: .venv/.installed
 test-long: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slurm or faults or end_to_end"
 
-## Writes tests/golden/expected anew: all that analysis prints and writes. The diff is what a change does to users.
+## Writes tests/golden/expected and docs/columns.md anew: all that analysis prints and writes. The diff is what a change does to users.
 golden: .venv/.installed
 	$(BIN)/python -m tests.golden.outputs
 

@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 from overlap_sweep.commands.compare import compare
 from overlap_sweep.commands.failing import print_error
 from overlap_sweep.commands.history import history
-from overlap_sweep.commands.query import query
-from overlap_sweep.commands.report import report
+from overlap_sweep.commands.query import QueryCommand, query
+from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
 from overlap_sweep.commands.trace import TraceCommand, trace
 from overlap_sweep.errors import UserError
@@ -71,8 +71,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(name=DEFAULT_COMMAND)(report)
-app.command()(query)
+app.command(name=DEFAULT_COMMAND, cls=ReportCommand)(report)
+app.command(cls=QueryCommand)(query)
 app.command(cls=TraceCommand)(trace)
 app.command()(compare)
 app.command()(timeline)

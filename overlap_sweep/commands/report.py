@@ -3,18 +3,38 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
-from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+from overlap_sweep.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_if,
+    fail_if_option,
+    print_rows,
+    with_columns,
+)
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.report.section import Analysis
+    from overlap_sweep.report.table import Table
+
+
+def tables() -> dict[str, Table[Any]]:
+    """Returns the tables of answers, by heading; without one of its own a workload answers with its points."""
+    from overlap_sweep.workloads import names, section_module
+
+    modules = {name: section_module(name) for name in names()}
+    return {f"of workload={name}": getattr(module, "ANSWERS", module.TABLE) for name, module in modules.items()}
+
+
+ReportCommand = with_columns(tables)
 
 
 def report(
@@ -37,36 +57,9 @@ def report(
     analysis.unmeasured=off              slots never measured: off (default), or default: the library's own overlap
 
     With --format csv, json or parquet the answers go to stdout as rows, one per TP size and slot, and nothing else
-    does. These rows are also what --fail-if looks at. Where there are no operators, they are one per variant of whole
-    layers, with the columns of query --layers; or one per kernel and shape: the implementation to use there; or one per
-    model, ranks and device that was trained: the best setting; or one per model, tensor- and data-parallel size that
-    stacks were compared on: the fastest of them; or one per point of GEMMs beside copies.
+    does. These rows are also what --fail-if looks at. They are of the first workload below that was measured.
 
-    \b
-      model backend device precision tokens tp_size slot operator phase pass
-      setting method num_sm aggregate num_splits cga_size set_sm_margin use_ce atomic_gemm fp8_buf
-      time_us noise_us none_us default_us floor_us hidden_fraction speedup overlap_ratio
-      measured reason final_setting proven recommended layer_ratio layer_ratio_low layer_ratio_high
-    \b
-    of kernels:
-      kernel m n k tp_size precision device backend implementation method num_sm aggregate num_splits cga_size
-      set_sm_margin use_ce atomic_gemm fp8_buf other_knobs time_us noise_us sequential_us gemm_only_us comm_only_us
-      bound_us tflops link_gb_per_s hidden_fraction speedup over_bound relative_error reason
-    \b
-    of training runs:
-      model ranks device strategy precision setting overrides turned batch_size gradient_accumulation forward_prefetch
-      backward_prefetch limit_all_gathers reshard_after_forward replicas reduce_dtype enable_overlap bucket_cap_mb
-      compile step_us noise_us none_us floor_us host_us speedup hidden_fraction hidden_noise comm_us exposed_us
-      us_per_sample samples_per_step samples_per_s tokens_per_s peak_memory_gb parameters loss compiled launch_bound
-      baseline_launch_bound reference gain proven reason
-    \b
-    of tensor-parallel stacks:
-      model num_layers device dtype seq_length batch_size gradient_accumulation_steps tp_size dp_size ranks impl setting
-      step_us noise_us q1_us q3_us repeats forward_pct backward_pct optimizer_pct other_pct tokens_per_s
-      tokens_per_s_per_gpu samples_per_s tflops_per_gpu mfu_pct memory_allocated_gb memory_peak_gb host_ahead_us comm_us
-      hidden_comm_us exposed_comm_us hidden_comm_fraction comm_wait_us loss losses_agree loss_difference parameters
-      tokens_per_step samples_per_step launch_bound tied next over_next over_next_low over_next_high over_slowest
-      deviating best_of_all
+    COLUMNS
 
     \b
     Examples:

@@ -59,11 +59,11 @@ def of_medians(fields: Sequence[str]) -> list[str]:
 
 
 TABLES: dict[str, Sequence[str]] = {
-    "report operators": list(operators.SLOTS.types),
+    "report operators": list(operators.ANSWERS.types),
     "report layers": list(layers.TABLE.types),
     "report kernels": list(kernels.ANSWERS.types),
-    "report training": list(training.BEST.types),
-    "report stacks": list(tp_training.GRIDS.types),
+    "report training": list(training.ANSWERS.types),
+    "report stacks": list(tp_training.ANSWERS.types),
     "report copies": list(copies.TABLE.types),
     "query operators": list(operators.TABLE.types),
     "query operators tp_size==16": list(operators.TABLE.types),
@@ -87,7 +87,7 @@ TABLES: dict[str, Sequence[str]] = {
     "compare compared/cuda compared/rocm": list(compare_report.ROWS.types),
     "history store/measurements.sqlite": list(history.ROWS.types),
 }
-UNTOLD = {"hidden_noise", "baseline_launch_bound", "measurements", "reference_measurements", "iterations"}
+UNTOLD = {"measurements", "reference_measurements", "iterations"}
 """Columns that no list of a help names."""
 
 

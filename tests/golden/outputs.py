@@ -1,6 +1,6 @@
 """Everything that a case's commands print and write, as text that depends on nothing but the code.
 
-python -m tests.golden.outputs [CASE...]    writes the golden files anew
+python -m tests.golden.outputs [CASE...]    writes the golden files anew, and docs/columns.md
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from unittest import mock
 
 from tests.analyze import analyze
 from tests.golden.cases import CASES, Case
+from tests.golden.columns import COLUMNS_MD, reference
 from tests.golden.page_text import DATA, chart_text, page_text
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -105,3 +106,4 @@ if __name__ == "__main__":
     for case in CASES:
         if case.name in sys.argv[1:] or not sys.argv[1:]:
             write(case)
+    COLUMNS_MD.write_text(reference())

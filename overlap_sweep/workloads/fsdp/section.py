@@ -152,7 +152,7 @@ COMPARED = Table(
         *TOGETHER,
     ),
 )
-BEST = Table(
+ANSWERS = Table(
     *("training", "one row per model, ranks and device: the best setting"),
     (
         A("model", lambda analysis: analysis.case.model, kind="text"),
@@ -233,7 +233,7 @@ def section(sources: Sources) -> Section | None:
         answers=list(map(_answer, analyses)),
         points=Listing(TABLE, rows, "Every point of the training runs, as measured in that point."),
         report={"training": list(map(_report, analyses)), "training_points": TABLE.records(rows)},
-        decided=Listing(BEST, analyses),
+        decided=Listing(ANSWERS, analyses),
         launch_bound=sum(row.is_launch_bound for row in rows),
     )
 
@@ -325,7 +325,7 @@ def _knob_notes(contribution: KnobContribution) -> Iterator[str]:
 def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
     """Returns an entry of `training`: the best setting, all `settings`, and what each knob contributed in `knobs`."""
     environment, *others = environments(analysis.points)
-    (best,) = BEST.records([analysis])
+    (best,) = ANSWERS.records([analysis])
     effects = contributed(analysis)
     return {
         **analysis.case._asdict(),

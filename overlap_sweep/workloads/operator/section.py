@@ -241,7 +241,7 @@ def _layer_ratio(row: SlotAnswer, end: str = "") -> float | None:
     return getattr(best.interval, end) if end else best.ratio
 
 
-SLOTS = Table(
+ANSWERS = Table(
     *("answers", "one row per case, TP size and slot that an overlap was tried for"),
     (
         S("model", lambda row: row.case.case.model, kind="text"),
@@ -306,7 +306,7 @@ def section(sources: Sources) -> Section | None:
             order=_place,
         ),
         report=report(analysis, sources, TABLE.records(rows)),
-        decided=Listing(SLOTS, [slot for case in analysis.cases for size in case.plans for slot in case.slots(size)]),
+        decided=Listing(ANSWERS, [slot for case in analysis.cases for size in case.plans for slot in case.slots(size)]),
         files=[file for case in analysis.cases for file in _files(case, sources)],
         more=tuning(sources, analysis.strays),
         launch_bound=sum(len(case.launch_bound) for case in analysis.cases),
@@ -366,7 +366,7 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
         cards=cards(case),
         cautions=cautions(case),
         compared=Listing(
-            *(SLOTS, slots, "The best setting of every slot, as the operators were measured one by one."),
+            *(ANSWERS, slots, "The best setting of every slot, as the operators were measured one by one."),
             chosen=lambda row: row.setting is not None,
             group=lambda row: row.tp_size,
         ),

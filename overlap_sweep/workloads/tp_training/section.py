@@ -177,7 +177,7 @@ TABLE = points_table(
 )
 COMPARED = Table("tp_training", "one row per setting", (*GRID, SETTING, *MEASURED, NOTE))
 SETTINGS = Table("tp_training", "one row per setting", (IMPL, SETTING, *GRID, RANKS, *MEASURED))
-GRIDS = Table(
+ANSWERS = Table(
     "tp_training",
     "one row per model, device, sizes and grid of ranks: the fastest implementation",
     (
@@ -239,7 +239,7 @@ def section(sources: Sources) -> Section | None:
             "tp_training": [_report(analysis) for analysis in analyses],
             "tp_training_points": TABLE.records(rows),
         },
-        decided=Listing(GRIDS, [answer for analysis in analyses for answer in analysis.answers]),
+        decided=Listing(ANSWERS, [answer for analysis in analyses for answer in analysis.answers]),
         files=[
             File(
                 directory=row.points[0].directory,
@@ -287,7 +287,7 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
         "other_environments": others,
         "answers": in_words(analysis),
         "warnings": cautions(analysis),
-        "grids": GRIDS.records(analysis.answers),
+        "grids": ANSWERS.records(analysis.answers),
         "settings": [{**cells, "points": [point.name for point in row.points]} for cells, row in settings],
     }
 

@@ -1,0 +1,29 @@
+"""docs/columns.md, written from where columns are declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overlap_sweep.commands import query, report, trace_rows
+from overlap_sweep.commands.output import kind_in_words
+
+COLUMNS_MD = Path(__file__).parent.parent.parent / "docs" / "columns.md"
+HEAD = """\
+# Columns
+
+What `--format csv`, `json` and `parquet` print, and what an expression may ask for. Written by `make golden`.
+"""
+
+
+def reference() -> str:
+    """Returns docs/columns.md."""
+    parts = [HEAD]
+    for command, tables in (("query", query.headed()), ("report", report.tables()), ("trace", trace_rows.TABLES)):
+        for heading, table in tables.items():
+            parts.append(f"## `{command}` {heading}\n\n{table.rows[0].upper()}{table.rows[1:]}.\n")
+            rows = [
+                f"| `{column.name}` | {kind_in_words(column)} | {column.about.replace('|', chr(92) + '|')} |\n"
+                for column in table.written
+            ]
+            parts.append("".join(["| column | values | |\n|---|---|---|\n", *rows]))
+    return "\n".join(parts)
