@@ -25,9 +25,6 @@ _FORMS: dict[type, tuple[Callable[[Any], Json], Callable[[Any], str]]] = {
 
 SCALE = 1.5
 WIDE_PX = 1000
-PANEL_PX = 330
-"""Of one of several charts side by side, without its labels."""
-COLUMNS = 2
 
 
 @dataclass(frozen=True)
@@ -73,34 +70,22 @@ def script_safe(text: str) -> str:
     return text
 
 
-def png(figures: Sequence[Figure]) -> bytes:
-    """Returns, on white, one chart in its full width, several two by two. `figures` is not empty."""
-    return rendered(_wide(figures[0].spec) if len(figures) == 1 else _grid(figures, COLUMNS, PANEL_PX))
+def png(figure: Figure) -> bytes:
+    """Returns the chart in its full width, on white."""
+    return rendered({**figure.spec, "width": WIDE_PX, "autosize": {"type": "fit-x", "contains": "padding"}})
 
 
-def column_spec(figures: Sequence[Figure], title: dict[str, Any] | None = None) -> dict[str, Any]:
+def column_spec(figures: Sequence[Figure], title: Json | None = None) -> Json:
     """Returns the specification of wide charts below each other, with a title above them all."""
-    return {**_grid(figures, 1, WIDE_PX - 170), **({"title": title} if title else {})}
-
-
-def column(figures: Sequence[Figure], title: dict[str, Any] | None = None) -> bytes:
-    """Returns the PNG of wide charts below each other. `figures` is not empty."""
-    return rendered(column_spec(figures, title))
-
-
-def _wide(spec: dict[str, Any]) -> dict[str, Any]:
-    return {**spec, "width": WIDE_PX, "autosize": {"type": "fit-x", "contains": "padding"}}
-
-
-def _grid(figures: Sequence[Figure], columns: int, width_px: int) -> dict[str, Any]:
     specs, whole = [figure.spec for figure in figures], ("$schema", "datasets")
     return {
         "$schema": specs[0]["$schema"],
         "datasets": {name: rows for spec in specs for name, rows in spec["datasets"].items()},
-        "columns": columns,
+        "columns": 1,
         "spacing": 30,
-        "concat": [{**{k: v for k, v in spec.items() if k not in whole}, "width": width_px} for spec in specs],
+        "concat": [{**{k: v for k, v in spec.items() if k not in whole}, "width": WIDE_PX - 170} for spec in specs],
         "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+        **({"title": title} if title else {}),
     }
 
 

@@ -76,7 +76,7 @@ def page_files(analysis: Analysis, beside: Sequence[str], *, with_plots: bool = 
     yield FILE_NAME, _page(analysis, sections, beside).encode()
     exhibits = (exhibit for shown in sections for answer in shown.answers for exhibit in answer.exhibits)
     for chart in (chart for exhibit in exhibits for chart in exhibit.charts) if with_plots else ():
-        yield f"{PLOTS}/{chart.name}.png", png([chart])
+        yield f"{PLOTS}/{chart.name}.png", png(chart)
 
 
 def _shown(section: Section) -> ShownSection:

@@ -1,5 +1,4 @@
-"""Kernels: which implementation of one GEMM with one collective is the fastest at which m, whoever's it is, and what to
-know before believing it."""
+"""Kernels: which implementation of one GEMM with one collective is the fastest at which m, whoever's it is."""
 
 from __future__ import annotations
 
