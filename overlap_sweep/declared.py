@@ -32,7 +32,7 @@ def check(config: Mapping[str, Any], schema: type, where: str = "") -> None:
     for declared in fields(schema):
         name = f"{where}{declared.name}"
         if declared.name not in config:
-            raise UserError(f"{name} is missing; give it a value, or null, instead of deleting it.")
+            raise UserError(f"{name} cannot be deleted; give it a value, or null, instead of ~{name}.")
         value, kind = config[declared.name], types_of(schema)[declared.name]
         if is_dataclass(kind):
             if not isinstance(value, Mapping):

@@ -1,13 +1,15 @@
-"""Tries at one point, and how long one may take.
+"""Tries at one point, how long one may take, and when no further one is begun.
 
 Tries are counted beyond the death of the process that makes them where a successor takes over. How long a point may
-take is learnt from how long its like took.
+take is learnt from how long its like took. A process is told to stop at once (SIGTERM), or after the point that is
+running (SIGUSR2, which cluster managers send ahead of a time limit or a preemption).
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -101,13 +103,15 @@ class Attempts:
     @property
     def ended(self) -> list[FailedAttempt]:
         """Returns the attempts that have ended without a result."""
-        return [_told(one) for one in self._all if one.status in ("failed", "timeout", "lost")]
+        return [_as_recorded(one) for one in self._all if one.status in ("failed", "timeout", "lost")]
 
     @property
     def failed(self) -> list[FailedAttempt]:
         """Returns the failed attempts that count: of the lost ones only what comes after the first few."""
         lost = [one for one in self._all if one.status == "lost"]
-        return [_told(one) for one in self._all if one.status in ("failed", "timeout") or one in lost[MOST_LOST:]]
+        return [
+            _as_recorded(one) for one in self._all if one.status in ("failed", "timeout") or one in lost[MOST_LOST:]
+        ]
 
     def forget(self) -> None:
         """There is a result now."""
@@ -119,7 +123,7 @@ class Attempts:
             write_atomically(self._path, msgspec.json.encode(AttemptsRecord(self._shared, self._all)))
 
 
-def _told(one: Attempt) -> FailedAttempt:
+def _as_recorded(one: Attempt) -> FailedAttempt:
     status: Status = "timeout" if one.status == "timeout" else "failed"
     return FailedAttempt(status=status, error=one.error, started=one.started, where=one.where)
 
@@ -155,3 +159,42 @@ def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 limits = TimeLimits()
 """Of this process."""
+
+
+STOP_AFTER_POINT = signal.SIGUSR2
+STOP_NOW = signal.SIGTERM
+
+
+class Stopped(KeyboardInterrupt):
+    """By a signal, as by Ctrl-C: what is running is given up and leaves no result."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+        self.exit_status = 128 + number
+
+
+_stop_signal: signal.Signals | None = None
+
+
+def listen() -> None:
+    """From now on in this process, which must be in its main thread."""
+    signal.signal(STOP_AFTER_POINT, _after_the_point)
+    signal.signal(STOP_NOW, _now)
+
+
+def stop_if_told() -> None:
+    """Between points: `Stopped` if no further one should be begun."""
+    if _stop_signal is not None:
+        raise Stopped(_stop_signal)
+
+
+def _after_the_point(number: int, frame: Any) -> None:
+    global _stop_signal
+    _stop_signal = signal.Signals(number)
+
+
+def _now(number: int, frame: Any) -> None:
+    # Slurm sends it twice, and the second must not disturb the tidying up after the first.
+    signal.signal(STOP_NOW, signal.SIG_IGN)
+    raise Stopped(signal.Signals(number))

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,10 +27,9 @@ import msgspec
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import FailedAttempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX, Channel
-from overlap_sweep.runtime.attempts import current_launch
+from overlap_sweep.runtime.attempts import STOP_AFTER_POINT, current_launch
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.runtime.outcome import tail
-from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
 
 SETTLE_S = 5.0
 """After one rank has failed, how long the others have to answer before the group counts as broken."""
@@ -245,7 +244,6 @@ class WorkerPool:
     def __init__(self, log: Path) -> None:
         """`log` gets what the groups print outside of any point."""
         self._log = log
-        self._stack = ExitStack()
         self._group: WorkerGroup | None = None
 
     def run(
@@ -260,12 +258,13 @@ class WorkerPool:
         fits = self._group is not None and self._group.config == config and self._group.alive
         if self._group is None or not fits or point["runtime"]["isolate"]:
             self.close()
-            self._group = self._stack.enter_context(WorkerGroup(config, self._log))
+            self._group = WorkerGroup(config, self._log).__enter__()
         return self._group.run(point, directory, timeout_s, earlier_attempts)
 
     def close(self) -> None:
+        if self._group:
+            self._group.close()
         self._group = None
-        self._stack.close()
 
 
 def share_pool(log: Path) -> None:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, last_sweep
-from overlap_sweep.runtime.attempts import limits
+from overlap_sweep.runtime.attempts import limits, listen, stop_if_told
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, share_pool
 from overlap_sweep.runtime.group_config import shared_by
@@ -27,7 +27,6 @@ from overlap_sweep.runtime.lock import hold, refuse_if_held, refuse_if_read_only
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
-from overlap_sweep.runtime.stopping import listen, stop_if_told
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,7 +31,7 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.attempts import Attempts, current_launch, limits
+from overlap_sweep.runtime.attempts import Attempts, current_launch, limits, stop_if_told
 from overlap_sweep.runtime.composition import unknown_option
 from overlap_sweep.runtime.group import GroupError, WorkerPool, pool_for_point
 from overlap_sweep.runtime.group_config import (
@@ -44,7 +44,6 @@ from overlap_sweep.runtime.group_config import (
 )
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
-from overlap_sweep.runtime.stopping import stop_if_told
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
@@ -106,22 +105,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """The configuration without Hydra's part. UserError where a value is missing."""
-    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
+    missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("hydra.", "model_preset.")))
     if missing:
         raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
-    return {str(key): _value(config[key]) for key in config if key != "hydra"}
-
-
-def _value(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
-    for key in map(str, node):
-        if OmegaConf.is_missing(node, key):
-            yield f"{where}{key}"
-        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
-            yield from _missing(below, f"{where}{key}.")
+    own: Any = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return cast(dict[str, Any], OmegaConf.to_container(own, resolve=True))
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:

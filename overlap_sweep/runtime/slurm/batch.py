@@ -16,13 +16,12 @@ from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_identity
-from overlap_sweep.runtime.attempts import count_for_launch
+from overlap_sweep.runtime.attempts import STOP_AFTER_POINT, Stopped, count_for_launch, listen, stop_if_told
 from overlap_sweep.runtime.group import GROUP_LOG, close_shared, share_pool
 from overlap_sweep.runtime.jobs import Job, Sweep, keep_results, work_off
 from overlap_sweep.runtime.lock import claimed
 from overlap_sweep.runtime.outcome import outcomes, progress
 from overlap_sweep.runtime.slurm.queue import RECORDS, on_record
-from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_told
 
 IDLE_RESTARTS = 3
 """A job that was told to stop before it had finished a point asks to be queued again no more often than this."""

@@ -18,14 +18,13 @@ from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.attempts import Attempts
+from overlap_sweep.runtime.attempts import Attempts, listen, stop_if_told
 from overlap_sweep.runtime.jobs import Job, Sweep, distinct, job_return, keep_results
 from overlap_sweep.runtime.kept import LASTING, check_store, is_of, of_launch, whole_result
 from overlap_sweep.runtime.lock import hold
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, progress, tail
 from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, forget_if_done, job_states, living_jobs
 from overlap_sweep.runtime.slurm.submission import Pack, check_slurm, launcher_options, pack, submit
-from overlap_sweep.runtime.stopping import listen, stop_if_told
 
 LOG_TAIL_LINES = 20
 
