@@ -26,7 +26,7 @@ SWEEP = (
 
 
 def main() -> None:
-    from overlap_sweep.runtime import launcher
+    from overlap_sweep.runtime import jobs as launching
     from overlap_sweep.runtime.jobs import Job, Sweep
 
     def stop(sweep: Sweep, jobs: Sequence[Job]) -> NoReturn:
@@ -34,7 +34,7 @@ def main() -> None:
         print(f"{len(jobs)} points: {wall_s / len(jobs):.4f} s a point, {cpu_s / len(jobs):.4f} s of CPU")
         raise SystemExit
 
-    launcher.keep_results = stop
+    launching.keep_results = stop
     with tempfile.TemporaryDirectory() as directory:
         sys.argv = ["launch.py", "-m", *SWEEP, f"hydra.sweep.dir={directory}"]
         start_s, start_cpu_s = time.perf_counter(), time.process_time()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_sweep.results import machine
+from overlap_sweep.results import identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
 from overlap_sweep.runtime import attempts, group_config
 from overlap_sweep.runtime.attempts import ATTEMPTS_FILE, MOST_LOST, Attempts
@@ -100,7 +100,7 @@ def test_another_environment_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept_result(tmp_path, POINT) is None
     monkeypatch.setattr(group_config, "_elsewhere", True)
     assert kept_result(tmp_path, POINT)
-    monkeypatch.setattr(machine, "_packages", lambda: {"torch": "1.0"})
+    monkeypatch.setattr(identity, "_packages", lambda: {"torch": "1.0"})
     assert kept_result(tmp_path, POINT) is None
 
 
