@@ -1,4 +1,4 @@
-"""What each knob changes: every two settings of training steps that differ in nothing else."""
+"""What each knob changes, as rows and as a chart: every two settings of training steps that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Dot, Key, Reference
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knobs import brief, in_words, order
 
+MOST_DRAWN = 40
+"""As many as are looked at; the table has all."""
 MANY_PAIRS = 5
 """From so many on it is seen how far pairs are apart."""
 
@@ -165,3 +168,39 @@ def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribut
 
 def _as_change(change: float, sure: bool) -> str:
     return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
+
+
+def knob_bars(analysis: TrainingAnalysis) -> Bars:
+    """Returns every change of one knob with all others alike."""
+    contributions = contributed(analysis).contributions[:MOST_DRAWN]
+    return Bars(
+        title=f"What each knob contributed: {analysis.case.brief}",
+        subtitle="change of the time that a sample takes; whiskers are all pairs and their noise, dots the best's",
+        axis=Axis(format="+.1~%"),
+        parts=[Key("change", "good")],
+        columns=[Column("time"), Column("beside the best")],
+        bars=[_knob_bar(contribution) for contribution in contributions],
+        references=[Reference(0.0, below="faster", above="slower")],
+    )
+
+
+def _knob_bar(contribution: KnobContribution) -> Bar:
+    (low, high), beside = contribution.range, contribution.beside_best
+    name = f"{contribution.name} {contribution.what}"
+    return Bar(
+        name=name,
+        ends=[contribution.change],
+        low=low - contribution.noise,
+        high=high + contribution.noise,
+        cells=[contribution.change_text, contribution.beside_text or "-"],
+        colour="wait" if not contribution.sure else "bad" if contribution.change > 0 else "good",
+        bold=contribution.taken and beside is not None,
+        marker=Dot(beside.change, colour="ink") if beside else None,
+        details={
+            "knob": name,
+            "time of a sample": contribution.change_text,
+            "over the pairs": contribution.range_text or "one pair",
+            "pairs": str(len(contribution.effects)),
+            "beside the best": contribution.beside_text or "-",
+        },
+    )

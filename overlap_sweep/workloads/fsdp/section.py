@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from overlap_sweep.report.charts import Axis, Bar, Bars, Key, cut
+from overlap_sweep.report.charts import Column as Header
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -36,8 +38,7 @@ from overlap_sweep.workloads.fsdp.answer import (
     training_case,
 )
 from overlap_sweep.workloads.fsdp.cautions import cautions
-from overlap_sweep.workloads.fsdp.chart import knob_bars, settings_bars
-from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed
+from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed, knob_bars
 from overlap_sweep.workloads.fsdp.knobs import (
     TRAINS_DIFFERENTLY,
     Knobs,
@@ -50,6 +51,13 @@ from overlap_sweep.workloads.fsdp.knobs import (
 
 MOST_ROWS = 40
 """On a terminal."""
+MOST_BARS = 30
+"""As many as are looked at; the table has all."""
+PARTS = [
+    Key("without communication (floor)", "gemm"),
+    Key("exposed communication", "comm"),
+    Key("hidden (to none)", "comm", 0.28),
+]
 
 A = Column[TrainingAnalysis]
 C = Column[TrainingRow]
@@ -265,6 +273,45 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
         more=[effects] if effects.listing or effects.notes else [],
         details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
+    )
+
+
+def settings_bars(analysis: TrainingAnalysis) -> Bars:
+    """Returns the settings from fast to slow; of a sample where steps have different numbers of them."""
+    # What the others are told against is shown, however slow it is.
+    told = (analysis.best, analysis.reference)
+    rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in told]
+    left_out = len(analysis.rows) - len(rows)
+    more = f"; {len(rows)} of {len(analysis.rows)} settings, the fastest" if left_out else ""
+    return Bars(
+        title=f"{analysis.case.brief} on {analysis.case.device}",
+        subtitle="median of the steps, slowest rank, with its noise",
+        axis=Axis(("ms a step" if analysis.one_work else "us a sample") + more),
+        parts=PARTS,
+        columns=[Header("step ms"), Header("hidden"), Header("vs none"), Header("samples/s")],
+        bars=[_setting_bar(row, analysis) for row in rows],
+    )
+
+
+def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Bar:
+    scale = 1e-3 if analysis.one_work else 1 / row.samples_per_step
+    noise_us = row.step.noise_us
+    return Bar(
+        name=row.setting,
+        ends=[end * scale for end in cut(row.floor_us, row.time_us, row.none_us)],
+        low=max(0.0, row.time_us - noise_us) * scale,
+        high=(row.time_us + noise_us) * scale,
+        cells=[as_ms(row.time_us), row.hidden.in_words, f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"],
+        bold=row is analysis.best,
+        details={
+            "setting": row.setting,
+            "step": f"{as_ms(row.time_us)} ms, noise {as_ms(noise_us)}",
+            "no overlap": f"{as_ms(row.none_us)} ms",
+            "no communication": f"{as_ms(row.floor_us)} ms",
+            "exposed": f"{as_ms(row.exposed_us)} ms",
+            "hidden": row.hidden.in_words,
+            "samples/s": f"{row.samples_per_s:,.0f}",
+        },
     )
 
 

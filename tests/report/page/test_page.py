@@ -20,7 +20,7 @@ from overlap_sweep.report.iterations import MOST_SPANS, Span, at_once_us, lanes
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
-from overlap_sweep.workloads.fsdp.chart import MOST_BARS, settings_bars
+from overlap_sweep.workloads.fsdp.section import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
 from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
