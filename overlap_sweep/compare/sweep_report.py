@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -189,10 +189,7 @@ def _summary(compared: SweepComparison) -> dict[str, Any]:
         "deviations": compared.deviations,
         "environment": compared.environment,
         "configuration": compared.configuration,
-        "unmatched": [
-            {"only_in": found.only_in, "missing_in": found.missing_in, "points": found.names}
-            for found in compared.unmatched
-        ],
+        "unmatched": [asdict(found) for found in compared.unmatched],
         "commands": {dataset.label: launch_commands(dataset.points) for dataset in compared.datasets},
     }
 
@@ -226,7 +223,9 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
         _print_slots(_of(compared.slots, label), compared.telling, console)
         _print_points(_of(compared.matches, label), compared, by == "point", console)
     for one in compared.unmatched:
-        print_lines([f"{len(one.names)} only in {one.only_in}, not in {one.missing_in}: {some_of(one.names)}"], console)
+        print_lines(
+            [f"{len(one.points)} only in {one.only_in}, not in {one.missing_in}: {some_of(one.points)}"], console
+        )
     for dataset in compared.datasets:
         print_lines([f"{dataset.label} {proof}" for proof in dataset.found.proofs], console)
     console.print()
@@ -240,9 +239,10 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
 def _print_slots_only(compared: SweepComparison, console: Console) -> None:
     for label in compared.candidates:
         console.print(f"\n{label} against {compared.reference}", style="bold")
-        slots = _of(compared.slots, label)
-        _print_slots(slots, compared.telling, console)
-        print_lines([] if slots else ["no slot of both was overlapped"], console)
+        if slots := _of(compared.slots, label):
+            _print_slots(slots, compared.telling, console)
+        else:
+            print_lines(["no slot of both was overlapped"], console)
 
 
 def _of(found: Sequence[R], label: str) -> list[R]:

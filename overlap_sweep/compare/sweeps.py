@@ -145,7 +145,7 @@ class Unmatched:
 
     only_in: str
     missing_in: str
-    names: list[str]
+    points: list[str]
     """With what became of it in the other, where it did not succeed there."""
 
 

@@ -63,7 +63,7 @@ def test_what_is_only_in_one_is_named_with_its_fate(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old", sm4=320.0, sm32=330.0), write(tmp_path / "new", sm4=400.0, sm16=330.0)
     make_point("operator", old, operator_config(method="bulk", num_sm=16), status="failed", error="x")
     bulk(new, 32, pass_times(1.0, 400.0, 300.0), launch_bound=True)
-    found = {(only.only_in, only.missing_in): only.names for only in compared(old, new).unmatched}
+    found = {(only.only_in, only.missing_in): only.points for only in compared(old, new).unmatched}
     assert found == {
         ("new", "old"): [f"TP=2 fc1 bwd {BOTH.format(16)} (failed)"],
         ("old", "new"): [f"TP=2 fc1 bwd {BOTH.format(32)} (launch-bound)"],
@@ -173,7 +173,7 @@ def test_several_cases_are_told_apart(tmp_path: Path) -> None:
     assert found.telling == ["model"]
     ratios = [(aggregate.case, round(aggregate.ratio**2, 6)) for aggregate in found.aggregates[:2]]
     assert ratios == [("llama3_70b", 1.0), ("llama3_8b", 2.0)]
-    assert found.unmatched[0].names == [f"llama3_70b TP=2 fc1 bwd {BOTH.format(8)}"]
+    assert found.unmatched[0].points == [f"llama3_70b TP=2 fc1 bwd {BOTH.format(8)}"]
 
 
 def test_configuration_that_changed(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_the_same_implementations_match(tmp_path: Path) -> None:
     # Baselines, which both backends measured, are no points of their own.
     assert ratios == {("torch", "ring"): pytest.approx(1.1), ("symm_mem", "ring"): 0.75}
     assert found.configuration == {}
-    assert {one.only_in: one.names for one in found.unmatched} == {
+    assert {one.only_in: one.points for one in found.unmatched} == {
         "old": [f"torch 1024 tokens TP=4 {AG_GEMM} all gone"],
         "new": [f"torch 2048 tokens TP=4 {AG_GEMM} all ring"],
     }
@@ -333,7 +333,7 @@ def test_other_sizes_and_settings_of_stacks_do_not_match(tmp_path: Path) -> None
     both = compared(tmp_path / "old", tmp_path / "new")
     (match,) = both.matches
     assert (match.ours.key.setting, match.ours.key.operator) == ("defaults", "DP=1, 2 layers, batch 2")
-    names = {found.only_in: found.names for found in both.unmatched}
+    names = {found.only_in: found.points for found in both.unmatched}
     assert "zero2" in names["old"][0]
     assert "DP=2" in names["new"][0]
 
