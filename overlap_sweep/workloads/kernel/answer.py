@@ -216,17 +216,12 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         if point.workload == "kernel" and point.status == "ok":
-            cases[kernel_case(point)][point.config["m"]].append(point)
+            named = {name: point.config[name] for name in KernelCase._fields if name != "device"}
+            cases[KernelCase(**named, device=point.case.device)][point.config["m"]].append(point)
     return [
         KernelAnalysis(case, [_analyse_shape(case, m, of_shape) for m, of_shape in sorted(cases[case].items())])
         for case in sorted(cases)
     ]
-
-
-def kernel_case(point: Point) -> KernelCase:
-    config = point.config
-    sizes = (config["kernel"], config["n"], config["k"], config["tp_size"])
-    return KernelCase(*sizes, config["precision"], point.case.device)
 
 
 def answers_in_words(analysis: KernelAnalysis) -> str:
