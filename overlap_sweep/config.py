@@ -216,7 +216,7 @@ class AnalysisConfig:
 
 
 def analysis_config(overrides: Sequence[str]) -> AnalysisConfig:
-    """Defaults with the overrides applied. UserError for an unknown name or a value out of range."""
+    """Returns the defaults with the overrides applied. UserError for an unknown name or a value out of range."""
     defaults = AnalysisConfig()
     kinds: dict[str, type] = {declared.name: type(getattr(defaults, declared.name)) for declared in fields(defaults)}
     given: dict[str, Any] = {}

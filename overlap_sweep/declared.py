@@ -21,7 +21,7 @@ def one_of(default: Any, *choices: str | None) -> Any:
 
 @cache
 def types_of(schema: type) -> dict[str, Any]:
-    """By field its type, in order."""
+    """Returns by field its type, in order."""
     hints = get_type_hints(schema)
     return {declared.name: hints[declared.name] for declared in fields(schema)}
 
@@ -113,5 +113,5 @@ def _values_text(declared: Field[Any], kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As one types it."""
+    """Returns the value as one types it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

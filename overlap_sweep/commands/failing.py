@@ -11,7 +11,7 @@ from overlap_sweep.report.numbers import visible
 
 
 def fail_for(problems: Sequence[str]) -> None:
-    """What could be read has been reported by now; the rest is named, and the exit status says so."""
+    """Prints what could not be read, and exits with status 1 if there is any."""
     for problem in problems:
         print_error(problem)
     if problems:
@@ -27,5 +27,5 @@ def print_warning(message: str) -> None:
 
 
 def print_aside(sentence: str) -> None:
-    """To stderr, in one line."""
+    """Prints it to stderr, in one line."""
     print(visible(sentence).replace("\n", r"\n"), file=sys.stderr)

@@ -45,7 +45,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def excess(content: Iterable[Any]) -> str | None:
-    """What would take whoever walks it, or writes it, too far."""
+    """Returns why the content is too large or too deep to be walked or written; None where it is not."""
     for count, (value, depth) in enumerate(_walk(content), start=1):
         if count > _MOST_VALUES:
             return f"holds more than {_MOST_VALUES} values"

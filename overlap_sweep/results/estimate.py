@@ -51,16 +51,16 @@ class Estimate:
         return abs(self.time_us - other.time_us) > gap_noise_us(self, other, pairs)
 
     def plus(self, other: Estimate, sign: int = 1) -> Estimate:
-        """Their sum, or with a sign of -1 their difference: errors add in either."""
+        """Returns their sum, or with a sign of -1 their difference: errors add in either."""
         noise_us, freedom = _sum_of_noises((self.noise_us, self.freedom), (other.noise_us, other.freedom))
         return Estimate(self.time_us + sign * other.time_us, noise_us, self.repeats + other.repeats, freedom)
 
     def relative_to(self, unit_us: float) -> Estimate:
-        """In multiples of the unit."""
+        """Returns it in multiples of the unit."""
         return replace(self, time_us=self.time_us / unit_us, noise_us=self.noise_us / unit_us)
 
     def with_error(self, error_us: float, freedom: float = math.inf) -> Estimate:
-        """The same with a further, independent error, given as a standard error."""
+        """Returns the same with a further, independent error, given as a standard error."""
         further = (_half_width(error_us, freedom), freedom)
         noise_us, both = _sum_of_noises((self.noise_us, self.freedom), further)
         return replace(self, noise_us=noise_us, freedom=both)
@@ -82,14 +82,14 @@ class Interval:
 
 
 def gap_noise_us(one: Estimate, other: Estimate, pairs: int = 1) -> float:
-    """What the difference of the two must exceed; NaN where a noise is unknown."""
+    """Returns what the difference of the two must exceed; NaN where a noise is unknown."""
     noise_us, freedom = _sum_of_noises((one.noise_us, one.freedom), (other.noise_us, other.freedom))
     return noise_us * student((1 - CONFIDENCE) / pairs, freedom) / student(1 - CONFIDENCE, freedom)
 
 
 @cache
 def student(error: float, freedom: float) -> float:
-    """Two-sided quantile of Student's distribution: beyond it on either side lies a probability of `error`.
+    """Returns the two-sided quantile of Student's distribution: beyond it on either side lies a probability of `error`.
 
     Expansion in 1 / freedom; Abramowitz and Stegun, 26.7.5. At 2 degrees of freedom and 5 % it is 2 % low.
     """
@@ -118,7 +118,7 @@ def _sum_of_noises(*noises: tuple[float, float]) -> tuple[float, float]:
 
 
 def correlation(samples: Sequence[float]) -> float:
-    """Between one sample and the next, from 0 to 0.9: few samples say little of it, and then it is what is typical.
+    """Returns the correlation between one sample and the next, from 0 to 0.9; of few samples mostly what is typical.
 
     The first sample autocorrelation, less its bias of -(1 + 4 r) / n (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -133,7 +133,7 @@ def correlation(samples: Sequence[float]) -> float:
 
 
 def estimate(*series: Sequence[float]) -> Estimate:
-    """The median of all samples, which may come in several series. Each series is in the order of measuring.
+    """Returns the median of all samples, which may come in several series. Each series is in the order of measuring.
 
     Its noise is that of a median of n (1 - r) / (1 + r) independent samples, where r is the correlation between
     successive ones; NaN of a single sample, which tells nothing.
@@ -154,7 +154,7 @@ def estimate(*series: Sequence[float]) -> Estimate:
 
 
 def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estimate:
-    """Pool measurements of one setting, each relative to the none time that was measured beside it.
+    """Pools measurements of one setting, each relative to the none time that was measured beside it.
 
     `pairs` are (setting, none of the same point). Each sample is scaled by the ratio of the case's none time to its
     own, so that drift between points cancels; the noise of that own none time is part of the result's.
@@ -173,7 +173,7 @@ def normalised(pairs: Iterable[tuple[Timing, Timing]], none: Estimate) -> Estima
 
 
 def pooled_none(timings: Sequence[Timing]) -> Estimate:
-    """The none time of a case: the median over its points; its noise is that of all their samples, drift taken out."""
+    """Returns the none time of a case: the median over its points, with the noise of all samples, drift taken out."""
     time_us = statistics.median(timing.median_us for timing in timings)
     scaled = [[sample * time_us / timing.median_us for sample in timing.samples_us] for timing in timings]
     return replace(estimate(*scaled), time_us=time_us)
@@ -189,6 +189,6 @@ NOTABLE_DRIFT = 0.05
 
 
 def later_change(times_us: Sequence[float]) -> float:
-    """Median of the later half over the median of the earlier half, minus 1. Of at least two times."""
+    """Returns the median of the later half over the median of the earlier half, minus 1. Of at least two times."""
     half = len(times_us) // 2
     return statistics.median(times_us[-half:]) / statistics.median(times_us[:half]) - 1

@@ -26,8 +26,8 @@ _SWITCHES = re.compile(r"(NVTE|UB|NCCL|TORCH_SYMM_MEM|NVSHMEM|FLUX|CUDA_DEVICE_M
 
 
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a resolved configuration what says what is measured. Without nulls: an option that a later version adds makes
-    no other point while it is not used."""
+    """Returns the part of a resolved configuration that says what is measured. Without nulls: an option that a later
+    version adds makes no other point while it is not used."""
     runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
     identity: dict[str, Any] = _without_nulls({**point, "runtime": runtime})
     return identity
@@ -45,13 +45,13 @@ def _without_nulls(value: Any) -> Any:
 
 
 def library_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a result's environment what is the same on every machine that shares an installation."""
+    """Returns the part of a result's environment that is the same on every machine that shares an installation."""
     packages = environment.get("packages", {})
     return {"packages": {name: packages.get(name) for name in LIBRARIES}}
 
 
 def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a result's environment (`identity.machine`) what must be equal: device, driver, links between the GPUs,
+    """Returns the part of a result's environment that must be equal: device, driver, links between the GPUs,
     libraries. Not the host: the nodes of a cluster are alike."""
     same = {name: environment.get(name) for name in ("device", "gpus", "driver", "links")}
     if environment.get("device") == "cpu":
@@ -62,7 +62,7 @@ def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
-    """A short text that is equal for equal identities."""
+    """Returns a short text that is equal for equal identities."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -82,7 +82,7 @@ RECORDED_PREFIXES = ("NVTE_", "UB_", "NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "FL
 
 
 def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:
-    """Host, GPUs, driver, topology and library versions, for so many workers on `device` with `environ`."""
+    """Returns host, GPUs, driver, topology and library versions, for so many workers on `device` with `environ`."""
     found: dict[str, Any] = {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -105,7 +105,7 @@ def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[st
 
 @cache
 def _gpus() -> dict[str, Any]:
-    """Of NVIDIA's what the driver tells; None for what it does not, as on AMD's."""
+    """Returns what NVIDIA's driver tells; None for what it does not, and on AMD's GPUs."""
     listed = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader,nounits")
     rows = [tuple(part.strip() for part in line.split(",")) for line in (listed or "").splitlines()]
     names = sorted({row[0] for row in rows})
@@ -120,7 +120,8 @@ def _gpus() -> dict[str, Any]:
 
 
 def gpu_links(topology: str) -> list[str]:
-    """The kinds of link between GPUs in what `nvidia-smi topo -m` draws, such as `["NV18"]` or `["NODE", "SYS"]`.
+    """Returns the kinds of link between GPUs in what `nvidia-smi topo -m` draws, such as `["NV18"]` or `["NODE",
+    "SYS"]`.
 
     The drawing itself also has network cards and CPU affinities, in which nodes that are alike differ.
     """
@@ -152,7 +153,7 @@ def _cpu_name() -> str:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """What it says, without its terminal colours; None where there is none (AMD, some containers)."""
+    """Returns what nvidia-smi says, without its terminal colours; None where there is none (AMD, some containers)."""
     try:
         answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Fit for a folder."""
+        """A name that is fit for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
@@ -165,7 +165,7 @@ def _read_point(directory: Path, root: Path) -> Point:
 
 
 def _refused_traces(result: Result, directory: Path, root: Path) -> dict[str, str]:
-    """By the name that the result lists, why that trace is not read."""
+    """Returns by the name that the result lists why that trace is not read."""
     refused = {}
     for name in result.traces:
         if not is_plain_name(name):

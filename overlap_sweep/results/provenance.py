@@ -35,7 +35,7 @@ class _Sweep(msgspec.Struct):
 
 
 def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The different environments of the points, the most frequent first."""
+    """Returns the different environments of the points, the most frequent first."""
     found: list[tuple[dict[str, Any], int]] = []
     for point in points:
         environment = point.result.environment if point.result else {}
@@ -53,7 +53,7 @@ def measured_on(points: Sequence[Point]) -> str:
 
 
 def describe_machine(environment: dict[str, Any]) -> str:
-    """Host, device, and the versions that matter, in one line."""
+    """Returns host, device, and the versions that matter, in one line."""
     gpu, count = environment.get("gpu"), environment.get("gpu_count")
     device = f"{count} x {gpu}" if gpu else environment.get("cpu")
     versions = {"driver": environment.get("driver"), "nccl": environment.get("nccl"), "cuda": environment.get("cuda")}
@@ -63,8 +63,8 @@ def describe_machine(environment: dict[str, Any]) -> str:
 
 
 def multicast(points: Sequence[Point]) -> str | None:
-    """How userbuffers ran, as the workers' environment tells: with NVLink multicast `on`, `off`, or `on and off` in
-    different points. None where no GPU was used, or nothing ran."""
+    """Returns how userbuffers ran, as the workers' environment tells: with NVLink multicast `on`, `off`, or `on and
+    off` in different points. None where no GPU was used, or nothing ran."""
     found = set()
     for point in points:
         if point.result and point.config["runtime"]["device"] != "cpu":
@@ -75,7 +75,7 @@ def multicast(points: Sequence[Point]) -> str | None:
 
 
 def measured_when(points: Sequence[Point]) -> str:
-    """The first and the last start, UTC."""
+    """Returns the first and the last start, UTC."""
     started = sorted(point.result.started for point in points if point.result and point.result.started)
     if not started:
         return "at an unrecorded time"
@@ -84,7 +84,8 @@ def measured_when(points: Sequence[Point]) -> str:
 
 
 def launch_commands(points: Sequence[Point]) -> list[str]:
-    """What was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run alone."""
+    """Returns what was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run
+    alone."""
     of_sweep: dict[Path, str | None] = {}
     for point in points:
         # A sweep has hundreds of points.
@@ -160,7 +161,8 @@ class GpuConditions:
 
 
 def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
-    """None where nothing was recorded: on a CPU, without NVML, or of a GPU that does not tell."""
+    """Returns how warm and fast the GPUs were; None where nothing was recorded: on a CPU, without NVML, or of a GPU
+    that does not tell."""
     found = [
         (point.name, gpu)
         for point in points

@@ -271,7 +271,7 @@ class Records:
 
 
 def read_records(root: Path) -> Records:
-    """Those at or below `root`."""
+    """Returns the records at or below `root`."""
     problems: list[str] = []
     tuners, searches = TunerRecord.read_all(root, problems), SearchRecord.read_all(root, problems)
     return Records(tuners, searches, KnobRecord.read_all(root, problems), problems)

@@ -148,7 +148,7 @@ class _Head(msgspec.Struct):
 
 
 def trace_file(rank: int, variant: str = "") -> str:
-    """A layer has one per variant; an operator some of `none` beside its own."""
+    """Returns the name of a rank's trace. A layer has one per variant; an operator some of `none` beside its own."""
     return f"{_trace_start(variant)}{rank}.json.gz"
 
 
@@ -162,18 +162,18 @@ def _trace_start(variant: str) -> str:
 
 
 def metrics_file(rank: int) -> str:
-    """A training run's telemetry: see telemetry.py."""
+    """Returns the name of a rank's telemetry of a training run."""
     return f"rank_{rank}_metrics.jsonl"
 
 
 def find_metrics(directory: Path) -> dict[int, Path]:
-    """By rank the telemetry that lies in this directory."""
+    """Returns by rank the telemetry that lies in this directory."""
     found = ((_METRICS.fullmatch(path.name), path) for path in directory.iterdir() if path.is_file())
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def settings_file(variant: str = "") -> str:
-    """What the backend was given; a layer has one per variant."""
+    """Returns the name of the file with what the backend was given; a layer has one per variant."""
     return SETTINGS_FILE.replace(".yaml", f"_{_word(variant)}.yaml") if variant else SETTINGS_FILE
 
 
@@ -188,7 +188,7 @@ def write_result(directory: Path, result: Result) -> Path:
 
 
 def write_json(path: Path, content: msgspec.Struct) -> Path:
-    """As people can read it, whole or absent."""
+    """Writes it as people can read it, whole or absent."""
     return write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
@@ -203,7 +203,7 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 
 def keep(temporary: Path, path: Path) -> Path:
-    """Give a file that was written beside `path` its name, so that after power loss it is whole or absent."""
+    """Gives a file that was written beside `path` its name, so that after power loss it is whole or absent."""
     flush(temporary)
     temporary.replace(path)
     flush(path.parent)
@@ -220,7 +220,7 @@ def flush(path: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove what an earlier attempt at the point left, but for its log."""
+    """Removes what an earlier attempt at the point left, but for its log."""
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
     # Of a training run, made of its result.
@@ -314,13 +314,13 @@ def find_points(directory: Path) -> list[Path]:
 
 
 def find_telemetry(directory: Path) -> list[Path]:
-    """The directories with telemetry at or below `directory`, sorted; links to elsewhere are not followed."""
+    """Returns the directories with telemetry at or below `directory`, sorted; links to elsewhere are not followed."""
     folders = (Path(folder) for folder, _, files in os.walk(directory) if any(map(_METRICS.fullmatch, files)))
     return sorted(folder for folder in folders if find_metrics(folder))
 
 
 def last_sweep(root: Path = Path("multirun")) -> Path:
-    """The sweep below `root` that was last worked on. UserError when there is none."""
+    """Returns the sweep below `root` that was last worked on. UserError when there is none."""
     found = [path for pattern in (f"*/{LOCK_FILE}", f"*/*/{LOCK_FILE}") for path in root.glob(pattern)]
     if not found:
         raise UserError(f"there is no sweep below {root}; give its directory: resume=<directory>.")

@@ -46,7 +46,7 @@ class Scatter:
     """How well it is known; infinite of what is typical."""
 
     def added_to(self, estimate: Estimate, points: int) -> Estimate:
-        """The estimate of a setting that was measured in so many points, of which it is the median."""
+        """Returns the estimate of a setting that was measured in so many points, of which it is the median."""
         of_median = _MEDIAN_OF_MEAN if points > 2 else 1.0
         return estimate.with_error(estimate.time_us * self.share * of_median / sqrt(points), self.freedom)
 
@@ -54,7 +54,7 @@ class Scatter:
 def scatter(
     repeated: Iterable[Sequence[Estimate]], typical: float, baselines: Iterable[Sequence[Estimate]] = ()
 ) -> Scatter:
-    """From the points of every setting that was measured more than once, and from what is typical.
+    """Returns the scatter between points, from those of every setting that was measured more than once.
 
     The variance of their times less that within them, weighted with the typical variance by degrees of freedom.
     `baselines` is what every point measures beside its setting: where those differ from point to point by more than is
@@ -85,7 +85,7 @@ def _between(points: Sequence[Estimate]) -> tuple[float, int]:
 
 
 def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], device_kind: str) -> dict[bool, Scatter]:
-    """Of training steps, by whether the host limits them: the points of every setting, and whether it does there."""
+    """Returns the scatter of training steps, by whether the host limits them, from the points of every setting."""
     settings = list(repeated)
     typical = {False: TYPICAL_SCATTER_OF_STEPS[device_kind], True: TYPICAL_SCATTER_OF_HOST}
     return {
@@ -95,7 +95,7 @@ def scatters_of_steps(repeated: Iterable[tuple[Sequence[Estimate], bool]], devic
 
 
 def steadied(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """The same with noises that lean on each other.
+    """Returns the estimates with noises that lean on each other.
 
     A noise that rests on some twenty samples is itself uncertain by a quarter; of many settings that were measured
     alike one is always far too small, and that one would seem to win. Each squared relative error is averaged with that
@@ -144,7 +144,7 @@ class Choice(Generic[T]):
 
 
 def choose(settings: Sequence[T], estimate_of: Callable[[T], Estimate]) -> Choice[T]:
-    """The reference, which comes first, or what beats it. The others are sorted from simple to complex."""
+    """Returns the reference, which comes first, or what beats it. The others are sorted from simple to complex."""
     reference, *others = zip(settings, steadied([estimate_of(setting) for setting in settings]), strict=True)
     if not others:
         return Choice(reference[0], reference[0], won=False)

@@ -89,7 +89,7 @@ class Channel:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None when the peer is gone. TimeoutError after `timeout_s` in which nothing
+        """Returns the next message; None when the peer is gone. TimeoutError after `timeout_s` in which nothing
         came; what came before of a message is kept for the next call."""
         self._socket.settimeout(timeout_s)
         try:

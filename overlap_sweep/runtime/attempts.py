@@ -49,7 +49,7 @@ class AttemptsRecord(msgspec.Struct):
 
 
 def count_for_launch(launch: str) -> None:
-    """From now on this process's attempts count together with those of others that work for the same launch."""
+    """Has this process's attempts counted together with those of others that work for the same launch."""
     global _launch
     _launch = launch
 
@@ -114,7 +114,7 @@ class Attempts:
         ]
 
     def forget(self) -> None:
-        """There is a result now."""
+        """Removes what is noted: there is a result now."""
         self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
@@ -140,7 +140,7 @@ class TimeLimits:
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
     def limit_s(self, point: Mapping[str, Any]) -> float:
-        """`runtime.timeout_s`, and less where points of this kind were measured."""
+        """Returns `runtime.timeout_s`, and less where points of this kind were measured."""
         runtime = point["runtime"]
         most_s, factor = float(runtime["timeout_s"]), runtime["timeout_factor"]
         longest_s = self._longest_s.get(_kind(point))
@@ -178,13 +178,13 @@ _stop_signal: signal.Signals | None = None
 
 
 def listen() -> None:
-    """From now on in this process, which must be in its main thread."""
+    """Listens for signals from now on; called in the main thread."""
     signal.signal(STOP_AFTER_POINT, _after_the_point)
     signal.signal(STOP_NOW, _now)
 
 
 def stop_if_told() -> None:
-    """Between points: `Stopped` if no further one should be begun."""
+    """Raises `Stopped` if no further point should be begun."""
     if _stop_signal is not None:
         raise Stopped(_stop_signal)
 

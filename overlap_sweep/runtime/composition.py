@@ -36,7 +36,7 @@ _NO_NAME = "Config group override must be a string or a list."
 
 
 def register() -> None:
-    """Make the workloads' schemas and config groups known to Hydra, and what conf/ and the launchers' options say of a
+    """Makes the workloads' schemas and config groups known to Hydra, and what conf/ and the launchers' options say of a
     point or a sweep. Calling it again changes nothing."""
     store = ConfigStore.instance()
     for name in workloads.names():
@@ -72,13 +72,13 @@ def _cpus_of_point(*, _root_: DictConfig) -> int:
 
 
 def _output_dir(*, _root_: DictConfig) -> str | None:
-    """Where the user wants results instead of multirun/, by the workload's own option."""
+    """Returns where the user wants results instead of multirun/, by the workload's own option."""
     option = workloads.of(_root_).output_option
     return OmegaConf.select(_root_, option) if option else None
 
 
 def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
-    """Where a single point goes."""
+    """Returns where a single point goes."""
     given = _output_dir(_root_=_root_)
     if given and not workloads.of(_root_).names_in_output:
         return given
@@ -86,14 +86,14 @@ def _run_dir(date: str, time: str, name: str, *, _root_: DictConfig) -> str:
 
 
 def _sweep_dir(resume: str | None, date: str, time: str, output_dir: str | None) -> str:
-    """Where a sweep's run directories go: into those of the sweep that it goes on with, else into new ones."""
+    """Returns where a sweep's run directories go: into those of the sweep that it goes on with, else into new ones."""
     if resume is None:
         return output_dir or f"multirun/{date}/{time}"
     return str(last_sweep()) if resume == "last" else resume
 
 
 def options_of_workloads() -> str:
-    """Every workload's own options with their defaults and the values that they take, a line each, for `--help`."""
+    """Returns every workload's own options with their defaults and values, a line each, for `--help`."""
     parts = []
     for name in workloads.names():
         lines = options_text(workloads.schema(name), leaving_out=ModelConfig)
@@ -200,7 +200,7 @@ def _is_free(key: str) -> bool:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Exit with one line where Hydra refuses a configuration, unless the environment has HYDRA_FULL_ERROR."""
+    """Exits with one line where Hydra refuses a configuration, unless the environment has HYDRA_FULL_ERROR."""
     if os.environ.get("HYDRA_FULL_ERROR"):
         yield
         return
@@ -219,7 +219,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """What Hydra or OmegaConf say of a wrong configuration, shorter."""
+    """Returns what Hydra or OmegaConf say of a wrong configuration, shorter."""
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")

@@ -194,7 +194,7 @@ class WorkerGroup:
         return replies
 
     def _cause_of_death(self) -> str:
-        """The agent's own account, once it has noticed: the last exception or exit status in its log."""
+        """Returns the agent's own account, once it has noticed: the last exception or exit status in its log."""
         try:
             self._agent.wait(SETTLE_S)
         except subprocess.TimeoutExpired:
@@ -210,7 +210,7 @@ class WorkerGroup:
         return tail(self._log_path, lines, self._log_start)
 
     def close(self) -> None:
-        """Let the workers end by themselves, as those whose connection closes do; then see to it that they have."""
+        """Lets the workers end by themselves, as those whose connection closes do; then see to it that they have."""
         if not self._killed:
             self._disconnect()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -268,7 +268,7 @@ class WorkerPool:
 
 
 def share_pool(log: Path) -> None:
-    """From now on every point of this process takes its group from one pool, which ends with the process."""
+    """Has every point of this process take its group from one pool, which ends with the process."""
     global _shared
     if _shared is None:
         _shared = WorkerPool(log)
@@ -283,7 +283,7 @@ def close_shared() -> None:
 
 @contextmanager
 def pool_for_point(directory: Path) -> Iterator[WorkerPool]:
-    """The shared pool, or where none is shared a pool that lives for this point only."""
+    """Yields the shared pool, or where none is shared a pool that lives for this point only."""
     if _shared is not None:
         yield _shared
         return

@@ -33,7 +33,7 @@ NO_MULTICAST = {
 
 
 def run_elsewhere() -> None:
-    """From now on what this process resolves is run on other machines, with as many GPUs as it needs."""
+    """Says that what this process resolves is run on other machines, with as many GPUs as it needs."""
     global _elsewhere
     _elsewhere = True
 
@@ -44,7 +44,8 @@ def elsewhere() -> bool:
 
 @cache
 def visible_gpus() -> int:
-    """GPUs that a worker will see: CUDA_VISIBLE_DEVICES (or ROCm's two), else what the driver lists."""
+    """Returns the number of GPUs that a worker will see: CUDA_VISIBLE_DEVICES (or ROCm's two), else what the driver
+    lists."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in os.environ:
             listed = [entry for entry in os.environ[variable].split(",") if entry.strip() not in ("", "-1")]
@@ -57,7 +58,7 @@ def visible_gpus() -> int:
 
 
 def _amd_gpus() -> int:
-    """GPU nodes of the ROCm kernel driver: those with SIMD units, since it lists CPUs too."""
+    """Returns the number of GPU nodes of the ROCm kernel driver: those with SIMD units, since it lists CPUs too."""
     nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     return sum(_simd_count(node) > 0 for node in nodes)
 
@@ -107,7 +108,7 @@ def check_wrapper(point: Mapping[str, Any]) -> None:
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Say once what of the user's environment `runtime.multicast` overrides. UserError where the environment keeps
+    """Says once what of the user's environment `runtime.multicast` overrides. UserError where the environment keeps
     multicast off that the point asks for."""
     if runtime["device"] == "cpu":
         return
@@ -161,7 +162,7 @@ def worker_environment(config: GroupConfig) -> dict[str, str]:
 
 
 def machine_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine as a point's workers will find it: `identity.machine`."""
+    """Returns the machine as a point's workers will find it: `identity.machine`."""
     config = GroupConfig.of(point)
     return machine(config.device, worker_environment(config), config.world_size)
 

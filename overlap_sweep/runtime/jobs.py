@@ -85,7 +85,7 @@ class Sweep:
         return Path(str(self.config.hydra.sweep.dir)).absolute()
 
     def set_up(self) -> None:
-        """What Hydra expects of a launcher before it touches a configuration."""
+        """Does what Hydra expects of a launcher before it touches a configuration."""
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
 
@@ -138,7 +138,7 @@ def _check_directories(jobs: Sequence[Job]) -> None:
 
 
 def distinct(jobs: Sequence[Job]) -> list[Job]:
-    """Each point once, where it comes first: a sweeper that samples may draw one twice."""
+    """Returns each point once, where it comes first: a sweeper that samples may draw one twice."""
     found: dict[Path, Job] = {}
     for job in jobs:
         found.setdefault(job.directory, job)
@@ -146,7 +146,7 @@ def distinct(jobs: Sequence[Job]) -> list[Job]:
 
 
 def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
-    """Of the jobs whose directory has the point's result already, that. They count as outcomes."""
+    """Returns the results that the jobs' directories have already. They count as outcomes."""
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
         limits.learn(result)
@@ -159,7 +159,7 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
 
 
 def _tell_of_other_environments(jobs: Sequence[Job]) -> None:
-    """Why results that are there are not taken."""
+    """Says why results that are there are not taken."""
     results = [(job, result) for job in jobs if (result := whole_result(job.directory)) and result.status in LASTING]
     others = Counter(", ".join(differing(result, job.point)) for job, result in results if is_of(result, job.point))
     for what, count in others.items():
@@ -186,7 +186,7 @@ def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
 
 
 def job_return(job: Job, result: Result | None) -> JobReturn:
-    """What a launcher returns for a job that it did not run itself."""
+    """Returns what a launcher returns for a job that it did not run itself."""
     with read_write(job.config.hydra.runtime), open_dict(job.config.hydra.runtime):
         job.config.hydra.runtime.output_dir = str(job.directory.absolute())
     HydraConfig.instance().set_config(job.config)

@@ -25,8 +25,8 @@ _open: dict[Path, Store] = {}
 
 
 def whole_result(directory: Path) -> Result | None:
-    """What the directory has; None where there is nothing, or something that was cut short, describes no point or is of
-    a later version, which is measured again and written over."""
+    """Returns the directory's result; None where there is nothing, or something that was cut short, describes no point
+    or is of a later version, which is measured again and written over."""
     path = directory / RESULT_FILE
     if not path.exists():
         return None
@@ -37,8 +37,8 @@ def whole_result(directory: Path) -> Result | None:
 
 
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
-    """The directory's result if it may stand for measuring the resolved `point` here and now. One that failed may if it
-    is of this very launch, whose attempts it has used up."""
+    """Returns the directory's result if it may stand for measuring the resolved `point` here and now. One that failed
+    may if it is of this very launch, whose attempts it has used up."""
     result = whole_result(directory)
     if result is None or not (result.status in LASTING or of_launch(result, current_launch())):
         return None
@@ -78,8 +78,8 @@ def check_store(config: DictConfig) -> None:
 
 
 def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Result | None:
-    """With `reuse=true` the store's latest measurement of the point in this environment, written as its result. Its
-    traces stay where they were recorded."""
+    """Returns with `reuse=true` the store's latest measurement of the point in this environment, written as its result.
+    Its traces stay where they were recorded."""
     store = _store(config) if config.reuse else None
     found = store.find(point, machine_of(point)) if store else None
     if found is None:
@@ -92,14 +92,14 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
 
 
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
-    """Add what was measured to the store, if there is one."""
+    """Adds what was measured to the store, if there is one."""
     store = _store(config)
     if store and result.status == "ok" and not result.reused_from:
         store.add(result, directory)
 
 
 def remember_kept(config: DictConfig, result: Result, directory: Path) -> None:
-    """Add a result that was there before, unless the store has one of its point: a launch may have died in between."""
+    """Adds a result that was there before, unless the store has one of its point: a launch may have died in between."""
     store = _store(config)
     if store and store.find(result.point, result.environment) is None:
         remember(config, result, directory)

@@ -52,7 +52,7 @@ _held: dict[Path, int] = {}
 
 
 def hold(directory: Path) -> None:
-    """Lock the directory for the rest of this process's life, however it ends: the kernel unlocks it.
+    """Locks the directory for the rest of this process's life, however it ends: the kernel unlocks it.
 
     UserError when another living process holds it. Where the file system has no locks a warning says so.
     """
@@ -103,7 +103,7 @@ def claimed(directory: Path, patience_s: float) -> Iterator[bool]:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that locks the file while it is open; None where another process has it."""
+    """Returns a descriptor that locks the file while it is open; None where another process has it."""
     if path.is_symlink():
         raise UserError(f"{path} is a link; remove it.")
     try:

@@ -84,7 +84,7 @@ class Outcomes:
         self.listener(outcome)
 
     def keep(self, outcome: Outcome) -> None:
-        """Of a point that was measured before. A search may ask for one again and again."""
+        """Adds the outcome of a point that was measured before, once: a search may ask for it again and again."""
         if outcome.directory not in {other.directory for other in self.all}:
             self.all.append(outcome)
 
@@ -96,8 +96,8 @@ class Outcomes:
         return self.expected - {outcome.directory for outcome in self.all}
 
     def best(self) -> Outcome | None:
-        """The largest speedup, of workloads whose points say by themselves what is best: times of different operators
-        or TP sizes cannot be compared."""
+        """Returns the largest speedup, of workloads whose points say by themselves what is best: times of different
+        operators or TP sizes cannot be compared."""
         ranked = [(one.compared.speedup, one) for one in self.all if one.compared and one.compared.ranks]
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
@@ -130,13 +130,13 @@ class Outcomes:
         return int(not self.searching and counts["failed"] + counts["timeout"] > 0)
 
     def resume_command(self) -> str:
-        """What measures only what is missing or failed."""
+        """Returns the command that measures only what is missing or failed."""
         given = [argument for argument in sys.argv if not argument.startswith("resume=")]
         named = any(argument.startswith("hydra.sweep.dir=") for argument in given)
         return shlex.join(["python", *given, *([] if named else [f"resume={self.directory()}"])])
 
     def directory(self) -> Path:
-        """Where the results lie, as the user would type it."""
+        """Returns where the results lie, as the user would type it."""
         if self.expected:
             return Path(os.path.relpath(next(iter(self.expected)).parent))
         directories = {outcome.directory for outcome in self.all}
@@ -150,7 +150,7 @@ outcomes = Outcomes()
 
 @contextmanager
 def progress(total: int, outcomes: Outcomes, console: Console | None = None) -> Iterator[None]:
-    """Show every outcome that is added inside the block."""
+    """Shows every outcome that is added inside the block."""
     from rich.console import Console
 
     console = console or Console()

@@ -56,8 +56,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The whole configuration as plain data, with what depends on model and machine filled in; Hydra's part is left
-    out.
+    """Returns the whole configuration as plain data, with what depends on model and machine filled in; Hydra's part is
+    left out.
 
     UserError when a value is out of range, unknown, or asks for more GPUs than there are, and where no group of workers
     could be started here.
@@ -104,7 +104,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    """The configuration without Hydra's part. UserError where a value is missing."""
+    """Returns the configuration without Hydra's part. UserError where a value is missing."""
     missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("hydra.", "model_preset.")))
     if missing:
         raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
@@ -140,7 +140,7 @@ def _resolved_model(model: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any]
 
 
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:
-    """Measure the point into `directory`; returns its objective in microseconds, infinite if there is none.
+    """Measures the point into `directory`; returns its objective in microseconds, infinite if there is none.
 
     With `may_keep` a result that the directory has already is as good.
     """
@@ -155,7 +155,7 @@ def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> fl
 
 
 def objective_us(result: Result | None) -> float:
-    """What sweepers minimise; infinite where nothing was measured, so that none prefers it."""
+    """Returns what sweepers minimise; infinite where nothing was measured, so that none prefers it."""
     return math.inf if result is None or result.objective_us is None else result.objective_us
 
 
@@ -213,7 +213,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
 def _attempt(
     pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[FailedAttempt]
 ) -> dict[str, Any]:
-    """`status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
+    """Returns `status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
     try:
         reply = pool.run(point, directory, limits.limit_s(point), earlier)
     except GroupError as failure:

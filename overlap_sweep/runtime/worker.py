@@ -91,7 +91,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
 
 @contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Append what this process prints to the point's log, also what C++ libraries print."""
+    """Appends what this process prints to the point's log, also what C++ libraries print."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

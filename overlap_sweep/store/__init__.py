@@ -40,15 +40,15 @@ class Store(Protocol):
     """A sentence for each kept measurement that could not be read so far; the others are not affected."""
 
     def add(self, result: Result, directory: Path) -> None:
-        """Keep a measurement, whatever its status; one that is kept already stays as it is. When this returns, it
+        """Keeps a measurement, whatever its status; one that is kept already stays as it is. When this returns, it
         survives the end of the process and of the machine. UserError where it cannot be kept."""
 
     def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
-        """The latest measurement of the same point on an equal machine (`identity`) that is `ok` and not launch-bound.
-        `environment` is `identity.machine`'s, or a result's."""
+        """Returns the latest measurement of the same point on an equal machine (`identity`) that is `ok` and not
+        launch-bound. `environment` is `identity.machine`'s, or a result's."""
 
     def measurements(self) -> list[Measurement]:
-        """All, oldest first."""
+        """Returns all, oldest first."""
 
     def close(self) -> None: ...
 
@@ -68,8 +68,8 @@ class StoreReading:
 
 
 def open_store(path: Path) -> Store:
-    """To add and to find; made where it is not there. UserError, in one line, for what is no store, is of a later
-    version, or cannot be written."""
+    """Returns the store, to add and to find; made where it is not there. UserError, in one line, for what is no store,
+    is of a later version, or cannot be written."""
     if not path.parent.is_dir():
         raise UserError(f"{path.parent} is no directory; make it, or give a store elsewhere.")
     kind = network_file_system(path)
@@ -101,8 +101,8 @@ def read_store(path: Path) -> StoreReading:
 
 
 def network_file_system(path: Path, mounts: str | None = None) -> str | None:
-    """The type of the network file system that `path` lies on or will lie on, such as `nfs4`; None where it is a local
-    one, or not known, as on other systems than Linux.
+    """Returns the type of the network file system that `path` lies on or will lie on, such as `nfs4`; None where it is
+    a local one, or not known, as on other systems than Linux.
 
     `mounts`: the content of a /proc/<pid>/mountinfo, by default this process's.
     """
@@ -115,7 +115,7 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def _type_at(path: Path, mounts: str) -> str | None:
-    """Of the innermost mount; of several at the same place the last, which hides the others."""
+    """Returns the type of the innermost mount; of several at the same place the last, which hides the others."""
     found, depth = None, -1
     for line in mounts.splitlines():
         own, separator, of_file_system = line.partition(" - ")

@@ -83,7 +83,7 @@ class FileStore:
         return merged([*read_from_afar(self._path, self.problems), *read_files(self._path, self.problems)])
 
     def close(self) -> None:
-        """Adding opens another file."""
+        """Closes the file that is written; adding opens another."""
         if self._writing:
             _, descriptor = self._writing
             self._writing = None
@@ -124,7 +124,7 @@ def _read_at(place: _Place) -> Measurement:
 
 
 def read_files(path: Path, problems: list[str]) -> Iterator[Measurement]:
-    """All that lies in files beside the store's path. What cannot be read becomes a problem."""
+    """Yields all that lies in files beside the store's path. What cannot be read becomes a problem."""
     for file in line_files(files_directory(path)):
         yield from (line.measurement for line in read_lines(file, problems) if line.measurement)
 

@@ -32,7 +32,7 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def measured(self) -> str:
-        """When it was started, UTC, ISO 8601; of results that don't tell, when they were added."""
+        """Returns when it was started, UTC, ISO 8601; of results that don't tell, when they were added."""
         return self.result.started or self.added
 
     @cached_property
@@ -41,7 +41,8 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def measurement_key(self) -> str:
-        """Equal for the same measurement, wherever its directory was moved and however often it was added."""
+        """Returns what is equal for the same measurement, wherever its directory was moved and however often it was
+        added."""
         return key_of(
             {
                 "point": self.keys.point,
@@ -84,7 +85,7 @@ def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> Keys:
 
 
 def new_measurement(result: Result, directory: Path) -> Measurement:
-    """Of now."""
+    """Returns the measurement of a result that comes into a store now."""
     host = result.environment.get("host")
     return Measurement(
         result=result,
@@ -104,13 +105,13 @@ def decoded(line: bytes, where: str) -> Measurement:
 
 
 def note(problems: list[str], problem: str) -> None:
-    """Once, however often it is come across."""
+    """Adds the problem once, however often it is come across."""
     if problem not in problems:
         problems.append(problem)
 
 
 def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Each measurement once, oldest first."""
+    """Returns each measurement once, oldest first."""
     once = {measurement.measurement_key: measurement for measurement in measurements}
     return sorted(once.values(), key=lambda measurement: measurement.measured)
 
@@ -127,17 +128,17 @@ class Line(NamedTuple):
 
 
 def files_directory(path: Path) -> Path:
-    """Where the files lie beside a store's path."""
+    """Returns where the files lie beside a store's path."""
     return path.with_name(f"{path.name}.d")
 
 
 def line_files(directory: Path) -> list[Path]:
-    """Sorted by name; empty where there is no such directory."""
+    """Returns the files of measurements, sorted by name; none where there is no such directory."""
     return sorted(path for path in directory.glob("*.jsonl") if path.is_file())
 
 
 def read_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[Line]:
-    """From a byte on which a line begins; a file that has become shorter than that is read from its beginning.
+    """Yields lines from byte `start` on; a file that has become shorter than that is read from its beginning.
 
     A last line without a line feed is left out: it is being written, or its writer ended while writing it and never
     took it for kept. What cannot be read becomes a problem.

@@ -129,9 +129,9 @@ class SqliteStore:
 
 
 def read(path: Path, problems: list[str], keys: Keys | None = None) -> list[Measurement]:
-    """All measurements of an existing file, which is not written to, nor anything beside it unless somebody else has it
-    open; with the `keys` of a point and an environment only the one to be reused. Rows that cannot be read become
-    problems.
+    """Returns all measurements of an existing file, which is not written to, nor anything beside it unless somebody
+    else has it open; with the `keys` of a point and an environment only the one to be reused. Rows that cannot be read
+    become problems.
 
     UserError for what is no store or is of a later version.
     """

@@ -163,7 +163,7 @@ class Watch:
             forget_if_done(self.directory, job_id)
 
     def _collect(self) -> None:
-        """Results that have come since: what lay there before is of another launch."""
+        """Takes the results that have come since: what lay there before is of another launch."""
         for directory, job in list(self._left.items()):
             result = whole_result(directory)
             if result and is_of(result, job.point) and any(of_launch(result, launch) for launch in self._launches):
@@ -191,13 +191,13 @@ class Watch:
                 self._inherit(job_id, submitted, state)
 
     def _tell(self, news: str) -> None:
-        """Unless it was told already, or something else just now."""
+        """Says it unless it was said already, or something else just now."""
         if news != self._told and time.monotonic() - self._told_at_s > TELL_EVERY_S:
             self._told, self._told_at_s = news, time.monotonic()
             self.outcomes.say(news)
 
     def _inherit(self, job_id: str, submitted: Submitted, state: JobState) -> None:
-        """Decide what becomes of the points that an ended job leaves."""
+        """Decides what becomes of the points that an ended job leaves."""
         left = [job for job in submitted.pack.jobs if job.directory in self._left]
         for job in left:
             # What the job found there and took for as good as its own.

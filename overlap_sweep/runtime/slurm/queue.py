@@ -56,7 +56,8 @@ class JobState:
 
 
 def job_states(logs: Mapping[str, Path]) -> dict[str, JobState] | None:
-    """Of each job (`12`, or `12_3` of an array). None when the controller does not answer, as while it restarts.
+    """Returns the state of each job (`12`, or `12_3` of an array). None when the controller does not answer, as while
+    it restarts.
 
     `logs` are the files that the jobs print to, by id: another job that got the id of a forgotten one has its script
     elsewhere. UserError when there is no Slurm here.
@@ -87,7 +88,8 @@ def _never_began(job_id: str, found: Mapping[str, _Listed], log: Path) -> bool:
 
 
 def _accounted(job_id: str) -> JobState:
-    """Of a job that the controller has forgotten: where Slurm keeps accounts, they tell whether it was cancelled."""
+    """Returns the state of a job that the controller has forgotten: accounts, if kept, tell whether it was
+    cancelled."""
     command = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", "--format=State"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -137,12 +139,12 @@ def write_record(directory: Path, record: JobRecord) -> None:
 
 
 def forget(directory: Path, job_id: str) -> None:
-    """The job has ended, and what it left was looked at."""
+    """Removes the record of a job that has ended and whose results were looked at."""
     record_path(directory, job_id).unlink(missing_ok=True)
 
 
 def forget_if_done(directory: Path, job_id: str) -> None:
-    """The job may live, but has nothing left to do."""
+    """Removes the record of a job that has nothing left to do."""
     path = record_path(directory, job_id)
     if path.exists():
         record = _read(path)
@@ -168,7 +170,8 @@ def on_record(directory: Path, job_id: str, launch: str) -> bool:
 
 
 def living_jobs(directory: Path) -> list[JobRecord]:
-    """Those of earlier launches that are waiting or running still. UserError when that cannot be found out."""
+    """Returns the jobs of earlier launches that are waiting or running still. UserError when that cannot be found
+    out."""
     records = {record.job_id: record for record in _records(directory)}
     if not records:
         return []

@@ -91,7 +91,7 @@ def launcher_options(job: Job) -> dict[str, Any]:
 
 
 def evenly(items: Sequence[Job], count: int) -> list[Sequence[Job]]:
-    """In so many parts, the longer ones first."""
+    """Returns the items in so many parts, the longer ones first."""
     shortest, longer = divmod(len(items), count)
     ends = [(index + 1) * shortest + min(index + 1, longer) for index in range(count)]
     return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -167,7 +167,7 @@ def _as_array(executor: Any, batches: Sequence[Batch]) -> list[Any]:
 
 
 def _patiently(submit_all: Callable[[], list[Any]], say: Callable[[str], None]) -> list[Any]:
-    """Try until the controller is there."""
+    """Submits; tries until the controller is there."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     deadline = time.monotonic() + PATIENCE_S
