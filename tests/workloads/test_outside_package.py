@@ -121,6 +121,17 @@ def test_its_answer_is_in_every_rendering(sweep: tuple[Launch, str], analyze: An
     assert "4 chunks" in page
 
 
+def test_its_points_are_asked_for_by_its_flag(sweep: tuple[Launch, str], analyze: Analyze) -> None:
+    launch, _ = sweep
+    for flags in ((), ("--toy",)):
+        found = json.loads(analyze("query", launch.directory, "chunks == 4", *flags, "--format", "json").stdout)
+        assert [row["time_us"] for row in found] == pytest.approx([times(launch)[row["point"]] for row in found])
+        assert len(found) == 1
+    assert "chunks" in analyze("query", launch.directory).stdout
+    assert "Columns with --toy, one row per point:" in analyze("query", "--help").stdout
+    assert "Columns of workload=toy, one row per point:" in analyze("report", "--help").stdout
+
+
 def test_it_is_compared_and_has_a_history(sweep: tuple[Launch, str], analyze: Analyze) -> None:
     launch, _ = sweep
     said = analyze("compare", f"a={launch.directory}", f"b={launch.directory}", "--format", "json").stdout
