@@ -140,7 +140,7 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
             living.append(self)
             return self
 
-        def __exit__(self, *_: object) -> None:
+        def close(self) -> None:
             living.remove(self)
 
         def run(self, *_: object) -> dict[str, Any]:
