@@ -127,7 +127,7 @@ def compare(
     if output:
         from overlap_sweep.report.comparison import write_files
         from overlap_sweep.report.console import console_for
-        from overlap_sweep.report.text import print_written
+        from overlap_sweep.report.terminal import print_written
 
         written = write_files(output, compared, frame, plots)
         print_written(written, console_for(sys.stdout if format is TableFormat.table else sys.stderr))

@@ -16,7 +16,6 @@ from typer.core import TyperCommand
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.commands.failing import print_aside
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.csv_text import csv_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +68,8 @@ def print_rows(
     """
     refuse_on_terminal(format)
     if format is TableFormat.csv:
+        from overlap_sweep.report.table import csv_of
+
         sys.stdout.write(csv_of(frame))
     elif format is TableFormat.json:
         sys.stdout.write(as_json(frame) + "\n")

@@ -70,9 +70,9 @@ def report(
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
     from overlap_sweep.config import analysis_config
-    from overlap_sweep.report import text
     from overlap_sweep.report.console import console_for
     from overlap_sweep.report.files import write_reports
+    from overlap_sweep.report.terminal import print_answers, print_written
     from overlap_sweep.workloads.sections import analyse
 
     try:
@@ -84,11 +84,11 @@ def report(
     check_fail_if(fail_expressions, answers)
     problems = list(analysis.problems)
     if analysis.sources.reading.points:
-        print_rows(answers, format, print_table=lambda console: text.print_answers(analysis, console))
+        print_rows(answers, format, print_table=lambda console: print_answers(analysis, console))
         try:
             written = write_reports(analysis, output or directory, with_plots=plots)
             console = console_for(sys.stdout if format is TableFormat.table else sys.stderr)
-            text.print_written(written, console, analysis.sections)
+            print_written(written, console, analysis.sections)
         except UserError as error:
             problems.append(str(error))
     for warning in analysis.warnings:

@@ -182,7 +182,7 @@ def as_json(rows: Sequence[Row]) -> str:
 
 
 def as_csv(rows: Sequence[Row], fields: Iterable[str]) -> str:
-    from overlap_sweep.report.csv_text import csv_cell
+    from overlap_sweep.report.table import csv_cell
 
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(fields), lineterminator="\n")

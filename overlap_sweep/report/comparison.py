@@ -20,8 +20,7 @@ from rich.text import Text
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
 from overlap_sweep.report.console import fits, print_lines
-from overlap_sweep.report.csv_text import csv_of
-from overlap_sweep.report.table import Column, Table, to_frame
+from overlap_sweep.report.table import Column, Table, csv_of, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records

@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report import text
-from overlap_sweep.report.csv_text import csv_of
 from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.page.page import page_files
 from overlap_sweep.report.section import Analysis, Section
-from overlap_sweep.report.table import to_frame
+from overlap_sweep.report.table import csv_of, to_frame
+from overlap_sweep.report.terminal import SUMMARY_FILE, summary_text
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import write_atomically
 from overlap_sweep.trace.directories import is_below
@@ -49,7 +48,7 @@ def write_reports(analysis: Analysis, directory: Path, *, with_plots: bool = Fal
 
 def _contents(analysis: Analysis) -> Iterator[tuple[str, bytes]]:
     """Yields paths below the report's directory, and what to write there."""
-    yield text.FILE_NAME, text.summary_text(analysis).encode()
+    yield SUMMARY_FILE, summary_text(analysis).encode()
     yield REPORT_FILE, msgspec.json.format(msgspec.json.encode(_report(analysis)), indent=2) + b"\n"
     for section in analysis.sections:
         yield from _table(section)

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.points import Point
 
 if TYPE_CHECKING:
@@ -162,6 +163,24 @@ def to_frame(rows: Sequence[Row], types: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(rows, columns=list(types)).astype(dict(types))
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet would compute instead of showing it."""
+
+
+def csv_of(frame: pd.DataFrame) -> str:
+    """Returns CSV that may be opened with anything: Parquet and JSON have the texts as they are."""
+    texts = frame.select_dtypes(["object", "string"]).columns
+    shown = frame.assign(**{name: frame[name].map(csv_cell, na_action="ignore") for name in texts})
+    return shown.to_csv(index=False, lineterminator="\n")
+
+
+def csv_cell(value: Any) -> Any:
+    """Returns of a text what can be shown, with an apostrophe before what would be a formula."""
+    if not isinstance(value, str):
+        return value
+    return visible(f"'{value}" if value.startswith(_FORMULA) else value)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,86 @@
-"""Sections on a terminal of any width, in a pipe, and in summary.txt."""
+"""The answer for people: on a terminal of any width, in a pipe, and in summary.txt."""
 
 from __future__ import annotations
 
+import io
+from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
-from overlap_sweep.report.console import print_lines
+from overlap_sweep.report.console import console_for, print_lines
 from overlap_sweep.report.numbers import some_names
-from overlap_sweep.report.plain_table import PlainRow, print_table
-from overlap_sweep.report.section import Answer, Card, Exhibit, Section
+from overlap_sweep.report.searches import knob_searches, pass_searches, print_titled
+from overlap_sweep.report.section import Analysis, Answer, Card, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import launch_commands
 
 R = TypeVar("R")
+
+SUMMARY_FILE = "summary.txt"
+GAP = 2
+"""Columns between two cells."""
+
+
+def summary_text(analysis: Analysis) -> str:
+    """Returns the content of summary.txt."""
+    stream, reading = io.StringIO(), analysis.sources.reading
+    console = console_for(stream)
+    print_answers(analysis, console, whole=True)
+    for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
+        _print_block(f"Details of {answer.title}", answer.details, console)
+        for exhibit in (exhibit for exhibit in answer.more if exhibit.is_detail):
+            print_exhibit(exhibit, console, whole=True)
+    print_titled(pass_searches(analysis.sources.records, reading.root), console)
+    if commands := launch_commands(reading.points):
+        _print_block("Commands", commands, console)
+    return stream.getvalue()
+
+
+def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> None:
+    """Prints what each workload says, then what was left out; `whole`: every table, with all its rows."""
+    reading = analysis.sources.reading
+    print_titled(knob_searches(analysis.sources.records.knobs, reading.root), console)
+    for section in analysis.sections:
+        print_section(section, console, whole)
+    counts = {name: count for name, count in analysis.counts.items() if count}
+    points = counts.pop("points")
+    console.print(
+        f"\n{points} point{'s' if points > 1 else ''}: "
+        + ", ".join(f"{count} {name}" for name, count in counts.items())
+    )
+    _print_not_ok(reading.points, console)
+
+
+def print_written(paths: Sequence[Path], console: Console, sections: Sequence[Section] = ()) -> None:
+    """Prints where the files are: the directory once, then names; of those of one kind, how many."""
+    root = paths[0].parent
+    of_kind = {file.name: file.kind for section in sections for file in section.files if file.kind}
+    names = [str(path.relative_to(root)) for path in paths if path.parent == root or path.name not in of_kind]
+    kinds = Counter(of_kind[path.name] for path in paths if path.parent != root and path.name in of_kind)
+    names += [f"{kind} of {number} run directories" for kind, number in kinds.items()]
+    console.print(f"\nWritten to {root}: {', '.join(names)}")
+
+
+def _print_block(heading: str, lines: Sequence[str], console: Console) -> None:
+    console.print(f"\n{heading}", style="bold")
+    print_lines(lines, console)
+
+
+def _print_not_ok(points: Sequence[Point], console: Console) -> None:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for point in points:
+        if point.status != "ok":
+            reasons.setdefault((point.status, point.why_not_ok), []).append(point.name)
+    for (status, reason), names in reasons.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print_lines([f"{status}: {names[0]}{more}: {reason}"], console)
 
 
 def print_section(section: Section, console: Console, whole: bool = False) -> None:
@@ -90,22 +157,59 @@ def print_listing(listing: Listing[R], console: Console, file: str, whole: bool 
     if not rows:
         return
     columns = [column for column in listing.columns if not column.page_only]
-    groups = [listing.group(row) for row in rows]
-    table = [
-        PlainRow(
-            [column.text(row) for column in columns],
-            "green" if listing.chosen(row) else "dim" if listing.faint(row) else "",
-            ends_section=i + 1 < len(rows) and groups[i + 1] != groups[i],
-        )
-        for i, row in enumerate(rows)
-    ]
-    left = [column.header for column in columns if not column.is_number]
-    droppable = sorted((column for column in columns if column.dropped), key=lambda column: column.dropped)
-    headers = [column.header for column in columns]
-    if not print_table(headers, table, left, console, [column.header for column in droppable]):
+    texts = [[column.text(row) for column in columns] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip([column.header for column in columns], *texts, strict=True)]
+    dropped = _dropped(columns, widths, console.width)
+    if dropped is None:
         _print_stacked(columns, rows, console)
+    else:
+        kept = [i for i, column in enumerate(columns) if column not in dropped]
+        _print_table(listing, rows, texts, [(i, columns[i], widths[i]) for i in kept], console)
+        if dropped:
+            names = ", ".join(column.header for column in reversed(dropped))
+            print_lines([f"No room for {names}: a wider terminal shows them."], console, indent=0)
     if len(rows) < len(listing.rows):
         print_lines([f"... and {len(listing.rows) - len(rows)} more, all in {file}"], console, indent=0)
+
+
+def _dropped(columns: Sequence[Column[Any]], widths: Sequence[int], room: int) -> Sequence[Column[Any]] | None:
+    """Returns the columns that a terminal of so many columns has no room for, the first to go first; None where it is
+    too narrow even without them."""
+    optional = sorted((column for column in columns if column.dropped), key=lambda column: column.dropped)
+    for count in range(len(optional) + 1):
+        dropped = optional[:count]
+        if sum(w + GAP for column, w in zip(columns, widths, strict=True) if column not in dropped) - GAP <= room:
+            return dropped
+    return None
+
+
+def _print_table(
+    listing: Listing[R],
+    rows: Sequence[R],
+    texts: Sequence[Sequence[str]],
+    kept: Sequence[tuple[int, Column[R], int]],
+    console: Console,
+) -> None:
+    """Prints a table of maybe thousands of rows: laid out once from its texts, where rich would weigh each cell."""
+
+    def line(cells: Sequence[str]) -> str:
+        padded = []
+        for i, column, width in kept:
+            room = " " * (width - cell_len(cells[i]))
+            padded.append(room + cells[i] if column.is_number else cells[i] + room)
+        return (" " * GAP).join(padded).rstrip()
+
+    headers = {i: column.header for i, column, _ in kept}
+    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(width + GAP for _, _, width in kept) - GAP)
+    styled = [(line([headers.get(i, "") for i in range(len(texts[0]))]), "bold"), (rule, "")]
+    groups = [listing.group(row) for row in rows]
+    for i, (row, cells) in enumerate(zip(rows, texts, strict=True)):
+        ends_group = i + 1 < len(rows) and groups[i + 1] != groups[i]
+        style = "green" if listing.chosen(row) else "dim" if listing.faint(row) else ""
+        styled.append((line(cells) + "\n" * ends_group, style))
+    console.print()
+    for style, lines in groupby(styled, key=lambda one: one[1]):
+        console.print(Text("\n".join(text for text, _ in lines), style), soft_wrap=True)
 
 
 def _print_stacked(columns: Sequence[Column[Any]], rows: Sequence[Any], console: Console) -> None:

@@ -25,9 +25,9 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, FILE, NONE, TUNED, OverlapConfig
-from overlap_sweep.report import text
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.files import write_reports
+from overlap_sweep.report.terminal import print_answers, print_written
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result, write_atomically
 from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
@@ -91,8 +91,8 @@ def tune(
     analysis = analyse(whole.measurements.directory, _analysis_config(whole), record.command)
     written = write_reports(analysis, whole.measurements.directory)
     console = console_for(sys.stdout)
-    text.print_answers(analysis, console)
-    text.print_written(written, console, analysis.sections)
+    print_answers(analysis, console)
+    print_written(written, console, analysis.sections)
 
 
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:

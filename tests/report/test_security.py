@@ -24,7 +24,7 @@ from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.report.console import console_for, print_lines
-from overlap_sweep.report.csv_text import csv_cell
+from overlap_sweep.report.table import csv_cell
 from overlap_sweep.results.points import Case
 from overlap_sweep.results.run_directory import RESULT_FILE, trace_file
 from overlap_sweep.store.sqlite import SqliteStore

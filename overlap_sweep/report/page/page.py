@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from overlap_sweep.cache import cached_bytes
 from overlap_sweep.overlap.kernel_shape import CUSTOM
 from overlap_sweep.report.charts.figures import Figure, figure, png, script_safe
 from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
-from overlap_sweep.report.page import libraries
-from overlap_sweep.report.page.environment import machines
 from overlap_sweep.report.page.tables import PageTable, page_table, points_table, summary_table
 from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
-from overlap_sweep.results.provenance import launch_commands, measured_when
+from overlap_sweep.results.points import Point
+from overlap_sweep.results.provenance import environments, launch_commands, measured_when
 
 FILE_NAME = "report.html"
 PLOTS = "plots"
@@ -23,6 +26,16 @@ MOST_ROWS = 3000
 """Of a section's table of all points; some 0.7 kB each."""
 MOST_LINKS = 12
 """To the answers of a section, at the top of the page."""
+NAMES = {
+    "gpu": "GPU",
+    "gpu_count": "GPUs",
+    "cpu": "CPU",
+    "cpu_count": "CPU cores",
+    "nccl": "NCCL",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+}
+"""What keys of an environment are called for people, where underscores are not all."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +140,15 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
         sections=sections,
         most_links=MOST_LINKS,
         counts={name: count for name, count in analysis.counts.items() if count},
-        machines=machines(reading.points),
+        machines=_machines(reading.points),
         commands=[*launch_commands(reading.points), analysis.sources.command],
         problems=analysis.problems,
         beside=beside,
         style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),
-        tables_style=libraries.tables_style(),
+        tables_style=_tables_style(),
         config=script_safe(json.dumps(chart_config())),
-        vega_script=libraries.vega_script(),
-        tables_script=libraries.tables_script(),
+        vega_script=_vega_script(),
+        tables_script=_tables_script(),
         page_script=(here / "page.js").read_text(),
     )
 
@@ -144,3 +157,83 @@ def _subjects(analysis: Analysis) -> list[str]:
     """Returns what was measured: models, and what sections say of the rest."""
     models = (point.case.model for point in analysis.sources.reading.points if point.case.model != CUSTOM)
     return list(dict.fromkeys([*models, *(subject for section in analysis.sections for subject in section.subjects)]))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One environment, and how many points it was recorded with."""
+
+    points: int
+    measured: str
+    rows: list[tuple[str, str]]
+
+
+def _machines(points: Sequence[Point]) -> list[Machine]:
+    """The most frequent first; what was never measured has none."""
+    found = []
+    with_result = [point for point in points if point.result and point.result.environment]
+    for environment in environments(with_result):
+        own = [point for point in with_result if point.result and point.result.environment == environment]
+        found.append(Machine(len(own), measured_when(own), rows_of(environment)))
+    return found
+
+
+def rows_of(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is known of it, each with a name for people."""
+    rows = []
+    for name, value in environment.items():
+        if isinstance(value, dict):
+            told = {key: item for key, item in value.items() if item is not None}
+            rows += [(_name(name), ", ".join(f"{key} {item}" for key, item in told.items()))] if told else []
+        elif isinstance(value, list):
+            rows.append((_name(name), "\n".join(map(str, value))))
+        elif name == "cudnn" and isinstance(value, int):
+            rows.append((_name(name), _dotted(value)))
+        elif value is not None:
+            rows.append((_name(name), str(value)))
+    return rows
+
+
+def _dotted(version: int) -> str:
+    """cuDNN's number as people write it: 91900 is 9.19.0, and before version 9 8907 was 8.9.7."""
+    if version < 10_000:
+        return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
+
+
+def _name(key: str) -> str:
+    return NAMES.get(key, key.replace("_", " "))
+
+
+def _vega_script() -> str:
+    """Defines `window.vegaEmbed`."""
+
+    def make() -> bytes:
+        import vl_convert
+
+        # Without an argument it makes the bundle of vegaEmbed; its stub requires one.
+        return vl_convert.javascript_bundle().encode()  # type: ignore[call-arg]
+
+    return _in_script(cached_bytes("scripts", f"vega {version('vl-convert-python')}", make).decode())
+
+
+def _tables_script() -> str:
+    """A module whose default export is DataTables."""
+    return _in_script((_itables() / "dt_bundle.js").read_text(encoding="utf-8"))
+
+
+def _tables_style() -> str:
+    return (_itables() / "dt_bundle.css").read_text(encoding="utf-8")
+
+
+def _itables() -> Path:
+    # Importing the package would import pandas.
+    spec = find_spec("itables")
+    assert spec
+    assert spec.origin
+    return Path(spec.origin).parent / "html"
+
+
+def _in_script(code: str) -> str:
+    """In strings and comments of JavaScript, which is where it may stand, `<\\/` is `</`."""
+    return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")

@@ -19,7 +19,6 @@ from overlap_sweep.workloads.operator import chart
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, Drift, OperatorScaling, Scaling
 from overlap_sweep.workloads.operator.choice import sum_under_us
-from overlap_sweep.workloads.operator.num_sm import num_sm_lines
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together, Trial, Unproven
 
 D = Column[Drift]
@@ -64,7 +63,7 @@ def _num_sm(case: CaseAnalysis) -> Exhibit:
         parts=lambda: [
             _drawn(f"tp{tp_size}_{choice.operator}_{choice.pass_name}", lines, small=True)
             for tp_size in case.plans
-            for choice, lines in num_sm_lines(case, tp_size)
+            for choice, lines in chart.num_sm_lines(case, tp_size)
         ],
     )
 
