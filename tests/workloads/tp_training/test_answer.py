@@ -19,7 +19,7 @@ from overlap_sweep.workloads.tp_training.answer import (
     tolerance_of,
 )
 from overlap_sweep.workloads.tp_training.rows import StepCommunication, setting_of, step_communication
-from overlap_sweep.workloads.tp_training.section import GRIDS
+from overlap_sweep.workloads.tp_training.section import ANSWERS
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import trace_row
 
@@ -79,7 +79,7 @@ def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None
     make_point("tp_training", tmp_path / "other", stack_config("autotp", 1, 2), losses=falling(times=2.0))
     other = analysis_of(tmp_path / "other")
     assert ([row.losses for row in other.rows], losses_in_words(other)) == ([None, None], [])
-    answers = GRIDS.records(other.answers)
+    answers = ANSWERS.records(other.answers)
     assert {row["losses_agree"] for row in answers} == {None}
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 2, 1))
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 4, 1), losses=falling(times=1.1))
