@@ -163,7 +163,7 @@ def _rows(directory: Path, flag: str | None) -> tuple[pd.DataFrame, Table[Any], 
 
 
 def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
-    """What an analysis wrote elsewhere, away from the run directories."""
+    """Returns what an analysis wrote elsewhere, away from the run directories."""
     import pandas as pd
     from pyarrow import ArrowException
 

@@ -107,7 +107,7 @@ def _traces_of(path: Path) -> list[Path]:
 
 
 def _variant(trace: Path) -> str:
-    """Of a layer's trace; empty for what is named otherwise."""
+    """Returns the variant of a layer's trace; empty for what is named otherwise."""
     named = re.fullmatch(r"trace_(.+)_rank\d+\.json(?:\.gz)?", trace.name)
     return named[1] if named else ""
 

@@ -177,7 +177,7 @@ def _of_alone(runs: Sequence[RunRanks]) -> list[str]:
 
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """The traces, each once, and a sentence for each directory that has none."""
+    """Returns the traces, each once, and a sentence for each directory that has none."""
     from overlap_sweep.trace.directories import find_traces, refused_links
 
     found: dict[Path, Path] = {}

@@ -131,7 +131,7 @@ def at_once_us(shown: Sequence[Span]) -> float:
 
 
 def _stream_name(row: Sequence[Span]) -> str:
-    """Empty where a lane has several."""
+    """Returns what a lane is called by its stream; empty where it has several."""
     streams = {(span.process, span.stream) for span in row}
     if len(streams) > 1:
         return ""
@@ -146,7 +146,7 @@ def _packed(shown: Sequence[Span]) -> list[list[Span]]:
 
 
 def _by_stream(shown: Sequence[Span]) -> list[list[Span]]:
-    """What overlaps within its stream, as operators of a CPU's threads may, gets a lane more."""
+    """Returns lanes by stream; what overlaps within one, as operators of a CPU's threads may, gets a lane more."""
     by_stream: dict[tuple[str, str], list[Span]] = {}
     for span in shown:
         by_stream.setdefault((span.process, span.stream), []).append(span)
@@ -154,7 +154,8 @@ def _by_stream(shown: Sequence[Span]) -> list[list[Span]]:
 
 
 def typical_iteration(path: Path | str) -> Iteration:
-    """The iteration whose span is the (lower) median of those that are no start-up. UserError when there is none."""
+    """Returns the iteration whose span is the (lower) median of those that are no start-up. UserError when there is
+    none."""
     from overlap_sweep.trace.activity import activity_of
     from overlap_sweep.trace.kineto import read_trace
     from overlap_sweep.trace.measured import overlap_rows

@@ -62,7 +62,7 @@ class RankTimeline:
     """By iteration and phase, which of the activity's events are in it."""
 
     def span_ns(self, iteration: int, phase: str = WHOLE) -> tuple[int, int]:
-        """From the first start to the last end, as the trace counts."""
+        """Returns the first start and the last end, as the trace counts."""
         events, inside = self.activity.events, self.phases[iteration][phase]
         return int(events.start_ns[inside].min()), int(events.end_ns[inside].max())
 
@@ -228,7 +228,7 @@ def _events(
 
 
 def _us(nanoseconds: int) -> msgspec.Raw:
-    """Microseconds with three decimals: exact, where a float would have as many digits as it likes."""
+    """Returns microseconds with three decimals: exact, where a float would have as many digits as it likes."""
     sign = "-" if nanoseconds < 0 else ""
     return msgspec.Raw(f"{sign}{abs(nanoseconds) // 1000}.{abs(nanoseconds) % 1000:03d}".encode())
 
@@ -286,7 +286,7 @@ def _kernel(rank: RankTimeline, event: int, category: str, colour: str) -> _Span
 
 
 def _streams(rank: RankTimeline, lanes: Iterable[int]) -> str:
-    """`stream 7`, `streams 7, 359, 366 and 5 more`, `threads 12, 13`."""
+    """Returns what a track is called by its streams: `stream 7`, `streams 7, 359, 366 and 5 more`, `threads 12, 13`."""
     named = [rank.streams[lane] for lane in lanes]
     noun = ("thread" if rank.device == "CPU" else "stream") + ("s" if len(named) > 1 else "")
     more = f" and {len(named) - STREAMS_NAMED} more" if len(named) > STREAMS_NAMED else ""

@@ -54,7 +54,7 @@ class Assignment:
 
 
 def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
-    """Iteration and pass of each of `trace.device`, of which some are GEMMs: those of its launch.
+    """Returns iteration and pass of each of `trace.device`, of which some are GEMMs: those of its launch.
 
     All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
     its stream, or, if that has none either, the event before it on any stream.
@@ -105,7 +105,7 @@ def _iterations_by_graph(
 
 
 def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -> int:
-    """When an iteration starts of which `first_ns` surely is part, while `last_ns` is part of the one before.
+    """Returns when an iteration starts of which `first_ns` surely is part, while `last_ns` is part of the one before.
 
     What was asked for in between belongs to either; the longest pause is taken for the border.
     """
@@ -114,7 +114,7 @@ def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -
 
 
 def _period(sequence: list[tuple[int, ...]]) -> int:
-    """After how many the sequence repeats itself; its length where it does not.
+    """Returns after how many the sequence repeats itself; its length where it does not.
 
     That is its length less that of its longest beginning that is also its end, found as Knuth, Morris and Pratt do.
     """
@@ -130,7 +130,7 @@ def _period(sequence: list[tuple[int, ...]]) -> int:
 
 
 def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool_]) -> Assignment:
-    """Iteration and pass of the `chosen` host events, of which some are spans of communication or waiting.
+    """Returns iteration and pass of the `chosen` host events, of which some are spans of communication or waiting.
 
     Nothing in a trace ties gloo's spans, most of which run on threads of their own, to the operators that launched
     them: they are what the threads that run autograd are at the moment. Where a pass waits for its communication before
@@ -183,7 +183,7 @@ def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -
 def _last_backward_ns(
     moments_ns: NDArray[np.int64], pass_: NDArray[np.int8], iteration: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each moment, when the last backward one of its iteration is; beyond all times where there is none."""
+    """Returns for each moment when the last backward one of its iteration is; beyond all times where there is none."""
     numbers, place = np.unique(iteration, return_inverse=True)
     last_ns = np.full(len(numbers), np.iinfo(np.int64).min)
     is_backward = np.isin(pass_, (BWD, RECOMPUTE))
@@ -219,7 +219,7 @@ def _iterations_by_turn(
 
 
 def _launches_of(trace: Trace) -> NDArray[np.intp]:
-    """For each device event the index of the first launch with its correlation, or -1."""
+    """Returns for each device event the index of the first launch with its correlation, or -1."""
     launches, wanted = trace.launches, trace.device.correlation
     if not len(launches):
         return np.full(len(wanted), -1)
@@ -230,7 +230,7 @@ def _launches_of(trace: Trace) -> NDArray[np.intp]:
 
 
 def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """For each event the index of the one whose launch decides: itself if its launch is known."""
+    """Returns for each event the index of the one whose launch decides: itself if its launch is known."""
     on_stream = _last_known(known, np.lexsort((start_ns, lane)))
     on_any = _last_known(known, np.argsort(start_ns, kind="stable"))
     first = np.flatnonzero(known)[np.argmin(start_ns[known])]
@@ -239,7 +239,7 @@ def _leaders(known: NDArray[np.bool_], lane: NDArray[np.int32], start_ns: NDArra
 
 
 def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each event the index of the last known one up to it in this order, or -1."""
+    """Returns for each event the index of the last known one up to it in this order, or -1."""
     place = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
     last = np.empty(len(order), np.intp)
     last[order] = np.where(place >= 0, order[place], -1)
@@ -247,17 +247,17 @@ def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np
 
 
 def _matches(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Which labels' names begin with the pattern."""
+    """Returns which labels' names begin with the pattern."""
     return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
 
 
 def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Which host events' names begin with the pattern."""
+    """Returns which host events' names begin with the pattern."""
     return _matches(trace, pattern)[trace.host.label]
 
 
 def _inside(outer: Events, moments: Events) -> NDArray[np.bool_]:
-    """Which moments lie inside one of the events on their own thread."""
+    """Returns which moments lie inside one of the events on their own thread."""
     inside = np.zeros(len(moments), bool)
     of_lane = dict(places_by_value(moments.lane))
     for lane, there in places_by_value(outer.lane):
@@ -286,7 +286,7 @@ class Activity:
 
 
 def activity_of(trace: Trace) -> Activity:
-    """The work on the device; in a trace without a device, the work on the CPU."""
+    """Returns the work on the device; in a trace without a device, the work on the CPU."""
     events = trace.device if len(trace.device) else trace.host
     classes = {int(label): classify(*trace.labels[label]) for label in np.unique(events.label)}
     kind_of_label = np.full(len(trace.labels), IGNORE, np.int8)
@@ -301,7 +301,8 @@ def activity_of(trace: Trace) -> Activity:
 
 
 def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
-    """The operators that stand for their time on the CPU, where operators call operators; indices into `trace.host`.
+    """Returns the operators that stand for their time on the CPU, where operators call operators; indices into
+    `trace.host`.
 
     What runs inside a communication span on a thread of gloo's, or inside a GEMM, is part of it. A GEMM that only calls
     another (aten::linear, aten::matmul) is dropped for the one that it calls. Of other operators the outermost count.
@@ -322,7 +323,8 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
 
 
 def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events lie inside another one of `outer` on their thread. Events are sorted by thread, start, -end."""
+    """Returns which events lie inside another one of `outer` on their thread. Events are sorted by thread, start,
+    -end."""
     within = np.zeros(len(events), bool)
     for _, here in places_by_value(events.lane):
         reach = np.maximum.accumulate(np.where(outer[here], events.end_ns[here], np.iinfo(np.int64).min))
@@ -331,7 +333,7 @@ def _within(events: Events, outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _calls_next(events: Events) -> NDArray[np.bool_]:
-    """Which events contain the start of the next one on their thread. Sorted as for `_within`."""
+    """Returns which events contain the start of the next one on their thread. Sorted as for `_within`."""
     calls = np.zeros(len(events), bool)
     calls[:-1] = (events.lane[1:] == events.lane[:-1]) & (events.start_ns[1:] < events.end_ns[:-1])
     return calls

@@ -20,18 +20,18 @@ TIMELINE_MARK = "overlap_sweep timeline"
 
 
 def is_below(path: Path, root: Path) -> bool:
-    """Whether the path lies below `root` with all links followed; `root` itself may be one."""
+    """Returns whether the path lies below `root` with all links followed; `root` itself may be one."""
     # Unlike Path.resolve it takes links that lead in circles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether it is the name of something in a directory, and can be shown."""
+    """Returns whether it is the name of something in a directory, and can be shown."""
     return name not in ("", ".", "..") and "/" not in name and name.isprintable()
 
 
 def is_special(path: Path) -> bool:
-    """Whether reading it would wait for somebody to write, or never end."""
+    """Returns whether reading it would wait for somebody to write, or never end."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -61,7 +61,7 @@ def refused_links(directory: Path) -> list[str]:
 
 
 def is_timeline(path: Path) -> bool:
-    """Whether the file is a timeline of several ranks: no rank's trace, and ours to replace."""
+    """Returns whether the file is a timeline of several ranks: no rank's trace, and ours to replace."""
     text, _ = _first_block(path)
     return _marked(text)
 

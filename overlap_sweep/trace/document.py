@@ -83,7 +83,7 @@ class Document:
 
 
 def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
-    """The events of a JSON list; entries that are none are left out and counted."""
+    """Returns the events of a JSON list; entries that are none are left out and counted."""
     one, several = _decoders(document.kind)
     try:
         return several.decode(listed)
@@ -111,8 +111,8 @@ def as_written_and_mended(text: bytes) -> Iterator[bytes]:
 
 
 def mended(text: bytes) -> bytes:
-    """Without what is often found in traces and is no JSON: control characters, bytes that are no UTF-8 and backslashes
-    that escape nothing in names, NaN and infinities, commas before a closing bracket."""
+    """Returns the text without what is often found in traces and is no JSON: control characters, bytes that are no
+    UTF-8 and backslashes that escape nothing in names, NaN and infinities, commas before a closing bracket."""
     text = text.translate(bytes.maketrans(bytes(range(32)), b" " * 32))
     text = text.decode(errors="replace").encode()
     if b"\\" in text:
@@ -126,7 +126,7 @@ def _right_escape(found: re.Match[bytes]) -> bytes:
 
 
 def damage_of(text: bytes) -> str:
-    """What is wrong with a text that does not parse, whatever could be mended apart."""
+    """Returns what is wrong with a text that does not parse, whatever could be mended apart."""
     for number, candidate in enumerate(as_written_and_mended(text)):
         error = error_of(candidate)
         if error is None:
@@ -139,7 +139,7 @@ def damage_of(text: bytes) -> str:
 
 
 def error_of(text: bytes) -> Exception | None:
-    """Why it does not parse."""
+    """Returns why it does not parse."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except NO_JSON as error:
@@ -148,7 +148,7 @@ def error_of(text: bytes) -> Exception | None:
 
 
 def position_of(error: Exception, length: int) -> int:
-    """The byte at which a text of this length is wrong."""
+    """Returns the byte at which a text of this length is wrong."""
     if isinstance(error, UnicodeDecodeError | RecursionError):
         return 0
     found = _ERROR_AT.search(str(error))
@@ -156,5 +156,5 @@ def position_of(error: Exception, length: int) -> int:
 
 
 def is_over(error: Exception) -> bool:
-    """Whether all that is wrong is that something follows the list."""
+    """Returns whether all that is wrong is that something follows the list."""
     return "trailing characters" in str(error)

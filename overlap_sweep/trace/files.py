@@ -69,17 +69,17 @@ class TraceFile(msgspec.Struct, dict=True):
 
     @cached_property
     def startup(self) -> list[int]:
-        """Iterations that are in `rows` and `parts` and in no median: see `startup_iterations`."""
+        """Returns iterations that are in `rows` and `parts` and in no median: see `startup_iterations`."""
         return startup_iterations(self.rows)
 
     @property
     def steady_rows(self) -> list[TraceRow]:
-        """Those of `rows` that are no start-up."""
+        """Returns those of `rows` that are no start-up."""
         return [row for row in self.rows if row.iteration not in self.startup]
 
     @property
     def steady_parts(self) -> list[PartRow]:
-        """Those of `parts` that are no start-up."""
+        """Returns those of `parts` that are no start-up."""
         return [part for part in self.parts if part.iteration not in self.startup]
 
 
@@ -297,7 +297,8 @@ def reader_digest() -> str:
 
 
 def ranks_of(files: Sequence[TraceFile]) -> list[RunRanks]:
-    """Runs in the order of their first file. Traces that tell no rank, in themselves or in their names, are in none."""
+    """Returns runs in the order of their first file. Traces that tell no rank, in themselves or in their names, are in
+    none."""
     runs: dict[str, dict[int, TraceFile]] = {}
     for file in {file.path: file for file in files}.values():
         if (rank := rank_of(file)) is None:
@@ -312,7 +313,7 @@ def ranks_of(files: Sequence[TraceFile]) -> list[RunRanks]:
 
 
 def rank_of(file: TraceFile) -> int | None:
-    """As the trace has it; of one that doesn't say, or that cannot be read, as its name or its directory's has it."""
+    """Returns the trace's rank; where it doesn't say, or cannot be read, that of its name or its directory's."""
     if file.rank is not None:
         return file.rank
     in_name = _RANK_IN_NAME.search(file.path.name) or _RANK_IN_NAME.search(file.path.parent.name)
@@ -321,7 +322,7 @@ def rank_of(file: TraceFile) -> int | None:
 
 
 def run_name(path: Path) -> str:
-    """What the traces of one run have in common: everything but the rank, or what may stand for it.
+    """Returns what the traces of one run have in common: everything but the rank, or what may stand for it.
 
     Where the file's name doesn't say its rank, its directory's may; else the rank may be hidden in any of the name's
     numbers. torch.profiler's own `<host>_<process>.<time>.pt.trace.json` may come from several hosts.

@@ -16,7 +16,7 @@ Intervals = NDArray[np.int64]
 
 
 def merge(intervals: Intervals) -> Intervals:
-    """The union of any intervals [n, 2], in any order, overlapping or not."""
+    """Returns the union of any intervals [n, 2], in any order, overlapping or not."""
     intervals = intervals[intervals[:, 0] < intervals[:, 1]]
     if not len(intervals):
         return np.empty((0, 2), np.int64)
@@ -32,17 +32,17 @@ def length(union: Intervals) -> int:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in both unions."""
+    """Returns what lies in both unions."""
     return _where(a, b, cover=3)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in union `a` and not in union `b`."""
+    """Returns what lies in union `a` and not in union `b`."""
     return _where(a, b, cover=1)
 
 
 def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the moments [m] lie in the union; an interval's end does not."""
+    """Returns which of the moments [m] lie in the union; an interval's end does not."""
     if not len(union):
         return np.zeros(len(moments), bool)
     index = np.searchsorted(union[:, 0], moments, side="right") - 1
@@ -50,7 +50,8 @@ def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def rows_without_overlap(spans: Iterable[tuple[float, float]]) -> list[list[int]]:
-    """Numbers of (start, end) spans, which are sorted by start, row by row: each is in the first row that is free."""
+    """Returns numbers of (start, end) spans, which are sorted by start, row by row: each is in the first row that is
+    free."""
     rows: list[list[int]] = []
     ends: list[float] = []
     for number, (start, end) in enumerate(spans):
@@ -64,7 +65,7 @@ def rows_without_overlap(spans: Iterable[tuple[float, float]]) -> list[list[int]
 
 
 def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:
-    """Where the unions, `a` counting 1 and `b` counting 2, add up to `cover`."""
+    """Returns where the unions, `a` counting 1 and `b` counting 2, add up to `cover`."""
     moments = np.concatenate((a[:, 0], a[:, 1], b[:, 0], b[:, 1]))
     steps = np.repeat([1, -1, 2, -2], [len(a), len(a), len(b), len(b)])
     order = np.argsort(moments, kind="stable")
@@ -74,7 +75,7 @@ def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:
 
 
 def places_by_value(column: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Each integer in the column, ascending, with the places where it stands, ascending."""
+    """Yields each integer in the column, ascending, with the places where it stands, ascending."""
     order = np.argsort(column, kind="stable")
     values, first = np.unique(column[order], return_index=True)
     return zip(values.tolist(), np.split(order, first[1:]), strict=False)

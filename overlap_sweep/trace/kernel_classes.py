@@ -31,7 +31,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def classify(category: str, name: str) -> KernelClass:
-    """The class of an event of one of Kineto's device or host categories."""
+    """Returns the class of an event of one of Kineto's device or host categories."""
     name = name[:_LONGEST_NAME]
     function = function_name(name) if category == "kernel" else name
     for kernel_class, name_pattern, function_pattern in _rules(category):
@@ -41,7 +41,7 @@ def classify(category: str, name: str) -> KernelClass:
 
 
 def function_name(kernel: str) -> str:
-    """The qualified name of a kernel's function, of a demangled or Itanium-mangled name.
+    """Returns the qualified name of a kernel's function, of a demangled or Itanium-mangled name.
 
     `void cutlass::Kernel2<cutlass_80_tensorop_gemm>(Params)` is `cutlass::Kernel2`.
     """
@@ -56,7 +56,7 @@ def function_name(kernel: str) -> str:
 
 
 def _without_brackets(name: str) -> str:
-    """Without all that stands in a pair of angle brackets."""
+    """Returns the name without all that stands in a pair of angle brackets."""
     opened: list[int] = []
     parts: list[str] = []
     reach = 0
@@ -85,7 +85,7 @@ def _demangled_function(mangled: str) -> str:
 
 @cache
 def _rules(category: str) -> list[tuple[KernelClass, re.Pattern[str], re.Pattern[str]]]:
-    """Class, pattern of the name, pattern of the function; in order."""
+    """Returns class, pattern of the name, pattern of the function; in order."""
     text = resources.files(__package__).joinpath("kernel_classes.yaml").read_bytes()
     return [
         (KernelClass(rule.kind, rule.library), _compile(rule.name), _compile(rule.function))

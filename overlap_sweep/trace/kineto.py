@@ -112,7 +112,7 @@ def _group(written: str | None) -> int:
 
 
 def _numbering() -> defaultdict[Any, int]:
-    """Numbers whatever it is asked for, in the order in which it was first asked."""
+    """Returns a mapping that numbers whatever it is asked for, in the order in which it was first asked."""
     return defaultdict(itertools.count().__next__)
 
 
@@ -125,7 +125,7 @@ class _NeedExactTimes(Exception):
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Read a trace, `.json` or gzipped, of any size.
+    """Reads a trace, `.json` or gzipped, of any size.
 
     UserError when it is missing, no trace, or holds no events. What a damaged one holds up to the damage is read, with
     a warning.
@@ -186,7 +186,7 @@ def _check_number(path: Path, different: Collection[Any], what: str, instead: st
 
 
 def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:
-    """Start, end, correlation, and whether autograd noted the operator as part of a forward computation.
+    """Returns start, end, correlation, and whether autograd noted the operator as part of a forward computation.
 
     ValueError, TypeError or ArithmeticError where one of the events has something else than numbers.
     """
@@ -237,7 +237,7 @@ def _has_numbers(event: Event, document: Document) -> bool:
 
 
 def _nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rounded to integers; exact for three decimals up to EXACT_UNTIL_US and for whole numbers at any time."""
+    """Returns integers; exact for three decimals up to EXACT_UNTIL_US and for whole numbers at any time."""
     if not np.all(np.abs(microseconds) < _MOST_US):
         raise ValueError("a time beyond 71 years")
     whole = np.floor(microseconds)

@@ -30,7 +30,7 @@ MOST_ITERATIONS = 10_000
 
 
 def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceRow]:
-    """One row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
+    """Returns one row per iteration and phase that has any work, in order. UserError when there is none to analyse."""
     if (count := len(np.unique(activity.assignment.iteration))) > MOST_ITERATIONS:
         raise UserError(f"{file} holds {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
     intervals, kind = activity.events.intervals, activity.kind
@@ -63,7 +63,8 @@ def phases_of(activity: Activity) -> Iterator[tuple[int, str, NDArray[np.intp]]]
 
 
 def measure(intervals: Intervals, kind: NDArray[np.int8]) -> Overlap:
-    """Overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into KINDS."""
+    """Returns overlap of at least one event, given as intervals [n, 2] in nanoseconds and kinds [n], indices into
+    KINDS."""
     gemm, comm, wait = (merge(intervals[kind == k]) for k in (GEMM, COMM, WAIT))
     computation = merge(intervals[(kind == GEMM) | (kind == COMPUTE)])
     span_ns = int(intervals[:, 1].max() - intervals[:, 0].min())
@@ -121,7 +122,8 @@ def breakdown(activity: Activity, file: str, rank: int | None) -> list[PartRow]:
 def measure_groups(
     intervals: Intervals, group: NDArray[np.intp], num_groups: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per group [num_groups] the length of its union, the sum of its lengths, and how long it runs without any other.
+    """Returns per group [num_groups] the length of its union, the sum of its lengths, and how long it runs without any
+    other.
 
     `intervals` [n, 2] in nanoseconds, `group` [n] from 0 to num_groups - 1.
     """

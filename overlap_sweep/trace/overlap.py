@@ -66,7 +66,7 @@ class PhaseSummary(Overlap):
 
 
 def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
-    """Medians over the iterations of one file's rows, one summary per phase."""
+    """Returns medians over the iterations of one file's rows, one summary per phase."""
     phases: dict[str, list[TraceRow]] = {}
     for row in rows:
         phases.setdefault(row.phase, []).append(row)

@@ -73,7 +73,7 @@ _MOST_BYTES = 16 << 20
 
 
 def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
-    """Blocks of at most BLOCK_BYTES or little more, none empty. UserError when the file cannot be read at all.
+    """Yields blocks of at most BLOCK_BYTES or little more, none empty. UserError when the file cannot be read at all.
 
     What a damaged compressed file holds up to the damage is given; then the damage is reported and the blocks end.
     """
@@ -91,7 +91,7 @@ def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
 
 
 def is_gzip(path: Path) -> bool:
-    """The suffix is no help: files get renamed, and some tools gzip without saying so."""
+    """Returns whether it is gzip by its content: files get renamed, and some tools gzip without saying so."""
     with path.open("rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
@@ -130,7 +130,7 @@ def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[byt
 
 
 def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Small ones together: each that is yielded costs its reader as much as its parsing."""
+    """Yields small ones together: each that is yielded costs its reader as much as its parsing."""
     held = bytearray()
     for block in blocks:
         if not held and len(block) > BLOCK_BYTES // 2:
@@ -155,7 +155,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 
 def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
-    """All events of a trace, and into `document` what else it says. UserError when it is no trace at all."""
+    """Yields all events of a trace, and into `document` what else it says. UserError when it is no trace at all."""
 
     def report_damage(damage: str) -> None:
         document.damage = damage
@@ -187,7 +187,7 @@ def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
 
 
 def _head(source: Iterator[bytes], path: Path, document: Document) -> tuple[bytes, bytes]:
-    """What comes before the first event, with the list's bracket, and the text that was read beyond."""
+    """Returns what comes before the first event, with the list's bracket, and the text that was read beyond."""
     text, wanted = b"", 0
     for block in source:
         text += block
@@ -218,7 +218,7 @@ def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
 
 
 def _refusal(text: bytes, path: Path, document: Document) -> UserError:
-    """Why the text is no trace: nothing in it is a list of events."""
+    """Returns why the text is no trace: nothing in it is a list of events."""
     if not text.strip():
         return UserError(f"{path} {document.damage or 'is empty'}; {RECORD_AGAIN}.")
     try:
@@ -245,13 +245,13 @@ def _front(text: bytearray, document: Document) -> list[Event] | None:
 
 
 def _guessed_places(text: bytearray) -> list[tuple[int, int]]:
-    """Where the last few events may end, and where the next ones begin."""
+    """Returns where the last few events may end, and where the next ones begin."""
     found = deque(_BETWEEN_EVENTS.finditer(text, max(0, len(text) - _TAIL_BYTES)), _TRIES)
     return [(match.start() + 1, match.end()) for match in found]
 
 
 def _counted_places(text: bytearray) -> list[tuple[int, int]]:
-    """Where the last event but one ends, and where the last one begins."""
+    """Returns where the last event but one ends, and where the last one begins."""
     for end in reversed(_ends_of_entries(text)):
         if comma := _COMMA.match(text, end):
             return [(end, comma.end())]
@@ -259,7 +259,7 @@ def _counted_places(text: bytearray) -> list[tuple[int, int]]:
 
 
 def _ends_of_entries(text: bytes | bytearray) -> list[int]:
-    """Where the objects of a list that has begun end."""
+    """Returns where the objects of a list that has begun end."""
     ends, depth = [], 0
     for token in _BRACKET_OR_STRING.finditer(text):
         written = text[token.start()]
@@ -275,7 +275,7 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
 
 
 def _before(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
-    """The last one of the ends at which the list can end, and the events before it."""
+    """Returns the last one of the ends at which the list can end, and the events before it."""
     for number in reversed(range(len(ends))):
         # A bracket in the comma's place saves copying the text.
         written, text[ends[number]] = text[ends[number]], ord("]")
@@ -311,7 +311,7 @@ def _before_mended(text: bytearray, ends: list[int], document: Document) -> tupl
 
 
 def _is_hopeless(text: bytearray) -> bool:
-    """Whether no text that begins like this one can be a list."""
+    """Returns whether no text that begins like this one can be a list."""
     for listed in as_written_and_mended(bytes(text)):
         error = error_of(listed)
         if error is None or is_over(error) or position_of(error, len(listed)) >= len(listed):
@@ -320,7 +320,7 @@ def _is_hopeless(text: bytearray) -> bool:
 
 
 def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """The last events, and what the document says after them."""
+    """Yields the last events, and what the document says after them."""
     for number, text in enumerate(as_written_and_mended(head + rest)):
         if head == b"[":
             listed = text
@@ -339,7 +339,7 @@ def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
 
 
 def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """What can still be read of a text that breaks off or breaks down somewhere."""
+    """Yields what can still be read of a text that breaks off or breaks down somewhere."""
     readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
     count, listed = max(readable, key=lambda found: found[0])
     document.repaired |= count > readable[0][0]
@@ -347,7 +347,7 @@ def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
 
 
 def _readable(text: bytes, kind: type[Event]) -> tuple[int, bytes]:
-    """How many of the objects of a list that has begun can be read from its start, and they alone as a list."""
+    """Returns how many of the objects of a list that has begun can be read from its start, and they alone as a list."""
     ends = _ends_of_entries(text)
 
     def listed(count: int) -> bytes:
