@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -105,11 +105,23 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """Returns the configuration without Hydra's part. UserError where a value is missing."""
-    missing = sorted(key for key in OmegaConf.missing_keys(config) if not key.startswith(("hydra.", "model_preset.")))
+    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
     if missing:
         raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
-    own: Any = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return cast(dict[str, Any], OmegaConf.to_container(own, resolve=True))
+    return {str(key): _value(config[key]) for key in config if key != "hydra"}
+
+
+def _value(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
+    # OmegaConf's own missing_keys would resolve what Hydra's part says.
+    for key in map(str, node):
+        if OmegaConf.is_missing(node, key):
+            yield f"{where}{key}"
+        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
+            yield from _missing(below, f"{where}{key}.")
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
