@@ -323,7 +323,8 @@ def test_what_is_gathered_on_the_floor_are_numbers_and_no_copy_is_made_twice() -
     first, second = torch.randn(2, 4), torch.randn(2, 4)
     gathered = silent.all_gather(first).wait()
     assert gathered.equal(torch.cat([first] * 3))
-    assert silent.all_gather(second).wait().data_ptr() == gathered.data_ptr()
+    # Not even a view is made anew: what the host takes for it would be the floor's.
+    assert silent.all_gather(second).wait() is gathered
     full = torch.randn(6, 4)
     scattered = silent.reduce_scatter(full).wait()
     assert scattered.equal(full[2:4])
