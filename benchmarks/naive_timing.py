@@ -24,7 +24,7 @@ from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summaris
 from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.group_config import NO_MULTICAST
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.workloads.operator.bench import bench_for
+from overlap_sweep.workloads.operator.run import bench_for
 
 ITERATIONS = 20
 REPEATS = 21

@@ -20,7 +20,7 @@ from overlap_sweep.backends.torch.overlap import by_collectives
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
-from overlap_sweep.workloads.operator.bench import draw_parameters
+from overlap_sweep.workloads.operator.run import draw_parameters
 from tests.backends import symm_mem_on_cpu
 from tests.points import operator_point
 from tests.processes import run_ranks

@@ -15,7 +15,7 @@ from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap import models
 from overlap_sweep.overlap.space import LAYER_KINDS
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.operator.bench import draw_parameters
+from overlap_sweep.workloads.operator.run import draw_parameters
 from tests.points import gpu_point
 from tests.processes import run_ranks
 from tests.sweeps import Launch

@@ -10,7 +10,7 @@ from torch import Tensor
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.models import LinearShape
-from overlap_sweep.workloads.operator.bench import Bench, bench_for, draw_parameters
+from overlap_sweep.workloads.operator.run import Bench, bench_for, draw_parameters
 from tests.points import operator_point
 
 CPU = torch.device("cpu")
