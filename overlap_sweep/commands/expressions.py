@@ -139,9 +139,9 @@ class _Evaluation:
             case ast.Constant(bool() | int() | float() | str() as constant):
                 return constant
             case ast.UnaryOp(sign, operand):
-                return ARITHMETIC[type(sign)](self.value(operand))
+                return ARITHMETIC[type(sign)](self.number(operand))
             case ast.BinOp(left, sign, right) if type(sign) in ARITHMETIC:
-                return ARITHMETIC[type(sign)](self.value(left), self.value(right))
+                return ARITHMETIC[type(sign)](self.number(left), self.number(right))
             case ast.Compare(first, signs, others):
                 sides = zip([first, *others], signs, others, strict=False)
                 return reduce(operator.and_, (self.compared(*of) for of in sides))
@@ -158,6 +158,12 @@ class _Evaluation:
                     return getattr(self.values[name].str, method)(part, **options)
         raise UserError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
 
+    def number(self, node: ast.expr) -> Any:
+        """Returns what can be computed with. UserError for text, of which a factor or a format makes any length."""
+        if _is_text(value := self.value(node)):
+            raise UserError(f"{ast.unparse(node)} is text; only numbers can be computed with.")
+        return value
+
     def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
         """Returns the comparison of two values, or of one with a list of constants."""
         listed = right.elts if isinstance(right, ast.List | ast.Tuple) else None
@@ -171,7 +177,7 @@ class _Evaluation:
                 f"{ast.unparse(right)} cannot be compared so; write == != < <= > >= before a value, in or not in "
                 "before a list of constants such as [1, 2], and .str.contains('x') for a part of a text."
             )
-        if len({isinstance(one, str) or getattr(one, "dtype", None) == "string" for one in (value, *others)}) > 1:
+        if len({_is_text(one) for one in (value, *others)}) > 1:
             written = f"{ast.unparse(left)} and {ast.unparse(right)}"
             raise UserError(f"Of {written} only one is text; compare like with like.")
         if listed is None:
@@ -179,3 +185,7 @@ class _Evaluation:
         # To pandas, what is missing is not in any list; so its opposite would hold.
         found = value.isin(others).astype("boolean").where(value.notna())
         return found if isinstance(sign, ast.In | ast.Eq) else ~found
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or getattr(value, "dtype", None) == "string"
