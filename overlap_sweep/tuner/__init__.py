@@ -36,7 +36,8 @@ class Report:
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        """The content of tuning_report.json. UserError when the directory has none."""
+        """The content of tuning_report.json, which says nothing of operators where none was measured. UserError when
+        the directory has none."""
         path = self.directory / "tuning_report.json"
         if not path.exists():
             raise UserError(f"{self.directory} holds no tuning_report.json; give the directory of a tuner's sweep.")
@@ -46,30 +47,30 @@ class Report:
     @property
     def best(self) -> list[dict[str, Any]]:
         """One entry per TP size and slot: its setting, times in microseconds, speedup, hidden fraction, reason."""
-        return list(self.whole["best"])
+        return list(self.whole.get("best", []))
 
     @property
     def recommendations(self) -> list[str]:
         """Sentences: the proofs' verdicts, then one per TP size and pass of an operator; last what was not proven."""
         verdicts = [(proof["proven"], f"TP={tp_size}: {proof['verdict']}") for tp_size, proof in self.proof.items()]
         proven, unproven = ([said for known, said in verdicts if known is which] for which in (True, False))
-        return [*proven, *(entry["recommendation"] for entry in self.whole["recommendations"]), *unproven]
+        return [*proven, *(entry["recommendation"] for entry in self.whole.get("recommendations", [])), *unproven]
 
     @property
     def proof(self) -> dict[int, dict[str, Any]]:
         """By TP size, the whole layer under none, default, tuned and presets; empty where none was run."""
-        return {proof["tp_size"]: proof for proof in self.whole["proof"] if proof["point"]}
+        return {proof["tp_size"]: proof for proof in self.whole.get("proof", []) if proof["point"]}
 
     @property
     def tp_scaling(self) -> dict[str, Any] | None:
         """`optimal_tp_size`, and for each operator times, ratios and what is efficient."""
-        return self.whole["tp_scaling"]
+        return self.whole.get("tp_scaling")
 
     @property
     def unmeasured_slots(self) -> list[dict[str, Any]]:
         """One entry per TP size and slot that no point overlapped: whether it `runs` `off` or at the library's
         `default` in the exported files, and why."""
-        return list(self.whole["unmeasured_slots"])
+        return list(self.whole.get("unmeasured_slots", []))
 
     def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]] | None:
         """The slots of the file for Megatron-LM; None where the answer is not to overlap at all, since an empty map

@@ -28,6 +28,13 @@ def test_a_directory_without_a_report_is_an_error(tmp_path: Path) -> None:
         report.proof  # noqa: B018
 
 
+def test_the_report_of_a_directory_without_operators_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "tuning_report.json").write_text('{"kernels": []}')
+    report = overlap_sweep.Report(tmp_path)
+    assert (report.best, report.recommendations, report.proof, report.unmeasured_slots) == ([], [], {}, [])
+    assert report.tp_scaling is None
+
+
 def test_answers_come_before_what_could_not_be_proven(tmp_path: Path) -> None:
     recommended = [{"recommendation": "fc1 fwd: use ring_agg0"}]
     proofs = [
