@@ -1,8 +1,8 @@
 """What a tensor-parallel stack is to the benchmark, and what is equal for all of them: groups of ranks, initial
 weights, each drawn whole by its Hugging Face name, and batches of tokens, drawn before the first step.
 
-A stack is a class in the module of this package that is called like its `impl`. It is called with point, ranks and
-groups on every rank, and is an Implementation with the weights of `initial_weights`. Refused from it skips the point.
+A stack is a class of this package. It is called with point, ranks and groups on every rank, and is an Implementation
+with the weights of `initial_weights`. Refused from it skips the point.
 """
 
 from __future__ import annotations
@@ -86,11 +86,17 @@ class Implementation(Protocol):
 
 def load(impl: str) -> Callable[[Mapping[str, Any], Ranks, Groups], Implementation]:
     """Returns the stack's class."""
-    stack: type[Implementation] = getattr(import_module(f"{__package__}.{impl}"), _CLASSES[impl])
+    module, name = _CLASSES[impl]
+    stack: type[Implementation] = getattr(import_module(f"{__package__}.{module}"), name)
     return stack
 
 
-_CLASSES = {"autotp": "AutoTp", "fsdp_dtensor": "FsdpDtensor", "async_tp": "AsyncTp", "megatron": "Megatron"}
+_CLASSES = {
+    "autotp": ("autotp", "AutoTp"),
+    "fsdp_dtensor": ("fsdp_dtensor", "FsdpDtensor"),
+    "async_tp": ("fsdp_dtensor", "AsyncTp"),
+    "megatron": ("megatron", "Megatron"),
+}
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int) -> int:

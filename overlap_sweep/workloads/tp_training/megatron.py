@@ -10,27 +10,32 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 from unittest.mock import patch
 
+import megatron.core.optimizer as optimizers
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, utils
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.fusions import fused_softmax
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, clip_grads, get_megatron_optimizer, optimizer
+from megatron.core.tensor_parallel import random
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
-from overlap_sweep.workloads.tp_training.implementation import Facts, Groups
-from overlap_sweep.workloads.tp_training.megatron_model import (
-    build_model,
-    cpu_for_cuda,
-    initial_parts,
-    transformer_config,
-)
+from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.language_model import architecture
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
+_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Megatron:
@@ -52,7 +57,7 @@ class Megatron:
                 assert dist.get_process_group_ranks(theirs) == dist.get_process_group_ranks(ours)
             # Without CUDA there are no states of its random numbers to keep apart, and nothing here is random.
             seed = point["tp_training"]["seed"]
-            model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not on_gpu, force_reset_rng=True)
+            random.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not on_gpu, force_reset_rng=True)
             if overlaps(point):
                 stack.callback(_initialize_userbuffers(point))
             self._config = transformer_config(point)
@@ -194,3 +199,192 @@ def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: Mega
             part = part.flatten()[owned.start : owned.end]
         master.copy_(part)
     assert not parameters, f"no weights for {sorted(parameters)}"
+
+
+def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
+    """Returns that of the layers. Fusions of Megatron-Core's are on where they are kernels, on a GPU."""
+    model, training, precision = point["language_model"], point["tp_training"], point["precision"]
+    has, on_gpu = architecture(model["model_type"]), point["runtime"]["device"] == "cuda"
+    given = point.get("overlap_cfg")
+    recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=model["num_hidden_layers"],
+        hidden_size=model["hidden_size"],
+        ffn_hidden_size=model["intermediate_size"],
+        num_attention_heads=model["num_attention_heads"],
+        num_query_groups=model["num_key_value_heads"],
+        kv_channels=model["head_dim"],
+        normalization="RMSNorm",
+        layernorm_epsilon=model["rms_norm_eps"],
+        qk_layernorm=bool(has.head_norms),
+        activation_func=nn.functional.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=has.qkv_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        attention_softmax_in_fp32=True,
+        bias_activation_fusion=on_gpu,
+        bias_dropout_fusion=on_gpu,
+        apply_rope_fusion=on_gpu,
+        # It returns its gradient in bfloat16, whatever the logits are in.
+        cross_entropy_loss_fusion=on_gpu and precision == "bf16",
+        params_dtype=_DTYPE[precision],
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        # The weights are drawn as for all implementations. With perform_initialization=False Megatron-Core would not
+        # mark them as cut, either, and leave those of all ranks but the first out of the norm of the gradients.
+        init_method=_left_alone,
+        output_layer_init_method=_left_alone,
+        embedding_init_method=_left_alone,
+        tensor_model_parallel_size=point["tp_size"],
+        sequence_parallel=training["sequence_parallel"],
+        **(recompute if training["activation_checkpointing"] else {}),
+        **({"tp_comm_overlap": True, **(given["switches"] if given else {})} if overlaps(point) else {}),
+    )
+
+
+def _left_alone(weight: Tensor) -> Tensor:
+    return weight
+
+
+def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: int) -> GPTModel:
+    """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers, on a CPU Megatron-Core's
+    own. With labels it returns losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers,
+    where layers use them."""
+    model, tp_size = point["language_model"], point["tp_size"]
+    rows = padded_vocab_size(model["vocab_size"], tp_size)
+    if point["runtime"]["device"] == "cuda":
+        layers = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    else:
+        layers = _local_layers(config)
+    built = GPTModel(
+        config,
+        layers,
+        vocab_size=rows,
+        max_sequence_length=point["tp_training"]["seq_length"],
+        share_embeddings_and_output_weights=model["tie_word_embeddings"],
+        position_embedding_type="rope",
+        rotary_base=model["rope_parameters"]["rope_theta"],
+    )
+    _leave_padding_out(built.output_layer, rows // tp_size, tp_rank, model["vocab_size"])
+    # Megatron-Core's own norms are in float32 otherwise.
+    return built.to(config.params_dtype)
+
+
+def _local_layers(config: TransformerConfig) -> TransformerBlockSubmodules:
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
+    if config.qk_layernorm:
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = RmsNorm
+    return TransformerBlockSubmodules([layer] * config.num_layers, RmsNorm)
+
+
+def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_size: int) -> None:
+    """Masks the padding's logits: to Megatron-Core's cross-entropy it is tokens like all others."""
+    real = max(vocab_size - rows * tp_rank, 0)
+
+    def masked(_module: nn.Module, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        logits, bias = output
+        return logits.masked_fill(torch.arange(rows, device=logits.device) >= real, -torch.inf), bias
+
+    if real < rows:
+        output_layer.register_forward_hook(masked)
+
+
+def initial_parts(
+    point: Mapping[str, Any], ranks: Ranks, tp_rank: int, *, fused_norms: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's part of every initial weight, by its name in GPTModel, float32. `fused_norms`: the layers are
+    Transformer Engine's, which have the norms before linears in these."""
+    model, draw, tp_size = point["language_model"], initial_weights(point, ranks), point["tp_size"]
+    of = architecture(model["model_type"])
+    hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+    vocabulary = padded_vocab_size(model["vocab_size"], tp_size), hidden
+    norms = ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight")
+    if not fused_norms:
+        norms = ("input_layernorm.weight", "pre_mlp_layernorm.weight")
+
+    def cut(weight: Tensor, dim: int = 0) -> Tensor:
+        return weight.chunk(tp_size, dim)[tp_rank]
+
+    def qkv(layer: str, kind: str, *columns: int) -> Tensor:
+        """Returns of each group of heads with one key its queries, its key, its value."""
+        grouped = [
+            draw(f"{layer}.self_attn.{name}.{kind}", (count * head_dim, *columns)).view(kv_heads, -1, *columns)
+            for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+        ]
+        return cut(torch.cat(grouped, dim=1)).flatten(0, 1)
+
+    yield "embedding.word_embeddings.weight", cut(draw(f"{of.embedding}.weight", vocabulary))
+    for index in range(model["num_hidden_layers"]):
+        theirs, ours = f"decoder.layers.{index}", f"{of.layers}.{index}"
+        for name, norm in zip(norms, of.layer_norms, strict=True):
+            yield f"{theirs}.{name}", draw(f"{ours}.{norm}.weight", (hidden,))
+        yield f"{theirs}.self_attention.linear_qkv.weight", qkv(ours, "weight", hidden)
+        if of.qkv_bias:
+            yield f"{theirs}.self_attention.linear_qkv.bias", qkv(ours, "bias")
+        for norm, name in zip(of.head_norms, ("q_layernorm", "k_layernorm"), strict=False):
+            yield f"{theirs}.self_attention.{name}.weight", draw(f"{ours}.{norm}.weight", (head_dim,))
+        output = draw(f"{ours}.self_attn.o_proj.weight", (hidden, heads * head_dim))
+        yield f"{theirs}.self_attention.linear_proj.weight", cut(output, dim=1)
+        # Each rank has its own columns of both, one behind the other.
+        gate_up = (draw(f"{ours}.mlp.{name}.weight", (ffn, hidden)) for name in ("gate_proj", "up_proj"))
+        yield f"{theirs}.mlp.linear_fc1.weight", torch.cat([cut(weight) for weight in gate_up])
+        yield f"{theirs}.mlp.linear_fc2.weight", cut(draw(f"{ours}.mlp.down_proj.weight", (hidden, ffn)), dim=1)
+    yield "decoder.final_layernorm.weight", draw(f"{of.final_norm}.weight", (hidden,))
+    if not model["tie_word_embeddings"]:
+        yield "output_layer.weight", cut(draw(f"{of.output}.weight", vocabulary))
+
+
+class RmsNorm(nn.RMSNorm):
+    """In the place of Megatron-Core's own, which knows no sequence parallelism: its gradient, of a part of the sequence
+    on each rank, is marked to be summed."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+_STANDS_FOR: list[tuple[Any, str, Any]] = [
+    (torch.cuda, "current_device", lambda: torch.device("cpu")),
+    (random, "_get_cuda_rng_state", lambda *_, **__: None),
+    (random, "_set_cuda_rng_state", lambda *_, **__: None),
+    # Made in a backward, too, where layers are checkpointed; modes are off in there.
+    (fused_softmax, "get_default_causal_mask", lambda length: torch.ones(length, length, dtype=torch.bool).triu(1)),
+    # Those of Transformer Engine, where it is installed, are kernels.
+    (optimizers, "USING_PYTORCH_OPTIMIZER", True),
+    (optimizer, "multi_tensor_applier", utils.local_multi_tensor_applier),
+    (optimizer, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
+    (clip_grads, "multi_tensor_applier", utils.local_multi_tensor_applier),
+    (clip_grads, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
+    (clip_grads, "l2_norm_impl", utils.local_multi_tensor_l2_norm),
+]
+
+
+@contextmanager
+def cpu_for_cuda() -> Iterator[None]:
+    """Around everything that Megatron-Core does: it names the device `cuda` by itself for tensors of a norm or a loss
+    scale, the types that it knows parameters of, the states of random numbers."""
+    with ExitStack() as stack:
+        for place, name, stand_in in _STANDS_FOR:
+            stack.enter_context(patch.object(place, name, stand_in))
+        stack.enter_context(_CpuForCuda())
+        yield
+
+
+class _CpuForCuda(TorchFunctionMode):
+    """Tensors asked for on `cuda` are made on the CPU, and one there says that it is a `torch.cuda.FloatTensor`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if given.get("device") == "cuda":
+            given["device"] = "cpu"
+        result = func(*args, **given)
+        if func is Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.")
+        return result

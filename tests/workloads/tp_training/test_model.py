@@ -14,7 +14,7 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads import tp_training
-from overlap_sweep.workloads.tp_training import async_tp, hugging_face, implementation
+from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, implementation
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
 from overlap_sweep.workloads.tp_training.implementation import TokenBatches, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
@@ -153,7 +153,7 @@ def test_a_stack_refuses_what_it_has_nothing_for(
 
 
 def test_async_tp_warns_where_nothing_was_fused() -> None:
-    found = async_tp.Collectives()
+    found = fsdp_dtensor.Collectives()
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (x, 2, "0"))
