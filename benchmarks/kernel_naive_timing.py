@@ -19,7 +19,7 @@ import torch.distributed as dist
 from overlap_sweep import backends
 from overlap_sweep.backends.symm_mem import MAX_CONNECTIONS
 from overlap_sweep.backends.torch.kernels import baselines_of
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import summarise, time_variants
 from overlap_sweep.runtime.group_config import NO_MULTICAST
 from overlap_sweep.workloads.kernel import run as kernel_run

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 
 from overlap_sweep import backends
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import CudaStream, GpuClock, Variant, summarise, time_variants
 from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.group_config import NO_MULTICAST

@@ -83,7 +83,7 @@ def _join(rank: int, world_size: int, port: int, device: str, environment: dict[
     import torch
     import torch.distributed as dist
 
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
     from overlap_sweep.runtime.group_config import NO_MULTICAST
 
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ from overlap_sweep.overlap.space import Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 RELEASE = "1.1.1"
 NEEDED = {"ag_gemm": ("AGKernel", "AllGatherOption", "AGRingMode"), "gemm_rs": ("GemmRS",)}

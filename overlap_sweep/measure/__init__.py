@@ -1,1 +1,58 @@
-"""What makes the numbers worth anything: GPU-bound timing, profiler capture, the environment's record."""
+"""What a worker process knows about itself and its group, and random streams of its own for all that it draws."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank of an initialised torch.distributed group whose every rank runs the same point."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def barrier(self) -> None:
+        """Wait on the host until every rank is here and has finished its device's work."""
+        self.synchronize()
+        self.slowest([0.0])
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def slowest(self, values: Sequence[float]) -> list[float]:
+        """Returns the largest of each value over the ranks."""
+        largest = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.tolist()
+
+
+@cache
+def parallel_groups(tp_size: int, world_size: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """Returns this rank's tensor-parallel group, of neighbours, and its data-parallel group; None for that of one
+    replica."""
+    if tp_size == world_size:
+        return dist.group.WORLD, None
+    replicas = [list(range(first, first + tp_size)) for first in range(0, world_size, tp_size)]
+    tensor, _ = dist.new_subgroups_by_enumeration(replicas)
+    data, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in zip(*replicas, strict=True)])
+    return tensor, data
+
+
+def stream_seed(seed: int, what: str, rank: int | None = None) -> int:
+    """Returns a seed of its own for everything that is drawn; without a rank the same on all of them."""
+    digest = hashlib.sha256(f"{seed} {what} {rank}".encode()).digest()
+    return int.from_bytes(digest[:6])
+
+
+def stream(device: torch.device, seed: int, what: str, rank: int | None = None) -> torch.Generator:
+    return torch.Generator(device).manual_seed(stream_seed(seed, what, rank))

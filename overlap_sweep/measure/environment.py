@@ -9,21 +9,20 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import threading
 import time
 import traceback
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import pynvml
 import torch
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 
 TIMEOUT_S = 10.0
 
@@ -78,19 +77,14 @@ def read_nvml(handle: Any) -> dict[str, float]:
     return told
 
 
-def has_rocm_smi() -> bool:
-    """Returns whether there is a rocm-smi in PATH. Warns where there is none."""
-    if shutil.which("rocm-smi"):
-        return True
-    warnings.warn("rocm-smi is not in PATH: clocks, power and temperatures are not recorded", stacklevel=2)
-    return False
-
-
 def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
     """Returns what is told of the card (`card0`), or of all, and the text in which it was. Warns where it fails."""
     command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
+    except (FileNotFoundError, PermissionError):
+        warnings.warn("rocm-smi is not in PATH: clocks, power and temperatures are not recorded", stacklevel=2)
+        return {}, ""
     except subprocess.TimeoutExpired:
         warnings.warn(f"rocm-smi did not answer in {TIMEOUT_S:g} s", stacklevel=2)
         return {}, ""
@@ -208,7 +202,7 @@ def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
     if not torch.version.hip:
         handle = nvml_handle(device)
         return None if handle is None else lambda: Sample(read_nvml(handle))
-    cards = query_rocm_smi()[0] if has_rocm_smi() else {}
+    cards, _ = query_rocm_smi()
     card = rocm_card(device, cards) if cards else None
     return (lambda: _rocm_sample(card)) if card else None
 
@@ -236,19 +230,13 @@ def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, A
 
 
 def conditions(ranks: Ranks) -> dict[str, Any]:
-    """Returns the machine's load, and of every rank's GPU what NVML or rocm-smi says now."""
-    now: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
-    if ranks.device.type == "cuda":
-        devices = [torch.device("cuda", index) for index in range(ranks.world_size)]
-        now["gpus"] = _values_now(devices)
-    return now
-
-
-def _values_now(devices: Sequence[torch.device]) -> list[dict[str, float]]:
-    """Returns what each GPU tells; none at all where nobody can be asked."""
+    """Returns the machine's load, and of every rank's GPU what NVML or rocm-smi says now, if they can be asked."""
+    load: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
+    if ranks.device.type != "cuda":
+        return load
+    devices = [torch.device("cuda", index) for index in range(ranks.world_size)]
     if not torch.version.hip:
-        return [read_nvml(handle) for device in devices if (handle := nvml_handle(device)) is not None]
-    if not has_rocm_smi():
-        return []
+        return load | {"gpus": [read_nvml(handle) for device in devices if (handle := nvml_handle(device))]}
     cards, _ = query_rocm_smi()
-    return [rocm_values(cards[name]) for device in devices if (name := rocm_card(device, cards))]
+    names = [rocm_card(device, cards) for device in devices] if cards else []
+    return load | {"gpus": [rocm_values(cards[name]) for name in names if name]}

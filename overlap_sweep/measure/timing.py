@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.results.measured import Timing
 
 Forward = Callable[[int], Any]
@@ -112,91 +112,50 @@ class Turn:
     """The host was slower than the GPU."""
 
 
-class Clock(Protocol):
-    def time(self, variant: Variant, repeat: int) -> Turn:
-        """Returns one repeat of every pass. Collective."""
+Clock = Callable[[Variant, int], Turn]
+"""Returns one repeat, of this number, of every pass. Collective."""
 
 
-def clock_for(ranks: Ranks) -> Clock:
-    return GpuClock(CudaStream(ranks)) if ranks.device.type == "cuda" else HostClock(ranks)
+def host_clock(ranks: Ranks) -> Clock:
+    """Returns the host's clock; every pass starts when all ranks are there."""
 
-
-class HostClock:
-    """Host clock; every pass starts when all ranks are there."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def time(self, variant: Variant, repeat: int) -> Turn:
-        us = {}
-        kept = None
+    def turn(variant: Variant, repeat: int) -> Turn:
+        us, kept = {}, None
         for name, run in variant.passes():
-            self._ranks.barrier()
+            ranks.barrier()
             start = time.perf_counter_ns()
             kept = run(repeat, kept)
             us[name] = (time.perf_counter_ns() - start) / 1e3
         return Turn(us, late=False)
 
-
-class CudaStream:
-    """A GPU's current stream and the host that feeds it, as far as timing needs them."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def now_us(self) -> float:
-        """The host's clock."""
-        return time.perf_counter_ns() / 1e3
-
-    def wait(self) -> None:
-        """Until every rank is here and its GPU is idle."""
-        self._ranks.barrier()
-
-    def spin(self, us: float) -> None:
-        spin(self._ranks, us)
-
-    def meet(self) -> None:
-        meet(self._ranks)
-
-    def mark(self) -> Any:
-        """Enqueue an event."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between_us(self, start: Any, end: Any) -> float:
-        """Returns the GPU's time between two events that have happened."""
-        us: float = start.elapsed_time(end) * 1e3
-        return us
-
-    def slowest(self, value: float) -> float:
-        return self._ranks.slowest([value])[0]
+    return turn
 
 
-class GpuClock:
-    """Events on the stream, behind a spin kernel; the ranks meet before each pass, so that they start together."""
+def gpu_clock(ranks: Ranks) -> Clock:
+    """Returns marks on the stream, behind a spin kernel; the ranks meet before each pass, so that they start
+    together."""
+    # Only the last of each variant: the first run may compile for a second, which no later spin has to outlast.
+    last_enqueue_us: dict[Variant, float] = {}
 
-    def __init__(self, stream: CudaStream) -> None:
-        self._stream = stream
-        # Only the last of each variant: the first run may compile for a second, which no later spin has to outlast.
-        self._enqueue_us: dict[Variant, float] = {}
-
-    def time(self, variant: Variant, repeat: int) -> Turn:
-        stream, marks, kept = self._stream, {}, None
-        spin_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(self._enqueue_us.values(), default=0.0))
-        stream.wait()
-        stream.spin(spin_us)
-        start_us = stream.now_us()
+    def turn(variant: Variant, repeat: int) -> Turn:
+        marks, kept = {}, None
+        spin_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0))
+        ranks.barrier()
+        spin(ranks, spin_us)
+        start_ns = time.perf_counter_ns()
         for name, run in variant.passes():
-            stream.meet()
-            start = stream.mark()
+            meet(ranks)
+            start = Mark(ranks.device)
             kept = run(repeat, kept)
-            marks[name] = start, stream.mark()
-        enqueue_us = stream.now_us() - start_us
-        stream.wait()
+            marks[name] = start, Mark(ranks.device)
+        enqueue_us = (time.perf_counter_ns() - start_ns) / 1e3
+        ranks.barrier()
         # All ranks spin alike, or the first to wake waits for the last inside its collective.
-        self._enqueue_us[variant] = stream.slowest(enqueue_us)
-        return Turn({name: stream.between_us(*pair) for name, pair in marks.items()}, late=enqueue_us > spin_us)
+        last_enqueue_us[variant] = ranks.slowest([enqueue_us])[0]
+        us = {name: end.after_ns(start) / 1e3 for name, (start, end) in marks.items()}
+        return Turn(us, late=enqueue_us > spin_us)
+
+    return turn
 
 
 def spin(ranks: Ranks, us: float) -> None:
@@ -244,7 +203,7 @@ def time_variants(
     Turns are numbered through, so that none finds in a cache the input that another variant has just read.
     Collective over the ranks. With `ranks.world_size` 1 nobody else is waited for.
     """
-    clock = clock or clock_for(ranks)
+    clock = clock or (gpu_clock if ranks.device.type == "cuda" else host_clock)(ranks)
     names, number = list(variants), count()
     for _ in range(warmup):
         for name in names:
@@ -260,8 +219,8 @@ def time_variants(
 def _take_turn(clock: Clock, variant: Variant, number: int) -> Turn:
     if variant.prepare:
         variant.prepare()
-        clock.time(variant, number)
-    return clock.time(variant, number)
+        clock(variant, number)
+    return clock(variant, number)
 
 
 def _over_ranks(turns: Sequence[Turn], ranks: Ranks) -> Samples:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from overlap_sweep import backends, workloads
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
-from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.run_directory import LOG_FILE, FailedAttempt, Result

@@ -20,7 +20,7 @@ from overlap_sweep.config import PointConfig
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
     from overlap_sweep.overlap.overlap_cfg import OverlapConfig
     from overlap_sweep.report.comparison import Comparing
     from overlap_sweep.results.measured import Measured

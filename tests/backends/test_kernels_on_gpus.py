@@ -9,7 +9,7 @@ import pytest
 
 from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import KERNELS
 from overlap_sweep.workloads import kernel

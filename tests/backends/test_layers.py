@@ -17,7 +17,7 @@ import overlap_sweep.backends.torch as plain
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, symm_mem
 from overlap_sweep.backends.torch import overlap
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads import layer as layer_variants

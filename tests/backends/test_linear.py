@@ -17,7 +17,7 @@ from overlap_sweep.backends import Purpose, symm_mem
 from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
 from overlap_sweep.backends.torch.modules import parallel_linear
 from overlap_sweep.backends.torch.overlap import by_collectives
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.workloads.operator.run import draw_parameters

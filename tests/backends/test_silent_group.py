@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_sweep.backends.torch.communicator import SilentGroup
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from tests.processes import run_ranks
 
 # torch 2.13 renames these collectives; 2.11 knows only the old names, which Transformer Engine calls.

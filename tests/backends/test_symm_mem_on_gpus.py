@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from overlap_sweep.backends.symm_mem import ASYNC_TP, operators
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.results.run_directory import Result
 from tests.processes import run_ranks
 from tests.sweeps import Launch

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from overlap_sweep import backends
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import models
 from overlap_sweep.overlap.space import LAYER_KINDS
 from overlap_sweep.results.run_directory import Result

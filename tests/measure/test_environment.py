@@ -15,9 +15,8 @@ import pynvml
 import pytest
 import torch
 
-from overlap_sweep.measure import environment
+from overlap_sweep.measure import Ranks, environment
 from overlap_sweep.measure.environment import NOTHING, DeviceSampler
-from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.results.identity import environment_identity
 from tests.sweeps import wait_for
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
-from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.trace.overlap import TraceRow
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks, timing
 from overlap_sweep.measure.timing import (
     FIRST_SPIN_US,
     SPIN_MARGIN,
-    CudaStream,
-    GpuClock,
+    Mark,
     Turn,
     Variant,
+    gpu_clock,
     relative_error,
     summarise,
     time_variants,
@@ -51,7 +51,7 @@ class ScriptedClock:
     late: Iterator[bool] = field(default_factory=lambda: iter([False] * 1000))
     turns: int = 0
 
-    def time(self, variant: Variant, repeat: int) -> Turn:
+    def __call__(self, variant: Variant, repeat: int) -> Turn:
         self.turns += 1
         kept, us = None, {}
         for name, run in variant.passes():
@@ -123,8 +123,8 @@ def test_summary_statistics() -> None:
 
 
 @dataclass
-class SimulatedStream(CudaStream):
-    """A GPU that works off a queue in order; every time is in microseconds and exact."""
+class SimulatedStream:
+    """A rank whose GPU works off a queue in order; every time is exact."""
 
     host_us: float = 0.0
     idle_us: float = 0.0
@@ -133,11 +133,12 @@ class SimulatedStream(CudaStream):
     """What the slowest of the other ranks says."""
     spins: list[float] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    device: torch.device = ALONE.device
 
-    def now_us(self) -> float:
-        return self.host_us
+    def perf_counter_ns(self) -> float:
+        return self.host_us * 1e3
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self.calls.append("wait")
         self.host_us = max(self.host_us, self.idle_us)
 
@@ -146,18 +147,14 @@ class SimulatedStream(CudaStream):
         self.spins.append(us)
         self._enqueue(us)
 
-    def meet(self) -> None:
-        self.calls.append("meet")
-
-    def mark(self) -> float:
+    def mark(self) -> Mark:
         self.calls.append("mark")
-        return max(self.idle_us, self.host_us)
+        mark = Mark(self.device)
+        mark.host_ns = round(max(self.idle_us, self.host_us) * 1e3)
+        return mark
 
-    def between_us(self, start: Any, end: Any) -> float:
-        return float(end - start)
-
-    def slowest(self, value: float) -> float:
-        return max(value, self.slowest_us)
+    def slowest(self, values: list[float]) -> list[float]:
+        return [max(value, self.slowest_us) for value in values]
 
     def run(self, kernels: int, launch_us: float, kernel_us: float) -> None:
         """Launch kernels one after the other; the host takes `launch_us` for each, the GPU `kernel_us`."""
@@ -167,6 +164,21 @@ class SimulatedStream(CudaStream):
 
     def _enqueue(self, us: float) -> None:
         self.idle_us = max(self.idle_us, self.host_us) + us
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> SimulatedStream:
+    """In place of the GPU's stream and of the host's time."""
+    stream = SimulatedStream()
+    monkeypatch.setattr(timing, "time", stream)
+    monkeypatch.setattr(timing, "spin", lambda _ranks, us: stream.spin(us))
+    monkeypatch.setattr(timing, "meet", lambda _ranks: stream.calls.append("meet"))
+    monkeypatch.setattr(timing, "Mark", lambda _device: stream.mark())
+    return stream
+
+
+def gpu(stream: Any) -> timing.Clock:
+    return gpu_clock(stream)
 
 
 def kernels(stream: SimulatedStream, launch_us: float) -> Variant:
@@ -189,52 +201,51 @@ def kernels(stream: SimulatedStream, launch_us: float) -> Variant:
     [(0.0, False, 80.0), (FIRST_SPIN_US / 8, False, 80.0), (1.01 * FIRST_SPIN_US / 8, True, 80.0), (1e3, True, 4010.0)],
 )
 def test_passes_are_timed_by_the_gpus_clock_and_a_host_that_outlasts_the_spin_is_late_until_that_has_grown(
-    launch_us: float, late: bool, bwd_us: float
+    launch_us: float, late: bool, bwd_us: float, stream: SimulatedStream
 ) -> None:
-    stream = SimulatedStream()
     # What ran before.
     stream.run(1, 0.0, 1e6)
-    clock, variant = GpuClock(stream), kernels(stream, launch_us)
-    first, second = (clock.time(variant, repeat) for repeat in range(2))
+    clock, variant = gpu(stream), kernels(stream, launch_us)
+    first, second = (clock(variant, repeat) for repeat in range(2))
     assert (first.late, first.us["bwd"]) == (late, bwd_us)
     assert second == Turn({"fwd": 40.0, "bwd": 80.0}, late=False)
 
 
-def test_the_ranks_meet_on_the_gpu_before_each_pass_and_outside_of_its_time() -> None:
-    stream = SimulatedStream()
-    GpuClock(stream).time(kernels(stream, 1.0), 0)
+def test_the_ranks_meet_on_the_gpu_before_each_pass_and_outside_of_its_time(stream: SimulatedStream) -> None:
+    gpu(stream)(kernels(stream, 1.0), 0)
     passes = ["meet", "mark", "fwd", "mark", "meet", "mark", "bwd", "mark"]
     assert stream.calls == ["wait", "spin", *passes, "wait"]
 
 
-def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_falls_below_the_first() -> None:
-    stream = SimulatedStream()
-    clock, slow, fast = GpuClock(stream), kernels(stream, 1000.0), kernels(stream, 1.0)
+def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_falls_below_the_first(
+    stream: SimulatedStream,
+) -> None:
+    clock, slow, fast = gpu(stream), kernels(stream, 1000.0), kernels(stream, 1.0)
     for variant in (fast, slow, fast, slow):
-        clock.time(variant, 0)
+        clock(variant, 0)
     # Of another rank it is slower yet.
     stream.slowest_us = 30_000.0
     for variant in (slow, fast):
-        clock.time(variant, 0)
+        clock(variant, 0)
     spins_us = [FIRST_SPIN_US, FIRST_SPIN_US, *[SPIN_MARGIN * 8000.0] * 3, SPIN_MARGIN * 30_000.0]
     assert stream.spins == spins_us
 
 
-def test_a_variant_that_was_slow_once_is_not_waited_for_again() -> None:
+def test_a_variant_that_was_slow_once_is_not_waited_for_again(stream: SimulatedStream) -> None:
     """Its first run compiles: were every spin as long, a layer's 21 rounds would take a minute more."""
-    stream = SimulatedStream()
-    clock, other, host_us = GpuClock(stream), kernels(stream, 1.0), iter([1e6, 1.0, 1.0])
+    clock, other, host_us = gpu(stream), kernels(stream, 1.0), iter([1e6, 1.0, 1.0])
     compiling = replace(other, forward=lambda _repeat: stream.run(1, next(host_us), 1.0))
     for repeat in range(3):
-        clock.time(compiling, repeat)
-        clock.time(other, repeat)
+        clock(compiling, repeat)
+        clock(other, repeat)
     assert [spin_us > 1e6 for spin_us in stream.spins] == [False, True, True, False, False, False]
 
 
-def test_what_the_warm_up_enqueued_in_time_is_never_launch_bound_and_a_step_is_a_pass_of_its_own() -> None:
-    stream = SimulatedStream()
+def test_what_the_warm_up_enqueued_in_time_is_never_launch_bound_and_a_step_is_a_pass_of_its_own(
+    stream: SimulatedStream,
+) -> None:
     stepping = replace(kernels(stream, 1000.0), step=lambda: stream.run(1, 1.0, 7.0))
-    samples = time_variants({"slow": stepping, "fast": kernels(stream, 1.0)}, ALONE, 1, 3, GpuClock(stream))
+    samples = time_variants({"slow": stepping, "fast": kernels(stream, 1.0)}, ALONE, 1, 3, gpu(stream))
     passes = {"fwd": [40.0] * 3, "bwd": [80.0] * 3}
     assert samples["slow"].us == {**passes, "step": [7.0] * 3, "all": [127.0] * 3}
     assert samples["fast"].us == {**passes, "all": [120.0] * 3}

@@ -33,7 +33,7 @@ from overlap_sweep.overlap.space import Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 LAYER_HAS_DEFAULT = True
 attention = plain.attention
@@ -137,7 +137,7 @@ def build_layer(
 ) -> ParallelLayer:
     from overlap_sweep.backends.symm_mem.operators import SymmetricMemory, group_name
     from overlap_sweep.backends.torch import modules
-    from overlap_sweep.measure.ranks import parallel_groups
+    from overlap_sweep.measure import parallel_groups
 
     settings = layer_slots(config, space.OPERATORS) if purpose == "point" else {}
     group, _ = parallel_groups(point["tp_size"], ranks.world_size)

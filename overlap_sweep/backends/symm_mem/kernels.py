@@ -11,7 +11,7 @@ from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 _SETTINGS: dict[str, dict[str, Setting]] = {
     "ag_gemm": {

@@ -15,7 +15,7 @@ from overlap_sweep.overlap.space import Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 SUPPORTED_KNOBS = {
     "cpu": {"num_sm", "aggregate", "num_splits"},

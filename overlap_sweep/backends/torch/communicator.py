@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 
 # torch 2.13 renames these and warns about the old names; 2.11 has only the old ones.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -13,7 +13,7 @@ from overlap_sweep.overlap.space import Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 NUM_SPLITS = (2, 4)
 SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}

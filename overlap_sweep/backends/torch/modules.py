@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collectives
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.space import PHASES, Setting, slot
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch.communicator import Communicator, Pending, SilentCommunicator, communicator
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.space import Setting
 
 Multiply = Callable[[Tensor, Tensor], Any]

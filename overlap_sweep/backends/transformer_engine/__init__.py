@@ -21,7 +21,7 @@ from overlap_sweep.overlap.space import Setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
 

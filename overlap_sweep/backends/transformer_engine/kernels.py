@@ -15,7 +15,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
 
 PRECISIONS = ("fp16", "bf16", "fp8")
 SHARES = (4, 8, 16)

@@ -27,7 +27,7 @@ from overlap_sweep.backends.transformer_engine import (
     userbuffers,
 )
 from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
-from overlap_sweep.measure.ranks import Ranks, parallel_groups
+from overlap_sweep.measure import Ranks, parallel_groups
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig

@@ -28,7 +28,7 @@ from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Floa
 from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch.overlap import as_bytes
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.space import Setting
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
 from overlap_sweep.workloads.copy_engine.result import CopyTimes
 

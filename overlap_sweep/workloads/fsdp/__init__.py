@@ -15,7 +15,7 @@ from overlap_sweep.workloads import Sample, Searchable, Workers, Workload
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON, Compile, Distributed, Fsdp, Streams
 
 if TYPE_CHECKING:
-    from overlap_sweep.measure.ranks import Ranks
+    from overlap_sweep.measure import Ranks
     from overlap_sweep.results.run_directory import Result
 
 PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Mark
 from overlap_sweep.workloads.fsdp.recording import Queue, Recorder, Span
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from overlap_sweep.measure.ranks import Ranks, stream
+from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.workloads.fsdp.recording import Recorder, Unit
 
 EPSILON = 1e-5

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import DeviceSampler
-from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE, StepRecord, overlap_of, write_metrics

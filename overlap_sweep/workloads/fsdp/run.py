@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.profile import capture_each, profile_steps
-from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, REDUCE_SCATTER

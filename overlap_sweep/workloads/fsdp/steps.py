@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives
 from overlap_sweep.workloads.fsdp.ranking_model import draw_micro_batches
@@ -177,7 +177,7 @@ class SteadyClock:
         self._step_us: dict[Variant, list[float]] = defaultdict(list)
         self._lead: dict[Variant, list[float]] = defaultdict(list)
 
-    def time(self, variant: Variant, repeat: int) -> Turn:
+    def __call__(self, variant: Variant, repeat: int) -> Turn:
         """Returns the mean of the steps. `variant.forward` is one, and returns a `Step`. Collective."""
         self._ranks.barrier()
         variant.forward(repeat)

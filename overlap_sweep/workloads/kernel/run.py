@@ -16,8 +16,8 @@ from overlap_sweep.backends import Operand, Outputs, Problem
 from overlap_sweep.backends.torch import kernels as plain
 from overlap_sweep.backends.torch.overlap import multiply_by
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES, SEQUENTIAL, KernelShape

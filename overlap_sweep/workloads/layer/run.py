@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLayer, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure import Ranks, parallel_groups, stream, stream_seed
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks, parallel_groups, stream, stream_seed
 from overlap_sweep.measure.timing import Variant, relative_error, summarise, time_variants
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.workloads import layer as workload

@@ -19,8 +19,8 @@ from torch import Tensor
 from overlap_sweep import backends
 from overlap_sweep.backends import ParallelLinear, Purpose
 from overlap_sweep.errors import Refused, WrongNumbers
+from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks, stream
 from overlap_sweep.measure.timing import (
     L2_BYTES,
     MOST_INPUTS,

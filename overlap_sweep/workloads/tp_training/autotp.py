@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights

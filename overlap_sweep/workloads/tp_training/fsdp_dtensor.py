@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from overlap_sweep.backends.symm_mem import operators
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from overlap_sweep.measure.ranks import Ranks, stream
+from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.workloads.tp_training.language_model import architecture
 
 

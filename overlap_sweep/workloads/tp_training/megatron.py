@@ -29,7 +29,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import architecture

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.errors import Refused
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
-from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.tp_training import implementation
 from overlap_sweep.workloads.tp_training.implementation import Facts, Implementation, TokenBatches, groups_of

@@ -12,7 +12,7 @@ import pytest
 
 from overlap_sweep.backends import flux as kernels
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from tests.processes import run_ranks
 
 FAKE = Path(__file__).parent / "fake"

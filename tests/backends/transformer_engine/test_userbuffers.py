@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from overlap_sweep.backends import Purpose, transformer_engine
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from tests.backends.transformer_engine.fake_library import FakeBase, Mode, fake_library
 from tests.points import gpu_point
 from tests.processes import run_ranks

@@ -4,8 +4,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import capture_each
-from overlap_sweep.measure.ranks import Ranks
 from overlap_sweep.measure.timing import Variant, summarise, time_variants
 from overlap_sweep.workloads import Config
 from toy_workload.result import ToyTimes

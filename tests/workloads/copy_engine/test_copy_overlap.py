@@ -13,7 +13,7 @@ import torch
 
 import overlap_sweep.workloads.copy_engine.run as copy_overlap
 from overlap_sweep.errors import Refused, WrongNumbers
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.copy_engine.run import run
 from tests.trace.conftest import analyse_trace
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.fsdp.run import compile_layers
 from tests.processes import run_ranks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.trace.overlap import TraceRow
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp.recording import Queue, Recorder, Span, Unit, launch_between, resolve

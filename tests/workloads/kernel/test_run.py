@@ -15,7 +15,7 @@ from overlap_sweep import backends
 from overlap_sweep.backends import Outputs
 from overlap_sweep.backends.torch import kernels as torch_kernels
 from overlap_sweep.errors import Refused, UserError, WrongNumbers
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, KernelShape
 from overlap_sweep.results.run_directory import trace_file

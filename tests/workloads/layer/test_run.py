@@ -12,7 +12,7 @@ import pytest
 
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.torch import overlap
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads import layer
 from overlap_sweep.workloads.layer import run as layer_run
 from overlap_sweep.workloads.layer.result import VariantTimes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Variant
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.workloads.operator.run import Bench, bench_for, draw_parameters

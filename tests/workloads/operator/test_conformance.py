@@ -13,7 +13,7 @@ import pytest
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, read_result, write_result

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, hugging_face, implementation
 from overlap_sweep.workloads.tp_training.implementation import TokenBatches, groups_of, initial_weights
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture

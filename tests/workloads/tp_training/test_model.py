@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, implementation

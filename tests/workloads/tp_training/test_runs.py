@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace

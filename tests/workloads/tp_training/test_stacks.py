@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, implementation
 from overlap_sweep.workloads.tp_training.implementation import TokenBatches, groups_of, initial_weights
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.measure.ranks import Ranks
+from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, text
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import tp_point
