@@ -1,6 +1,6 @@
 """Run the search of hydra/sweeper=bisect against recorded response surfaces: what it would have cost and found.
 
-python -m benchmarks.replay_search FILE... [--format table|json] [--start usual|model]
+python -m benchmarks.replay_search FILE... [--format table|json]
 
 A recording has one JSON line per measurement: `model`, `tp`, `kind` (`none`, `floor` or `overlap`), `cfg` (the ub_cfgs;
 a slot that it does not name ran at the library's default), and `times[operator]`: forward ms, backward ms, spread of
@@ -31,7 +31,7 @@ from overlap_sweep.report.console import console_for
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search import conduct
 from overlap_sweep.search.bisect import bisect
-from overlap_sweep.search.cell import NONE, STARTS, Candidate, Cell, Trail, collectives
+from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
 
 REPEATS = 12
 """Behind each recorded median."""
@@ -47,10 +47,6 @@ class RecordedCell:
     pass_name: str
     samples: Mapping[Candidate, list[Estimate]]
     """In the order in which they were recorded; `none` among them."""
-    floor_us: float
-    """NaN where it was not recorded."""
-    collective_us: float
-    """The median over the recorded passes of the model."""
 
     @property
     def cell(self) -> Cell:
@@ -93,14 +89,12 @@ def read(path: Path) -> list[RecordedCell]:
 
 def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
     samples: dict[Any, dict[Candidate, list[Estimate]]] = defaultdict(lambda: defaultdict(list))
-    floors_us: dict[Any, list[float]] = defaultdict(list)
     for line in lines:
         for operator, times in line["times"].items():
             for index, pass_name in enumerate(space.PASSES):
                 key = line["model"], line["tp"], operator, pass_name
                 time_us, spread_us = 1e3 * times[index], 1e3 * times[index + 2]
                 if line["kind"] == "floor":
-                    floors_us[key].append(time_us)
                     continue
                 overlapped = line["kind"] == "overlap"
                 candidate = (
@@ -109,19 +103,10 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
                 noise_us = 1.57 * spread_us / math.sqrt(REPEATS)
                 samples[key][candidate].append(Estimate(time_us, noise_us, REPEATS))
     whole = {key: found for key, found in samples.items() if NONE in found and len(found) > 1}
-    # Only where to look first depends on the floor: a recording may do without.
-    floor_us = {key: statistics.median(floors_us[key]) if key in floors_us else math.nan for key in whole}
-    collective_us: dict[Any, list[float]] = defaultdict(list)
-    for key, found in whole.items():
+    for (model, tp_size, operator, pass_name), found in whole.items():
         # The first ones of a model include start-up.
         found[NONE] = found[NONE][1:] or found[NONE]
-        model, tp_size, operator, pass_name = key
-        exposed_us = _median_us(found[NONE]) - floor_us[key]
-        collective_us[model, tp_size].append(exposed_us / collectives(space.OPERATORS[operator], pass_name))
-    for key, found in whole.items():
-        model, tp_size, operator, pass_name = key
-        of_model = statistics.median(collective_us[model, tp_size])
-        yield RecordedCell(model, tp_size, operator, pass_name, dict(found), floor_us[key], of_model)
+        yield RecordedCell(model, tp_size, operator, pass_name, dict(found))
 
 
 def _median_us(samples: Iterable[Estimate]) -> float:
@@ -156,9 +141,9 @@ class RecordingEndedError(Exception):
     """A candidate is to be measured more often than it was recorded."""
 
 
-def replay(recorded: RecordedCell, start: str = "usual") -> Trail:
+def replay(recorded: RecordedCell) -> Trail:
     """Search one recorded cell to the end, or that of the recording: only contenders are measured again, at last."""
-    trail = Trail(recorded.cell, recorded.none, recorded.floor_us, recorded.collective_us)
+    trail = Trail(recorded.cell, recorded.none, floor_us=math.nan)
 
     def next_sample(candidate: Candidate) -> Estimate:
         samples, asked = recorded.samples[candidate], len(trail.samples.get(candidate, ()))
@@ -167,7 +152,7 @@ def replay(recorded: RecordedCell, start: str = "usual") -> Trail:
         return samples[asked]
 
     try:
-        steps = bisect(trail, Search(start=start))
+        steps = bisect(trail, Search())
         trail.stopped = conduct(steps, lambda wanted: {candidate: next_sample(candidate) for candidate in wanted})
     except RecordingEndedError:
         trail.stopped = "the recording ended"
@@ -206,36 +191,22 @@ class Format(StrEnum):
     json = "json"
 
 
-class StartName(StrEnum):
-    usual = "usual"
-    model = "model"
-
-
 def main(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recorded surfaces, one JSON object a line.")],
     format: Annotated[Format, typer.Option(help="How to print the rows; totals of json go to stderr.")] = Format.table,
-    start: Annotated[StartName, typer.Option(help="Which num_sm is tried first.")] = StartName.usual,
 ) -> None:
     """Run the search of hydra/sweeper=bisect against recorded response surfaces.
 
     Prints for each model, operator and phase what the search would have measured and chosen. regret is the recorded
     time of what was chosen over that of the best that was recorded, minus 1.
     """
-    recorded = [cell for path in files for cell in read(path)]
-    by_start = {name: [row(c, replay(c, name)) for c in recorded] for name in STARTS}
-    rows = by_start.pop(start.value)
-    saved = [_saved(name, others, rows) for name, others in by_start.items()]
+    rows = [row(cell, replay(cell)) for path in files for cell in read(path)]
     if format is Format.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
-        print("\n".join([totals(rows), *saved]), file=sys.stderr)
+        print(totals(rows), file=sys.stderr)
         return
     _print_table(rows)
-    print("\n".join([totals(rows), *saved]))
-
-
-def _saved(name: str, others: Sequence[Row], rows: Sequence[Row]) -> str:
-    used, instead = sum(row.evaluations for row in rows), sum(row.evaluations for row in others)
-    return f"with --start {name}: {instead} evaluations, {abs(used - instead)} {'fewer' if instead < used else 'more'}"
+    print(totals(rows))
 
 
 def _print_table(rows: Sequence[Row]) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace import TraceRow
 from tests.analyze import analyze
 from tests.sweeps import SMALL, Launch
 from tests.trace.conftest import analyse_trace

@@ -122,7 +122,7 @@ def phase_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
 
 def median_rows(file: TraceFile, phases: Sequence[str] = ()) -> list[Row]:
     """Returns a row per phase, of medians."""
-    from overlap_sweep.trace.overlap import summarise
+    from overlap_sweep.trace import summarise
 
     return _rows(file, summarise(file.steady_rows), phases)
 

@@ -36,7 +36,7 @@ from overlap_sweep.report.comparison import (
 from overlap_sweep.report.console import print_lines
 from overlap_sweep.report.numbers import PASS_WORDS, as_sentence, as_us
 from overlap_sweep.report.table import Column, Table, attribute
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace import TraceRow
 
 FEW_KERNELS = 15
 PHASE_NAMES = {**PASS_WORDS, "recompute": "recomputation", "all": "whole iteration"}

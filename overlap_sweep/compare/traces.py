@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.verdict import ratio
+from overlap_sweep.trace import Grouping, Overlap, PhaseSummary, summarise
 from overlap_sweep.trace.files import TraceFile, of_startup, read_trace_files
-from overlap_sweep.trace.overlap import Grouping, Overlap, PhaseSummary, summarise
 
 PHASES = ("fwd", "bwd", "recompute", "all")
 QUANTITIES = Overlap.__struct_fields__

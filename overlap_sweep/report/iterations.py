@@ -14,9 +14,9 @@ from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Extent, Gantt, GanttBar, Group, Lane
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
+from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.files import key_of
 from overlap_sweep.trace.kernel_classes import Kind, function_name
-from overlap_sweep.trace.overlap import startup_iterations
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.activity import Activity

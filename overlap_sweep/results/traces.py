@@ -8,8 +8,8 @@ from pathlib import Path
 
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import is_trace_of
+from overlap_sweep.trace import TraceRow, in_words
 from overlap_sweep.trace.files import TraceFile, read_trace_files
-from overlap_sweep.trace.overlap import TraceRow, in_words
 
 PASSES = {"forward": "fwd", "backward": "bwd"}
 

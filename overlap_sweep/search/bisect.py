@@ -16,12 +16,16 @@ from dataclasses import dataclass, field
 
 from overlap_sweep.config import Search as Effort
 from overlap_sweep.overlap import space
-from overlap_sweep.search.cell import NONE, STARTS, Arm, Candidate, Search, Steps, Trail, distance
+from overlap_sweep.search.cell import NONE, Arm, Candidate, Search, Steps, Trail, distance
 
 REACH_TUNED = 0.05
 """As `search.reach`, of an arm that was entered at the num_sm that is best for the arm next to it."""
 CONTENDERS = 2
 """How many are measured again at most while the noise cannot tell which of them is fastest."""
+
+USUAL_NUM_SM = 16
+"""Where a search starts: what Transformer Engine gives to every kernel that moves data by SMs, about what fills the
+links."""
 
 Flip = tuple[str, str, str, object]
 """Slot, method, knob and its value."""
@@ -61,11 +65,11 @@ def bisect(trail: Trail, effort: Effort) -> Search:
     """Search the trail's cell."""
     progress = _Progress(trail, effort)
     groups = trail.cell.groups
-    yield from trail.measure([*trail.seeds, *(_entry(trail, group, effort) for group in groups)])
+    yield from trail.measure([*trail.seeds, *(_entry(trail, group) for group in groups)])
     # One failure must not cost a whole method: those that nothing was measured of are entered once more.
     failed = [group for group in groups if not any(c in trail.samples for c in group)]
     left = [[c for c in group if c not in trail.failed and not trail.given_up(c)] for group in failed]
-    yield from trail.measure([_entry(trail, group, effort) for group in left if group])
+    yield from trail.measure([_entry(trail, group) for group in left if group])
     while (candidate := _next(progress)) is not None:
         if progress.has_more(candidate):
             progress.searched.add(trail.cell.arm(candidate))
@@ -80,14 +84,13 @@ def bisect(trail: Trail, effort: Effort) -> Search:
     return f"nothing left that could be faster than {trail.best}"
 
 
-def _entry(trail: Trail, candidates: Sequence[Candidate], effort: Effort) -> Candidate:
-    """With most knobs as the library has them, where most ladders cross, closest to where num_sm should start."""
-    start = STARTS[effort.start]
+def _entry(trail: Trail, candidates: Sequence[Candidate]) -> Candidate:
+    """With most knobs as the library has them, where most ladders cross, closest to the usual num_sm."""
 
     def rank(candidate: Candidate) -> tuple[float, ...]:
         unusual = -sum(_usual_knobs(setting) for setting in candidate.settings.values())
         crossing = sum(len(trail.cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
-        away = sum(abs(math.log2(count / start(trail, slot))) for slot, count in candidate.num_sms.items())
+        away = sum(abs(math.log2(count / USUAL_NUM_SM)) for count in candidate.num_sms.values())
         return unusual, -crossing, away
 
     return min(candidates, key=rank)
@@ -178,7 +181,7 @@ def _flip(progress: _Progress, candidate: Candidate) -> Steps:
                 progress.tuned.add(arm)
                 entries.append(min(others, key=lambda other: distance(other, candidate)))
             else:
-                entries.append(_entry(trail, others, progress.effort))
+                entries.append(_entry(trail, others))
         yield from trail.measure(entries)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -27,9 +27,6 @@ Arm = tuple[Any, ...]
 
 MOST_FAILURES = 2
 """Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
-
-USUAL_NUM_SM = 16
-"""What Transformer Engine gives to every kernel that moves data by SMs: about what fills the links."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,6 @@ class Trail:
     none: Estimate
     """Without overlap: measured beside every candidate."""
     floor_us: float
-    collective_us: float = 0.0
-    """One collective alone, at the full rate of the links; every operator of a layer moves the same activations."""
     seeds: Sequence[Candidate] = ()
     """What is measured in any case, such as the settings of a preset."""
     samples: dict[Candidate, list[Estimate]] = field(default_factory=dict)
@@ -253,27 +248,3 @@ def together(samples: Sequence[Estimate]) -> Estimate:
     """Several medians of one setting as one."""
     times_us = [sample.time_us for sample in samples]
     return samples[0] if len(samples) == 1 else mean(samples, (max(times_us) - min(times_us)) / 2)
-
-
-Start = Callable[[Trail, str], float]
-"""Which num_sm of a slot to measure first."""
-
-
-def modelled(trail: Trail, slot: str) -> float:
-    """Returns at how many SMs the communication would take no longer than the GEMM beside it.
-
-    A collective takes bytes / link rate with the usual count, and inversely longer with less; the GEMM takes FLOPs /
-    GEMM rate. Both times are those of the baselines: what `none` takes beyond the floor, and the floor.
-    """
-    gemms = 2 if slot.endswith(("dgrad", "wgrad")) else 1
-    balanced = USUAL_NUM_SM * trail.collective_us / (trail.floor_us / gemms)
-    return USUAL_NUM_SM if math.isnan(balanced) else min(USUAL_NUM_SM, max(1.0, balanced))
-
-
-STARTS: dict[str, Start] = {"usual": lambda trail, slot: USUAL_NUM_SM, "model": modelled}
-
-
-def collectives(operator_kind: str, pass_name: str) -> int:
-    """How many collectives a pass has: backward, a column-parallel operator gathers its input and scatters dgrad's
-    output."""
-    return 2 if (operator_kind, pass_name) == ("column", "bwd") else 1

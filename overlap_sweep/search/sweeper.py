@@ -30,7 +30,6 @@ from overlap_sweep.search.tasks import (
     Task,
     candidates,
     cases,
-    collective_us,
     read_choices,
     side_by_side,
 )
@@ -123,9 +122,8 @@ class Sweep:
             if reason := gate(of_case):
                 self.drop(of_case[0].case_label, reason)
                 continue
-            rate_us = collective_us(of_case)
             for task in of_case:
-                task.begin(rate_us, self.config.search)
+                task.begin(self.config.search)
         begun = [task for task in tasks if task.running]
         while (requests := [request for task in begun for request in task.requests()]) and not budget.why_spent:
             results = self.measurements.measure([request.job for request in requests])

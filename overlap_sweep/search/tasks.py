@@ -7,7 +7,6 @@ backward settings of an operator have nothing to do with each other, so that one
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search import Failure
 from overlap_sweep.search.bisect import bisect
-from overlap_sweep.search.cell import Candidate, Cell, Measured, Trail, collectives
+from overlap_sweep.search.cell import Candidate, Cell, Measured, Trail
 from overlap_sweep.search.measured import Job, override_value
 from overlap_sweep.workloads.operator.choice import wrong_passes
 from overlap_sweep.workloads.operator.result import OperatorTimes
@@ -209,14 +208,14 @@ class Task:
             self.cells[pass_name] = Cell((*known, candidate))
         self.seeds.setdefault(pass_name, []).append(candidate)
 
-    def begin(self, collective_us: float, effort: Search) -> None:
+    def begin(self, effort: Search) -> None:
         """Start the searches, once the operator was measured without overlap."""
         assert self.baseline
         for pass_name, cell in self.cells.items():
             times = self.baseline.measured_as(OperatorTimes).times[pass_name]
             none = estimate([*times.none.samples_us, *times.point.samples_us])
             seeds = self.seeds.get(pass_name, ())
-            self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us, collective_us, seeds), effort)
+            self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us, seeds), effort)
 
     def requests(self) -> list[Request]:
         """Returns the points of the next round; none at all when every search has stopped."""
@@ -261,16 +260,3 @@ def cases(tasks: Iterable[Task]) -> list[list[Task]]:
     for task in tasks:
         by_case.setdefault(task.case, []).append(task)
     return list(by_case.values())
-
-
-def collective_us(tasks: Iterable[Task]) -> float:
-    """Returns the time of one collective at the full rate of the links: what `none` takes beyond the floor. The median
-    over the operators' passes, since all of them move the same activations."""
-    found = []
-    for task in tasks:
-        assert task.baseline
-        for pass_name in space.PASSES:
-            times = task.baseline.measured_as(OperatorTimes).times[pass_name]
-            exposed_us = max(0.0, times.none.median_us - times.floor.median_us)
-            found.append(exposed_us / collectives(space.OPERATORS[task.operator], pass_name))
-    return statistics.median(found)

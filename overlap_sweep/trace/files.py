@@ -1,8 +1,8 @@
 """Trace files, each read and analysed once: several large ones by several processes, and what is found is kept. And the
 runs that they are of: one trace a rank, which is the slowest, and whose is missing.
 
-`python -m overlap_sweep.trace.files` is one of those processes. Findings are kept by the trace's content and by the
-code that reads it, see `overlap_sweep.cache`.
+`python -m overlap_sweep.trace.files` is one of those processes. Findings are kept by the trace's path and content and
+by the code that reads it, see `overlap_sweep.cache`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -24,8 +26,8 @@ import msgspec
 
 from overlap_sweep.cache import find, keep
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow, in_words, startup_iterations, summarise
 from overlap_sweep.trace.document import MOST_RANKS
-from overlap_sweep.trace.overlap import PartRow, PhaseSummary, TraceRow, in_words, startup_iterations, summarise
 from overlap_sweep.trace.stream import is_gzip
 
 TEXT_BYTES_PER_S = 200e6
@@ -36,12 +38,7 @@ WORTH_A_PROCESS_S = 0.4
 """A process needs about 0.2 s to start."""
 
 _KIND = "traces"
-_DIGEST_BYTES = hashlib.sha256().digest_size
-
 _T = TypeVar("_T")
-
-_NOWHERE = Path("\0")
-"""In kept findings, instead of where the trace lies: it may be moved."""
 
 _NOT_OF_ITS_CONTENT = " cannot be read ("
 """The disk's or the network's problem, which may pass."""
@@ -214,16 +211,11 @@ def _decoded(content: bytes, kind: type[_T]) -> _T:
 
 
 def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
-    """Divides paths among processes so that each reads about as long; one share where more are not worth starting."""
+    """Deals the paths, largest first, to as many processes as are worth starting."""
     times_s = {path: _guess_s(path) for path in paths}
     count = max(1, min(processes, len(paths), int(sum(times_s.values()) / WORTH_A_PROCESS_S)))
-    shares: list[list[Path]] = [[] for _ in range(count)]
-    loads = [0.0] * count
-    for path in sorted(times_s, key=lambda path: -times_s[path]):
-        least = loads.index(min(loads))
-        shares[least].append(path)
-        loads[least] += times_s[path]
-    return shares
+    largest_first = sorted(times_s, key=lambda path: -times_s[path])
+    return [largest_first[number::count] for number in range(count)]
 
 
 def _guess_s(path: Path) -> float:
@@ -245,47 +237,23 @@ def key_of(path: Path) -> str | None:
 
 def _kept(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
     """Returns what was found before; None where nothing is kept, or what is kept is damaged."""
-    content = find(_KIND, f"{key} {with_parts}") if key else None
-    if content is None or content[:_DIGEST_BYTES] != hashlib.sha256(content[_DIGEST_BYTES:]).digest():
-        return None
+    content = find(_KIND, f"{key} {path!r} {with_parts}") if key else None
     try:
-        file = _moved(_decoded(content[_DIGEST_BYTES:], TraceFile), path)
-    except msgspec.MsgspecError:
+        return _decoded(zlib.decompress(content), TraceFile) if content else None
+    except (zlib.error, msgspec.MsgspecError):
         return None
-    # A trace without rows has a problem.
-    is_whole = file and (file.problem or (file.rows and (file.parts or not with_parts)))
-    return file if is_whole else None
 
 
 def _keep(key: str | None, file: TraceFile, with_parts: bool) -> None:
     """Keeps what was found; what is wrong with the trace, too: that may have taken as long as anything else to find."""
-    moved = _moved(file, _NOWHERE)
-    if key is None or moved is None or (file.problem or "").startswith(f"{file.path}{_NOT_OF_ITS_CONTENT}"):
+    if key is None or (file.problem or "").startswith(f"{file.path}{_NOT_OF_ITS_CONTENT}"):
         return
     if (file.warnings or file.problem) and key_of(file.path) != key:
         # Somebody is writing it just now: this was found in more of it than the key is of.
         return
-    for parts in {False, with_parts}:
-        content = _encoded(moved if parts else msgspec.structs.replace(moved, parts=[]))
-        keep(_KIND, f"{key} {parts}", hashlib.sha256(content).digest() + content)
-
-
-def _moved(file: TraceFile, path: Path) -> TraceFile | None:
-    """Returns the same of a trace that lies elsewhere; None where a sentence does not begin with where it lies."""
-    sentences = [*file.warnings, *([file.problem] if file.problem else [])]
-    ends = [sentence.removeprefix(str(file.path)) for sentence in sentences]
-    if any(end == sentence or end[:1] not in (" ", ":") for end, sentence in zip(ends, sentences, strict=True)):
-        return None
-    told = [f"{path}{end}" for end in ends]
-    return TraceFile(
-        path=path,
-        rank=file.rank,
-        world_size=file.world_size,
-        rows=[msgspec.structs.replace(row, file=str(path)) for row in file.rows],
-        parts=[msgspec.structs.replace(part, file=str(path)) for part in file.parts],
-        warnings=told[: len(file.warnings)],
-        problem=told[-1] if file.problem else None,
-    )
+    with suppress(UnicodeError):
+        # A path that is no text: it is read again.
+        keep(_KIND, f"{key} {file.path!r} {with_parts}", zlib.compress(_encoded(file), 1))
 
 
 @cache

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace import Grouping, Overlap, PartRow, TraceRow
 from overlap_sweep.trace.activity import (
     BWD,
     COMM,
@@ -23,7 +24,6 @@ from overlap_sweep.trace.activity import (
     Activity,
 )
 from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract
-from overlap_sweep.trace.overlap import Grouping, Overlap, PartRow, TraceRow
 
 MOST_ITERATIONS = 10_000
 """A millisecond each, and a few rows. People record some ten steps."""

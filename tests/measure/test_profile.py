@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace import TraceRow
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
 

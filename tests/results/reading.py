@@ -10,7 +10,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.table import Row
 from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.traces import read_traces
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, analyse_training
 from overlap_sweep.workloads.operator import section as operators
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis, analyse_operators

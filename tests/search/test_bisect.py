@@ -10,7 +10,7 @@ import pytest
 
 from overlap_sweep.config import Search
 from overlap_sweep.search import Failure
-from overlap_sweep.search.cell import NONE, Candidate, modelled
+from overlap_sweep.search.cell import NONE, Candidate
 from tests.search.surfaces import (
     LADDER,
     NONE_US,
@@ -217,15 +217,6 @@ def test_presets_are_measured_first_whatever_they_promise_and_may_be_where_the_s
     candidates += [pair(None, {"method": "bulk", "num_sm": n, "set_sm_margin": True}) for n in (2, 4)]
     surface = Surface(cell(candidates), lambda c: 700.0 + num_sm(c) if "fc1_wgrad" in c.settings else 2000.0)
     assert surface.regret(surface.search(seeds=[candidates[-1]]).best) <= 0.01
-
-
-def test_another_start_finds_the_same() -> None:
-    surface = along(hyperbola(6, 0.6, 0.8), none_us=1500.0)
-    trail = surface.trail()
-    assert surface.regret(surface.search(Search(start="model")).best) < 0.03
-    for collective_floors, first in ((1 / 8, 4), (10, 16), (0, 1)):
-        trail.collective_us = collective_floors * trail.floor_us
-        assert modelled(trail, "fc1_dgrad") == first
 
 
 def test_a_cell_without_candidates_is_answered_at_once() -> None:

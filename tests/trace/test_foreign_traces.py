@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from overlap_sweep.report.iterations import typical_iteration
+from overlap_sweep.trace import PartRow, TraceRow
 from overlap_sweep.trace.files import read_trace_file
-from overlap_sweep.trace.overlap import PartRow, TraceRow
 
 Written = dict[str, Any]
 

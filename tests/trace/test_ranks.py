@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.trace import Overlap, TraceRow
 from overlap_sweep.trace.files import RankRow, TraceFile, rank_of, ranks_of, run_name
-from overlap_sweep.trace.overlap import Overlap, TraceRow
 
 
 def row(rank: int | None, iteration: int, phase: str, span_us: float) -> TraceRow:

@@ -13,8 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from overlap_sweep.trace import TraceRow
 from overlap_sweep.trace.files import read_trace_files
-from overlap_sweep.trace.overlap import TraceRow
 from tests.trace.conftest import TRACES, analyse_trace
 
 STEPS, FORWARD, BACKWARD = 3, 2, 4

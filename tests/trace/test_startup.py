@@ -10,8 +10,8 @@ from overlap_sweep.commands.trace_rows import median_part_rows, median_rows, pha
 from overlap_sweep.report.iterations import typical_iteration
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import read_traces
+from overlap_sweep.trace import TraceRow, startup_iterations
 from overlap_sweep.trace.files import of_startup, read_trace_files
-from overlap_sweep.trace.overlap import TraceRow, startup_iterations
 from overlap_sweep.workloads.tp_training.rows import step_communication
 from tests.make_point import make_point, operator_config
 from tests.results.reading import trace_row

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_sweep.report.iterations import Span, typical_iteration
+from overlap_sweep.trace import TraceRow, summarise
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.measured import measure, measure_groups
-from overlap_sweep.trace.overlap import TraceRow, summarise
 from tests.trace import independent_check
 from tests.trace.conftest import analyse_trace
 

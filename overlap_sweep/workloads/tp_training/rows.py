@@ -17,7 +17,7 @@ from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import SETTINGS_FILE
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep, quartiles

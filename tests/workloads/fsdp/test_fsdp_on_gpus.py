@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.trace.overlap import TraceRow
+from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
 from tests.trace.conftest import analyse_trace
