@@ -1,7 +1,6 @@
 """What a store costs per measurement: the time to add one and to find one, by how many it holds.
 
-Both kinds are measured where DIRECTORY lies: the SQLite file of local disks, and the files per job of network file
-systems. The measurements are copies of one real result with other values of num_sm and other times of day.
+The measurements are copies of one real result with other values of num_sm and other times of day.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from msgspec import structs
 
 from overlap_sweep.results.run_directory import Result, read_result
 from overlap_sweep.store import Store
-from overlap_sweep.store.files import FileStore
-from overlap_sweep.store.sqlite import SqliteStore
 
 SIZES = (10, 1000, 10_000)
-KINDS: dict[str, Callable[[Path], Store]] = {"SQLite": SqliteStore, "files": FileStore}
 TIMED = 50
 """Calls of which the median is printed."""
 
@@ -42,13 +38,13 @@ def timed_ms(call: Callable[[int], Any]) -> list[float]:
     return taken
 
 
-def measure(kind: str, path: Path, result: Result, size: int) -> str:
+def measure(path: Path, result: Result, size: int) -> str:
     start = time.perf_counter()
-    with KINDS[kind](path) as store:
+    with Store(path) as store:
         for number in range(size):
             store.add(varied(result, number), path.parent)
     fill_s = time.perf_counter() - start
-    with KINDS[kind](path) as store:
+    with Store(path) as store:
         start = time.perf_counter()
         assert store.find(varied(result, 0).point, result.environment)
         first_ms = (time.perf_counter() - start) * 1e3
@@ -56,7 +52,7 @@ def measure(kind: str, path: Path, result: Result, size: int) -> str:
         miss_ms = timed_ms(lambda i: store.find(varied(result, size + i).point, result.environment))
         add_ms = timed_ms(lambda i: store.add(varied(result, size + i), path.parent))
     columns = [statistics.median(add_ms), max(add_ms), first_ms, statistics.median(find_ms), statistics.median(miss_ms)]
-    return f"{kind:<7}{size:>8,}" + "".join(f"{value:>14.2f}" for value in columns) + f"{fill_s:>10.1f}"
+    return f"{size:>10,}" + "".join(f"{value:>14.2f}" for value in columns) + f"{fill_s:>10.1f}"
 
 
 def main() -> None:
@@ -67,11 +63,10 @@ def main() -> None:
     result = read_result(arguments.result)
     headers = ["add", "slowest add", "first find", "find", "find nothing"]
     print(f"milliseconds, medians of {TIMED}; a result of {arguments.result.stat().st_size / 1e3:.1f} kB")
-    print(f"{'kind':<7}{'kept':>8}" + "".join(f"{header:>14}" for header in headers) + f"{'fill (s)':>10}")
-    for kind in KINDS:
-        for size in SIZES:
-            with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-                print(measure(kind, Path(directory) / "measurements.sqlite", result, size), flush=True)
+    print(f"{'kept':>10}" + "".join(f"{header:>14}" for header in headers) + f"{'fill (s)':>10}")
+    for size in SIZES:
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+            print(measure(Path(directory) / "measurements", result, size), flush=True)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ class PointConfig:
     resume: str | None = None
     """The directory of an earlier sweep to go on with, or `last`: what it has measured is not measured again."""
     store: str | None = None
-    """A file that remembers every measurement, such as measurements.sqlite; see docs/store.md."""
+    """Remembers every measurement, in <store>.d; see docs/store.md."""
     reuse: bool = False
     """Ask the store before measuring."""
 

@@ -34,7 +34,7 @@ Examples:
   python analyze.py trace trace_rank0.json.gz --format json
   python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
   python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
-  python analyze.py history measurements.sqlite
+  python analyze.py history measurements
 
 \b
 Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.

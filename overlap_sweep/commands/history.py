@@ -31,10 +31,10 @@ def history(
 
     \b
     Examples:
-      python analyze.py history measurements.sqlite
-      python analyze.py history measurements.sqlite "tp_size == 4 and verdict != 'same'"
-      python analyze.py history measurements.sqlite "torch == '2.13.0'" --fail-if "verdict == 'slower'"
-      python analyze.py history measurements.sqlite "operator == 'fc1'" --format csv > fc1.csv
+      python analyze.py history measurements
+      python analyze.py history measurements "tp_size == 4 and verdict != 'same'"
+      python analyze.py history measurements "torch == '2.13.0'" --fail-if "verdict == 'slower'"
+      python analyze.py history measurements "operator == 'fc1'" --format csv > fc1.csv
 
     \b
     Columns:

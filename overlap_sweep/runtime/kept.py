@@ -16,7 +16,7 @@ from overlap_sweep.results.identity import environment_identity, library_identit
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
 from overlap_sweep.runtime.attempts import current_launch
 from overlap_sweep.runtime.group_config import elsewhere, machine_of
-from overlap_sweep.store import Store, open_store
+from overlap_sweep.store import Store
 
 LASTING: tuple[Status, ...] = ("ok", "skipped")
 """What is not tried again when a sweep is resumed."""
@@ -110,8 +110,8 @@ def _store(config: DictConfig) -> Store | None:
         return None
     path = Path(config.store).expanduser().absolute()
     if path not in _open:
-        _open[path] = store = open_store(path)
+        _open[path] = store = Store(path)
         atexit.register(store.close)
-        for notice in filter(None, (store.notice, *store.problems)):
-            print(f"store: {notice}", file=sys.stderr, flush=True)
+        for problem in store.problems:
+            print(f"store: {problem}", file=sys.stderr, flush=True)
     return _open[path]

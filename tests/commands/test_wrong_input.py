@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.store.files import FileStore
+from overlap_sweep.store import Store
 from tests.analyze import analyze, files_below
 from tests.golden.made_report import TRACES
 from tests.made_sweeps import write_sweep
@@ -101,8 +101,8 @@ ERRORS: dict[str, tuple[str, ...]] = {
     f"timeline {DEFAULT} --output notes.txt/t.json": ("cannot be written",),
     f"timeline {DEFAULT} --output mine.json.gz": ("mine.json.gz exists and is no timeline", "--force"),
     "history nowhere.sqlite": ("nowhere.sqlite does not exist",),
-    "history notes.txt": ("cannot be used as a store",),
-    "history empty": ("is a directory; give the store's file",),
+    "history notes.txt": ("cannot be read as a store",),
+    "history empty": ("is a directory; give the store's name",),
     "history store/measurements.sqlite speed>1": ("speed is no column",),
 }
 
@@ -157,7 +157,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = log.read_bytes().splitlines(keepends=True)
     lines[4] = PAYLOAD.encode().replace(b"\n", b" ") + b"\n"
     log.write_bytes(b"".join(lines))
-    with FileStore(directory / "store.sqlite") as kept:
+    with Store(directory / "store.sqlite") as kept:
         kept.add(result(4, 100.0, 1), directory)
     (file,) = (directory / "store.sqlite.d").iterdir()
     file.write_bytes(b"{}\n" + file.read_bytes())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
-from overlap_sweep.store.sqlite import SqliteStore
+from overlap_sweep.store import Store
 from tests.golden import made_analysis, made_report, refusals
 from tests.golden.archives import unpack
 
@@ -42,7 +42,7 @@ def _two_sweeps(folder: Path) -> None:
 def _store(folder: Path) -> None:
     """The points of both sweeps of operators in one store."""
     _two_sweeps(folder)
-    with SqliteStore(folder / "store.sqlite") as store:
+    with Store(folder / "store.sqlite") as store:
         for point in sorted(find_points(folder), key=lambda path: read_result(path / RESULT_FILE).started or ""):
             result = read_result(point / RESULT_FILE)
             if result.status == "ok":

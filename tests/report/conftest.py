@@ -12,7 +12,7 @@ import pytest
 
 from overlap_sweep.report import comparison
 from overlap_sweep.report.charts import figures
-from overlap_sweep.store.sqlite import SqliteStore
+from overlap_sweep.store import Store
 from tests import made_sweeps
 from tests.golden.made_report import TRACES, write_compared, write_ranks
 from tests.golden.outputs import drawing_no_images
@@ -30,7 +30,7 @@ def _write_store(directory: Path) -> None:
     """Three settings before and after another torch: the same, slower, faster; and one that was launch-bound."""
     directory.mkdir()
     new = environment(packages={"torch": "2.13.0"}, driver="580.2")
-    with SqliteStore(directory / "measurements.sqlite") as kept:
+    with Store(directory / "measurements.sqlite") as kept:
         for num_sm, before_us, after_us in ((1, 100.0, 100.1), (2, 100.0, 120.0), (4, 100.0, 70.0)):
             for minute in (1, 2):
                 kept.add(result(num_sm, before_us, minute), directory / "old")

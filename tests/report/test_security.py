@@ -27,7 +27,7 @@ from overlap_sweep.report.console import console_for, print_lines
 from overlap_sweep.report.table import csv_cell
 from overlap_sweep.results.points import Case
 from overlap_sweep.results.run_directory import RESULT_FILE, trace_file
-from overlap_sweep.store.sqlite import SqliteStore
+from overlap_sweep.store import Store
 from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator import exports
 from tests.analyze import Ran, analyze, files_below, shown
@@ -354,7 +354,7 @@ def test_traces_that_lead_elsewhere_are_no_traces(tmp_path: Path) -> None:
 
 
 def test_a_store_holds_data(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "measurements.sqlite") as kept:
+    with Store(tmp_path / "measurements.sqlite") as kept:
         named = measured.environment(packages={"torch": "2\x1b]0;title\x07"}, host="\x1b[2J")
         kept.add(measured.result(4, 100.0, 1, named), tmp_path)
         kept.add(measured.result(4, 90.0, 2, point={"tp_size": "\x1b[2J"}), tmp_path)

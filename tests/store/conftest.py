@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Of a store that is not there yet."""
-    return tmp_path / "measurements of the team.sqlite"
+    return tmp_path / "measurements of the team"

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.store import Store
-from overlap_sweep.store.files import FileStore
-from overlap_sweep.store.measurement import Measurement
-from overlap_sweep.store.sqlite import SqliteStore
+from overlap_sweep.store import Measurement, Store
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import ENVIRONMENT as MACHINE
 from tests.make_point import operator_config, pass_times
 
 ROOT = Path(__file__).parent.parent.parent
-
-KINDS: dict[str, Callable[[Path], Store]] = {"sqlite": SqliteStore, "files": FileStore}
 
 ENVIRONMENT: dict[str, Any] = {
     **MACHINE,
@@ -70,9 +65,9 @@ def minutes(measurements: Sequence[Measurement]) -> list[int]:
     return [int(measurement.measured[14:16]) for measurement in measurements]
 
 
-def keep(kind: Callable[[Path], Store], path: Path, *minutes: int) -> None:
+def keep(path: Path, *minutes: int) -> None:
     """Adds results that were measured then."""
-    with kind(path) as store:
+    with Store(path) as store:
         for minute in minutes:
             store.add(result(minute=minute), path.parent)
 
@@ -86,19 +81,20 @@ def latest(store: Store) -> int | None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.store.measured import KINDS, result
+from overlap_sweep.store import Store
+from tests.store.measured import result
 
-kind, path, first, count = sys.argv[1:]
-with KINDS[kind](Path(path)) as store:
+path, first, count = sys.argv[1:]
+with Store(Path(path)) as store:
     for i in range(int(first), int(first) + int(count)):
         store.add(result(num_sm=i), Path("/results") / str(i))
         print(i, flush=True)
 """
 
 
-def start_writer(kind: str, path: Path, first: int, count: int) -> subprocess.Popen[str]:
+def start_writer(path: Path, first: int, count: int) -> subprocess.Popen[str]:
     """A process that opens the store and adds results with num_sm from `first` on, and says so after each."""
-    command = [sys.executable, "-c", WRITER, kind, str(path), str(first), str(count)]
+    command = [sys.executable, "-c", WRITER, str(path), str(first), str(count)]
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
 
 

@@ -1,0 +1,276 @@
+"""A memory of measurements that many jobs share: each kept under what was measured and on what machine.
+
+In `<path>.d`, beside the store's path, every process that writes has a file of its own, to which it appends lines of
+JSON; whoever reads merges them. Nobody waits for anybody, on network file systems neither, and no file is removed.
+What lies at the path itself is a SQLite file that an earlier version wrote: it is read like the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import sqlite3
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.identity import environment_identity, key_of, point_key
+from overlap_sweep.results.run_directory import Result, decoded_result, flush, one_line
+
+LEFT_OUT = "it is left out"
+"""What is done about what cannot be read."""
+SQLITE_SCHEMA = 1
+APPLICATION_ID = 0x6F767377
+"""Tells a store from other programs' databases."""
+BUSY_S = 30.0
+"""How long to wait for an earlier version that is writing."""
+
+
+class Keys(NamedTuple):
+    """Equal for measurements of the same point on equal machines."""
+
+    point: str
+    environment: str
+
+
+def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> Keys:
+    return Keys(point_key(point), key_of(environment_identity(environment)))
+
+
+class Measurement(msgspec.Struct, frozen=True, dict=True):
+    """One result, and where it comes from."""
+
+    result: Result
+    directory: str
+    """The run directory, absolute, on `host`; it may be gone."""
+    host: str
+    """Where it was measured."""
+    added: str
+    """When it came into the store, UTC, ISO 8601."""
+
+    @property
+    def measured(self) -> str:
+        """When it was started, UTC, ISO 8601; of results that don't tell, when they were added."""
+        return self.result.started or self.added
+
+    @cached_property
+    def keys(self) -> Keys:
+        return keys_of(self.result.point, self.result.environment)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What is equal for the same measurement, wherever its directory was moved and however often it was added."""
+        return (*self.keys, self.host, self.result.started, self.result.wall_s, self.result.objective_us)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its time may stand for a new measurement."""
+        return self.result.status == "ok" and not self.result.launch_bound
+
+
+class _Encoded(msgspec.Struct):
+    """A measurement whose result may be of an earlier schema."""
+
+    result: msgspec.Raw
+    directory: str
+    host: str
+    added: str
+
+
+@dataclass(frozen=True)
+class StoreReading:
+    """What a store held when it was read."""
+
+    measurements: list[Measurement]
+    """Oldest first."""
+    problems: list[str]
+    """A sentence for each that could not be read."""
+
+
+class Store:
+    """Measurements to add to and to find. Of one process, and of the thread that opened it."""
+
+    def __init__(self, path: Path) -> None:
+        """Made where it is not there. UserError for what is no store, is of a later version, or cannot be written."""
+        if not path.parent.is_dir():
+            raise UserError(f"{path.parent} is no directory; make it, or give a store elsewhere.")
+        self.problems: list[str] = []
+        """A sentence for each kept measurement that could not be read so far; the others are not affected."""
+        self._directory = _files_directory(path)
+        self._writing: tuple[int, int] | None = None
+        self._read_up_to: dict[Path, int] = {}
+        self._latest: dict[Keys, tuple[str, bytes]] = {}
+        """When the measurement was started that may be reused, and its line: decoded it takes several times as much."""
+        for measurement in _read_sqlite(path, self.problems):
+            self._know(measurement)
+        try:
+            self._directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._cannot_be_written(error.strerror) from None
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            raise self._cannot_be_written("Permission denied")
+
+    def add(self, result: Result, directory: Path) -> None:
+        """Keeps a measurement, whatever its status. When this returns, it survives the end of the process and of the
+        machine. UserError where it cannot be kept."""
+        host, now = result.environment.get("host"), datetime.now(UTC).isoformat()
+        host = host if isinstance(host, str) else platform.node()
+        line = msgspec.json.encode(Measurement(result, str(directory.absolute()), host, now)) + b"\n"
+        try:
+            descriptor = self._descriptor()
+            written = os.write(descriptor, line)
+            os.fsync(descriptor)
+        except OSError as error:
+            self.close()
+            raise self._cannot_be_written(error.strerror) from None
+        if written < len(line):
+            # What follows would be taken for the rest of this line.
+            self.close()
+            raise UserError(f"{self._directory} has no room for a measurement; make some.")
+
+    def find(self, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
+        """Returns the latest measurement of the same point on an equal machine (`identity`) that is `ok` and not
+        launch-bound. `environment` is `identity.machine`'s, or a result's."""
+        for file in _line_files(self._directory):
+            for end, measurement in _read_lines(file, self.problems, self._read_up_to.get(file, 0)):
+                self._read_up_to[file] = end
+                if measurement:
+                    self._know(measurement)
+        _, line = self._latest.get(keys_of(point, environment), ("", b""))
+        return _decoded(line, str(self._directory), self.problems) if line else None
+
+    def close(self) -> None:
+        """Closes the file that is written; adding opens another."""
+        if self._writing:
+            _, descriptor = self._writing
+            self._writing = None
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _know(self, measurement: Measurement) -> None:
+        earlier, _ = self._latest.get(measurement.keys, ("", b""))
+        if measurement.reusable and measurement.measured >= earlier:
+            self._latest[measurement.keys] = measurement.measured, msgspec.json.encode(measurement)
+
+    def _descriptor(self) -> int:
+        """Of this process's own file: a forked one may not write to its parent's."""
+        if self._writing and self._writing[0] == os.getpid():
+            return self._writing[1]
+        host = re.sub(r"[^A-Za-z0-9-]+", "-", platform.node())
+        path = self._directory / f"{host}-{os.getpid()}-{uuid.uuid4().hex[:12]}.jsonl"
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._writing = os.getpid(), descriptor
+        flush(self._directory)
+        return descriptor
+
+    def _cannot_be_written(self, reason: str | None) -> UserError:
+        return UserError(f"{self._directory} cannot be written to ({reason}); give a store in a directory of yours.")
+
+
+def read_store(path: Path) -> StoreReading:
+    """Returns all that a store holds, another's or a copy too: nothing is written. UserError for what is no store or is
+    not there."""
+    directory = _files_directory(path)
+    if not path.exists() and not directory.is_dir():
+        raise UserError(f"{path} does not exist; give the path that launch.py was given as store=.")
+    problems: list[str] = []
+    once = {measurement.identity: measurement for measurement in _read_sqlite(path, problems)}
+    for file in _line_files(directory):
+        once |= {found.identity: found for _, found in _read_lines(file, problems) if found}
+    return StoreReading(sorted(once.values(), key=lambda measurement: measurement.measured), problems)
+
+
+def _files_directory(path: Path) -> Path:
+    return path.with_name(f"{path.name}.d")
+
+
+def _line_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("*.jsonl") if path.is_file())
+
+
+def _read_lines(file: Path, problems: list[str], start: int = 0) -> Iterator[tuple[int, Measurement | None]]:
+    """Yields for every line from byte `start` on where it ends, and its measurement, None if it cannot be read, which
+    becomes a problem.
+
+    A last line without a line feed is left out: it is being written, or its writer ended while writing it and never
+    took it for kept.
+    """
+    with _noting(problems, str(file)), file.open("rb") as content:
+        content.seek(start)
+        for text in content:
+            end = start + len(text)
+            if text.endswith(b"\n"):
+                yield end, _decoded(text[:-1], f"{file}, byte {start}", problems)
+            start = end
+
+
+def _decoded(line: bytes, where: str, problems: list[str]) -> Measurement | None:
+    with _noting(problems, where):
+        read = msgspec.json.decode(line, type=_Encoded)
+        return Measurement(decoded_result(bytes(read.result), where, LEFT_OUT), read.directory, read.host, read.added)
+    return None
+
+
+@contextlib.contextmanager
+def _noting(problems: list[str], where: str) -> Iterator[None]:
+    """Has what cannot be read become a problem, once, however often it is come across."""
+    try:
+        yield
+        return
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        problem = f"{where} cannot be read ({one_line(error)}); {LEFT_OUT}."
+    except OSError as error:
+        problem = f"{where} cannot be read ({error.strerror}); {LEFT_OUT}."
+    except UserError as error:
+        problem = str(error)
+    if problem not in problems:
+        problems.append(problem)
+
+
+def _read_sqlite(path: Path, problems: list[str]) -> Iterable[Measurement]:
+    """Returns what the file of an earlier version holds; nothing where there is none. UserError for what is none, or is
+    of a later version."""
+    if path.is_dir():
+        name = path.with_name(path.name.removesuffix(".d")) if path.suffix == ".d" else path / "measurements"
+        raise UserError(f"{path} is a directory; give the store's name, such as {name}.")
+    if not path.exists():
+        return []
+    # Without a log nobody writes to it, and it is read without leaving anything beside it.
+    how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", BUSY_S, uri=True)) as connection:
+            # Another's file may define views and triggers: they get no functions with side effects.
+            connection.execute("PRAGMA trusted_schema = OFF")
+            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            if application_id != APPLICATION_ID:
+                raise UserError(f"{path} is no store of measurements; give a path where there is nothing yet.")
+            if schema > SQLITE_SCHEMA:
+                said = f"has schema {schema}, this version reads up to {SQLITE_SCHEMA}"
+                raise UserError(f"{path} {said}; update overlap_sweep.")
+            rows = connection.execute("SELECT id, host, directory, added, result FROM measurement").fetchall()
+    except sqlite3.Error as error:
+        raise UserError(f"{path} cannot be read as a store ({error}); restore it, or give another path.") from None
+    return list(filter(None, (_of_row(row, path, problems) for row in rows)))
+
+
+def _of_row(row: tuple[Any, ...], path: Path, problems: list[str]) -> Measurement | None:
+    where = f"{path}, row {row[0]}"
+    with _noting(problems, where):
+        host, directory, added, text = msgspec.convert(row[1:], tuple[str, str, str, str])
+        return Measurement(decoded_result(text, where, LEFT_OUT), directory, host, added)
+    return None
