@@ -156,8 +156,8 @@ def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> N
     (proof,) = read(tmp_path / "tuning_report.json")["proof"]
     assert (proof["proven"], proof["recommended"], proof["settings"]) == (False, None, None)
     assert proof["reason"] == "the layer failed: [rank3] out of memory"
-    assert (proof["variants"], proof["layer"]) == ({}, "transformer_layer")
-    assert proof["tried_together"][0]["combinations"].keys() == {"best of each slot", "fc1 bwd by none"}
+    assert (proof["variants"], proof["kind"]) == ({}, "transformer_layer")
+    assert proof["tried_together"][0]["variants"].keys() >= {"best of each slot", "fc1 bwd by none"}
     assert overlap_cfg.read(tmp_path / YAML) == case.plans[4].config
 
 

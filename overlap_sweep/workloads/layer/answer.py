@@ -140,7 +140,9 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     """Compare the variants of an `ok` layer point."""
     variants = point.measured_as(LayerTimes).variants
     reference = NONE if NONE in variants else next(iter(variants))
-    tried = max(len(variants.keys() - {reference, FLOOR}), 1)
+    # A tuner's configuration may be the reference under another label.
+    others = [name for name, one in variants.items() if name != FLOOR and one is not variants[reference]]
+    tried = max(len(others), 1)
     pairs = [(variant, variants[reference]) for variant in variants.values()]
     compared = compare(pairs, point.config["runtime"]["device"], tried)
     whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}

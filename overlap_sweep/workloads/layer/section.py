@@ -116,7 +116,7 @@ def section(sources: Sources) -> Section | None:
             if directory not in tuned or layer.point.case not in cases
         ],
         points=Listing(TABLE, rows, "Every variant of the whole layers."),
-        report={"layers": [_report(point, layers.get(point.directory), root) for point in points]},
+        report={"layers": [report(point, layers.get(point.directory), root) for point in points]},
         launch_bound=sum(any(row.launch_bound for row in layer.rows) for layer in layers.values()),
     )
 
@@ -172,12 +172,14 @@ def legend(layer: LayerAnalysis) -> str:
     )
 
 
-def _report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+    """Returns what tuning_report.json says of a layer."""
     result, row = point.result, PointRow[VariantRow](point, root, None)
-    variants = []
-    for cells in COMPARED.records(layer.rows) if layer else ():
-        measured = point.measured_as(LayerTimes).variants[cells["variant"]]
-        variants.append({**cells, "settings": measured.settings, "switches": measured.switches})
+    measured = layer.point.measured_as(LayerTimes).variants if layer else {}
+    variants = [
+        {**cells, "settings": measured[cells["variant"]].settings, "switches": measured[cells["variant"]].switches}
+        for cells in COMPARED.records(layer.rows if layer else ())
+    ]
     return {
         **{column.name: column.value(row) for column in OF_POINT if column.name},
         "measured": measured_when([point]),

@@ -200,6 +200,32 @@ def _measured(tried: Sequence[PassChoice]) -> list[str]:
     ]
 
 
+def is_effective(choice: PassChoice, overlap_threshold: float) -> bool:
+    ratio = choice.chosen.overlap_ratio
+    return bool(choice.chosen.settings) and ratio is not None and ratio >= overlap_threshold
+
+
+def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: float) -> str:
+    """Returns what to do about one pass, in a sentence."""
+    chosen, at = choice.chosen, f"TP={choice.tp_size} {choice.label}"
+    default = ""
+    if choice.default:
+        default = f", {choice.default.time_us / chosen.time_us:.2f}x {spoken(DEFAULT, case.case.backend)}"
+    if not chosen.settings:
+        sentence = f"{at}: don't overlap{default}; {choice.reason}"
+    else:
+        sentence = f"{at}: {chosen.name}, {choice.speedup:.2f}x no overlap{default}"
+        if chosen.overlap_ratio is not None:
+            effective = "effective" if is_effective(choice, overlap_threshold) else "not effective"
+            sentence += f", overlap ratio {chosen.overlap_ratio:.2f} ({effective})"
+        if not chosen.measured:
+            sentence += "; predicted from its slots alone, measure them together before you rely on it"
+    if is_async_tp(case) and choice.default:
+        gain = default_speedup(choice)
+        sentence += f"; async TP, for the whole model or not at all, is {gain:.2f}x no overlap here"
+    return sentence
+
+
 def scaling_sentence(case: CaseAnalysis) -> str:
     """Returns which TP size to use; empty where nothing was measured."""
     scaling = case.scaling

@@ -19,7 +19,7 @@ from overlap_sweep.workloads.operator import chart
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, Drift, OperatorScaling, Scaling
 from overlap_sweep.workloads.operator.choice import sum_under_us
-from overlap_sweep.workloads.operator.proof import Outcome, Proof, Together, Trial, Unproven
+from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
 
 D = Column[Drift]
 DRIFT = Table(
@@ -175,7 +175,7 @@ def _proofs(case: CaseAnalysis) -> list[Exhibit]:
     for outcome in case.outcomes.values():
         if outcome.trial and outcome.trial.layer:
             found.append(_proof(outcome, outcome.trial, case))
-        found += [_together(together) for together in outcome.together]
+        found += map(_together, outcome.together)
     if again := [f"TP={one.tp_size}, in {one.directory.name}: {one.verdict}" for one in case.superseded]:
         found.append(Exhibit(heading="Tuned again", notes=again))
     return found
@@ -210,16 +210,15 @@ def _what(trial: Trial) -> str:
     return ", ".join(parts)
 
 
-def _together(together: Together) -> Exhibit:
-    trial = together.trial
+def _together(trial: Trial) -> Exhibit:
     heading = f"Tried together before, at TP={trial.tp_size}"
     if not trial.layer:
         return Exhibit(heading=heading, notes=[f"No combinations were measured: {trial.why_not_ok}."])
     return Exhibit(
         heading=heading,
-        listing=layers.compared(trial.layer, trial.rows.get(together.taken or "")),
+        listing=layers.compared(trial.layer, trial.rows.get(trial.taken or "")),
         explained=layers.legend(trial.layer),
-        notes=[*([f"Taken: {together.taken}."] if together.taken else []), *trial.left_out.values()],
+        notes=[*([f"Taken: {trial.taken}."] if trial.taken else []), *trial.left_out.values()],
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     DEFAULT,
@@ -22,7 +24,6 @@ from overlap_sweep.overlap.overlap_cfg import (
 )
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
-from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.layer.answer import Comparison, LayerAnalysis, VariantRow, analyse_layer, compare, labels
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 
@@ -41,24 +42,35 @@ class Trial:
     point: Point | None
     """None where nothing is there that can be read."""
     layer: LayerAnalysis | None = None
-    """Its rows under their labels; None unless the point is ok."""
+    """Of the point under the labels; None unless it is ok."""
     names: dict[str, str] = field(default_factory=dict)
     """By label, its name in the point."""
     times: dict[str, VariantTimes] = field(default_factory=dict)
     """By label, of every variant that was measured."""
-    configs: dict[str, OverlapConfig] = field(default_factory=dict)
-    """By label, how each of them overlaps; without the floor."""
     tuned: OverlapConfig | None = None
     """Of a proof, the tuner's configuration, also where it was not measured; None where that is not known."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By label, why it was not measured, in a sentence."""
     warnings: list[str] = field(default_factory=list)
     """The point's others, one sentence each."""
+    taken: str | None = None
+    """Of combinations that were tried before a proof, the label of the one that became `tuned`; None where that is not
+    known, or was none of them."""
 
     @property
     def rows(self) -> dict[str, VariantRow]:
         """By label, in the order of measuring."""
         return {row.name: row for row in self.layer.rows} if self.layer else {}
+
+    @property
+    def configs(self) -> dict[str, OverlapConfig]:
+        """By label, how each variant that was measured overlaps; without the floor."""
+        return {label: self._config(label) for label in self.times if label != FLOOR}
+
+    def _config(self, label: str) -> OverlapConfig:
+        if self.names[label] == NONE:
+            return NO_OVERLAP
+        return OverlapConfig(self.times[label].settings, {**SWITCH_DEFAULTS, **self.times[label].switches})
 
     @property
     def why_not_ok(self) -> str:
@@ -75,59 +87,36 @@ class Trial:
 
 
 def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point]) -> Trial:
-    """`directory` is tuner.json's; `points` are all by their run directory."""
+    """`directory` is tuner.json's; `points` are all layers by their run directory."""
     point = points.get(directory / trial.point)
-    tuned = _asked(trial.variants.get(TUNED), point)
-    if not point or not point.result or point.status != "ok" or point.workload != "layer":
-        return Trial(trial.tp_size, directory, trial.point, point, tuned=tuned)
-    result, variants = point.result, point.measured_as(LayerTimes).variants
-    names = labels(trial, variants)
-    said = {name: _warning_about(name, result) for name in trial.variants.values() if name not in variants}
-    return Trial(
-        tp_size=trial.tp_size,
-        directory=directory,
-        name=trial.point,
-        point=point,
-        layer=_relabelled(analyse_layer(point), names),
-        names=names,
-        times={label: variants[name] for label, name in names.items()},
-        configs={label: _config(name, variants[name]) for label, name in names.items() if name != FLOOR},
-        tuned=tuned,
-        left_out={
-            label: _with_labels(said[name] or f"{label} was not measured.", trial.variants)
-            for label, name in trial.variants.items()
-            if name in said
-        },
-        warnings=[_with_labels(w, trial.variants) for w in result.warnings if w not in said.values()],
-    )
-
-
-def _relabelled(layer: LayerAnalysis, names: Mapping[str, str]) -> LayerAnalysis:
-    rows = {row.name: row for row in layer.rows}
+    found = Trial(trial.tp_size, directory, trial.point, point, tuned=_asked(trial.variants.get(TUNED), point))
+    if not point or not point.result or point.status != "ok":
+        return found
+    result, measured = point.result, point.measured_as(LayerTimes)
+    names = labels(trial, measured.variants)
     # The tuned configuration of a layer that should not overlap is `none` under another label.
-    reference = next(label for label, name in names.items() if name == layer.reference)
-    backend = layer.point.case.backend
-    relabelled = (
-        replace(rows[name], name=label, label=named(label, backend), reference=reference)
-        for label, name in names.items()
+    times = {label: measured.variants[name] for label, name in names.items()}
+    relabelled = structs.replace(result, measured=structs.replace(measured, variants=times))
+    missing = {label: name for label, name in trial.variants.items() if name not in measured.variants}
+    why = {label: next((w for w in result.warnings if w.startswith(f"{name} ")), "") for label, name in missing.items()}
+    return replace(
+        found,
+        layer=analyse_layer(replace(point, result=relabelled)),
+        names=names,
+        times=times,
+        left_out={
+            label: _with_labels(said or f"{label} was not measured.", trial.variants) for label, said in why.items()
+        },
+        warnings=[_with_labels(w, trial.variants) for w in result.warnings if w not in why.values()],
     )
-    return replace(layer, rows=list(relabelled))
-
-
-def _config(name: str, times: VariantTimes) -> OverlapConfig:
-    return NO_OVERLAP if name == NONE else OverlapConfig(times.settings, {**SWITCH_DEFAULTS, **times.switches})
 
 
 def _asked(name: str | None, point: Point | None) -> OverlapConfig | None:
     """What the point was told that the variant is, measured or not."""
     if name == NONE:
         return NO_OVERLAP
-    told = point.config.get("layer", {}).get("configurations", {}).get(name) if point else None
+    told = point.config["layer"].get("configurations", {}).get(name) if point else None
     return OverlapConfig(told["slots"], {**SWITCH_DEFAULTS, **told["switches"]}) if told else None
-
-
-def _warning_about(name: str, result: Result) -> str | None:
-    return next((warning for warning in result.warnings if warning.startswith(f"{name} ")), None)
 
 
 def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
@@ -136,21 +125,6 @@ def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
         if name.startswith("file:"):
             sentence = sentence.replace(name, label)
     return sentence
-
-
-@dataclass(frozen=True)
-class Together:
-    """Combinations of settings that ran side by side before the proof."""
-
-    trial: Trial
-    taken: str | None
-    """The label of the one that became `tuned`; None where that is not known, or was none of them."""
-
-    @property
-    def combinations(self) -> list[VariantRow]:
-        """What was tried, by ratio; without what it is compared with."""
-        rows = [row for row in self.trial.rows.values() if row.name not in (NONE, FLOOR)]
-        return sorted(rows, key=lambda row: row.ratio)
 
 
 @dataclass(frozen=True)
@@ -166,7 +140,8 @@ class Proof:
     """By label of every other variant that can be used and was measured: the tuned one's whole time over its."""
     best_other: str
     """The fastest of those."""
-    together: list[Together]
+    together: list[Trial]
+    """Combinations of settings that ran side by side before it."""
 
     @property
     def directory(self) -> Path:
@@ -224,7 +199,7 @@ class Unproven:
     """In words, without a full stop."""
     trial: Trial | None
     """The layer that should have proven it; None where none was run."""
-    together: list[Together]
+    together: list[Trial]
     instead: OverlapConfig | None = None
     """What to train with, since the tuner's configuration was refuted; None where it was merely not measured."""
     advice: str = ""
@@ -257,7 +232,7 @@ def outcomes(
 
     `tuners` by the sweep's directory; `points` are all; `cases` the operators' that may be compared.
     """
-    by_directory = {point.directory: point for point in points}
+    by_directory = {point.directory: point for point in points if point.workload == "layer"}
     found: list[Outcome] = []
     for directory, record in tuners.items():
         own = {
@@ -273,7 +248,7 @@ def outcomes(
                 found += [_judged(trial, key[0], tried) for trial in proofs[key]]
             else:
                 reason = _why_no_proof(record, *key)
-                found.append(Unproven(key[1], directory, key[0], reason, None, [Together(t, None) for t in tried]))
+                found.append(Unproven(key[1], directory, key[0], reason, None, tried))
     return found
 
 
@@ -320,7 +295,7 @@ def _may_be(case: Case, point: Point) -> bool:
 
 
 def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
-    together = [Together(one, _taken(one, trial.configs.get(TUNED, trial.tuned))) for one in tried]
+    together = [replace(one, taken=_taken(one, trial.configs.get(TUNED, trial.tuned))) for one in tried]
 
     def unproven(reason: str, instead: str | None = None) -> Unproven:
         config = trial.configs.get(instead, NO_OVERLAP) if instead else None

@@ -34,7 +34,14 @@ from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import gpus_in_words, measured_on
 from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
-from overlap_sweep.workloads.operator.advice import cards, cautions, file_name, is_async_tp, scaling_sentence
+from overlap_sweep.workloads.operator.advice import (
+    cards,
+    cautions,
+    file_name,
+    is_async_tp,
+    recommendation,
+    scaling_sentence,
+)
 from overlap_sweep.workloads.operator.answer import (
     CaseAnalysis,
     OperatorAnalysis,
@@ -46,7 +53,7 @@ from overlap_sweep.workloads.operator.choice import RATIO_OF_PASS, Frozen, froze
 from overlap_sweep.workloads.operator.exhibits import exhibits, tuning
 from overlap_sweep.workloads.operator.overlap_yaml import training_files
 from overlap_sweep.workloads.operator.proof import Proof
-from overlap_sweep.workloads.operator.report import recommendations, report
+from overlap_sweep.workloads.operator.report import report
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 SLOWEST_IS_HOST = "the host was too slow: this says nothing about the device"
@@ -293,6 +300,7 @@ def section(sources: Sources) -> Section | None:
         return None
     analysis = analyse_operators(sources)
     rows, read = point_rows(points, sources.reading.root, analysis), analysis.traces.values()
+    decided = Listing(ANSWERS, [slot for case in analysis.cases for size in case.plans for slot in case.slots(size)])
     return Section(
         name="operators",
         what="operators",
@@ -305,8 +313,8 @@ def section(sources: Sources) -> Section | None:
             chosen=lambda row: bool(row.measured and row.measured.is_chosen and not row.measured.launch_bound),
             order=_place,
         ),
-        report=report(analysis, sources, TABLE.records(rows)),
-        decided=Listing(ANSWERS, [slot for case in analysis.cases for size in case.plans for slot in case.slots(size)]),
+        report=report(analysis, sources, TABLE.records(rows), decided),
+        decided=decided,
         files=[file for case in analysis.cases for file in _files(case, sources)],
         more=tuning(sources, analysis.strays),
         launch_bound=sum(len(case.launch_bound) for case in analysis.cases),
@@ -374,7 +382,7 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
         legend=_legend(case, slots),
         more=exhibits(case),
         details=[
-            *(entry["recommendation"] for entry in recommendations(case, overlap_threshold)),
+            *(recommendation(c, case, overlap_threshold) for size in case.plans for c in case.tried(size)),
             *(measured_on(case.points), *gpus_in_words(case.points)),
         ],
     )
