@@ -182,6 +182,19 @@ class Outputs(NamedTuple):
     """Only of an independent implementation of the others: this rank's product [m, n]."""
 
 
+def needs_gpus(point: Mapping[str, Any]) -> str | None:
+    """Returns why a backend that runs on GPUs alone cannot run the point, or None."""
+    device = point["runtime"]["device"]
+    return None if device == "cuda" else f"backend={point['backend']} needs GPUs; backend=torch runs on {device}"
+
+
+def lacks_precision(point: Mapping[str, Any], precisions: Sequence[str]) -> str | None:
+    """Returns why a backend that computes in these precisions cannot run the point, or None."""
+    if point["precision"] in precisions:
+        return None
+    return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(precisions)}"
+
+
 def kernels_provider(name: str) -> str | None:
     """Returns the package and version that a backend's kernels come from, where other results don't record it.
 

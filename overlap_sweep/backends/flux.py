@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
 from overlap_sweep.errors import Refused
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import KernelShape
@@ -80,17 +80,15 @@ def missing() -> str | None:
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    shape, device, precision = KernelShape.of(point), point["runtime"]["device"], point["precision"]
-    if reason := missing():
+    shape = KernelShape.of(point)
+    if reason := missing() or needs_gpus(point):
         return reason
-    if device != "cuda":
-        return f"backend=flux needs GPUs; backend=torch runs on {device}"
     if shape.kernel == "gemm_ar":
         return "Flux has no GEMM with an all-reduce; it has ag_gemm and gemm_rs"
-    if precision not in PRECISIONS:
-        return f"backend=flux has no precision={precision}; it has {', '.join(PRECISIONS)}"
+    if reason := lacks_precision(point, PRECISIONS):
+        return reason
     _, columns, summed = shape.gemm_shape
-    size = 1 if precision == "fp8" else 2
+    size = 1 if point["precision"] == "fp8" else 2
     for what, length, size_bytes in (("inputs", summed, size), ("outputs", columns, 2)):
         if length * size_bytes % ALIGNMENT_BYTES:
             return f"Flux needs rows of a multiple of {ALIGNMENT_BYTES} bytes, and a rank's weight has {length} {what}"

@@ -103,6 +103,13 @@ def settings(point: Mapping[str, Any]) -> dict[str, Setting]:
     return given
 
 
+def point_of_slot(point: Mapping[str, Any], slot: str, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the point of one operator that overlaps this slot alone, by this setting."""
+    operator, _, phase = slot.partition("_")
+    unset = {**dict.fromkeys(KNOBS), "phases": None}
+    return {**point, **unset, **setting, "operator": operator, "phase": phase}
+
+
 def _asked(point: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Returns by phase the method and knobs that are asked for, whether they make sense there or not."""
     if point.get("phases"):

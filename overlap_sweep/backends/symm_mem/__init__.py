@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import overlap_sweep.backends.torch as plain
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision, needs_gpus
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
 
 LAYER_HAS_DEFAULT = True
-attention = plain.attention
+attention, default_knobs = plain.attention, plain.default_knobs
 
 METHODS = ("ring_exchange", "bulk")
-PRECISIONS = ("fp32", "fp16", "bf16")
 MAX_CONNECTIONS = 8
 """With one queue, two streams wait for each other: a fused GEMM and reduce-scatter took 21 % longer
 (8192x8192x8192, two H200s)."""
@@ -52,29 +51,18 @@ ASYNC_TP: dict[str, Setting] = {
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     settings = space.settings(point)
-    if point["runtime"]["device"] != "cuda":
-        return "backend=symm_mem copies from GPU to GPU, and runtime.device is cpu"
-    if point["precision"] not in PRECISIONS:
-        return f"backend=symm_mem has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
+    if reason := needs_gpus(point) or lacks_precision(point, plain.PRECISIONS):
+        return reason
     for slot, setting in settings.items():
         if setting["method"] not in METHODS:
             return f"backend=symm_mem has no {setting['method']}, which {slot} is given; it has {' and '.join(METHODS)}"
-    given = {
-        knob
-        for setting in settings.values()
-        for knob in setting.keys() - {"method"} - space.absent_knobs("symm_mem", setting)
-    }
-    if given:
+    if given := {k for s in settings.values() for k in s.keys() - {"method"} - space.absent_knobs("symm_mem", s)}:
         return f"backend=symm_mem has no {', '.join(sorted(given))}; its methods have no knobs"
     return None
 
 
 def knobs(point: Mapping[str, Any]) -> Collection[str]:
     return ()
-
-
-def default_knobs(method: str) -> Mapping[str, Any]:
-    return {}
 
 
 def has_default(point: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.backends import Outputs, Problem, needs_gpus
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ all-gather."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    if point["runtime"]["device"] != "cuda":
-        return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
+    if reason := needs_gpus(point):
+        return reason
     if point["kernel"] == "gemm_ar" and point["precision"] == "fp8":
         return "symmetric memory's all-reduces are no FP8 GEMM's; backend=torch has one"
     return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -33,8 +33,8 @@ would be the SMs', which not all of them are."""
 def refusal(point: Mapping[str, Any]) -> str | None:
     settings = space.settings(point)
     device = point["runtime"]["device"]
-    if point["precision"] not in PRECISIONS:
-        return f"backend=torch has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
+    if reason := lacks_precision(point, PRECISIONS):
+        return reason
     given = {knob for setting in settings.values() for knob in setting} - {"method"}
     foreign = sorted(given - SUPPORTED_KNOBS[device])
     if foreign:
@@ -96,33 +96,18 @@ def slots_refusal(
 ) -> str | None:
     """Returns why a slot of a layer cannot overlap as set under the config's switches; a backend's `operator_refusal`
     says what a single operator is refused for."""
-    allowed = overlap_cfg.methods_allowed(config.switches)
-    reasons = (
-        _slot_refusal(slot, setting, allowed[slot], point, operator_refusal) for slot, setting in settings.items()
-    )
-    return next(filter(None, reasons), None)
-
-
-def _slot_refusal(
-    slot: str,
-    setting: Mapping[str, Any],
-    allowed: Collection[str],
-    point: Mapping[str, Any],
-    operator_refusal: Callable[[Mapping[str, Any]], str | None],
-) -> str | None:
-    operator, _, phase = slot.partition("_")
-    backend = f"backend={point['backend']}"
-    if "method" not in setting:
-        return f"{slot} is given no method, and {backend} has no default to take one from"
-    if setting["method"] not in allowed:
-        return f"the switches let {slot} overlap by {' or '.join(sorted(allowed))} alone, not by {setting['method']}"
-    unknown = sorted(set(setting) - {"method", *space.KNOBS})
-    if unknown:
-        return f"{slot}: {backend} has no {', '.join(unknown)}"
-    asked = {name: value for name, value in setting.items() if value or name not in _OFF_ANYWAY}
-    alone = {**point, **dict.fromkeys(space.KNOBS), "phases": None, **asked, "operator": operator, "phase": phase}
-    reason = operator_refusal(alone)
-    return f"{slot}: {reason}" if reason else None
+    allowed, backend = overlap_cfg.methods_allowed(config.switches), f"backend={point['backend']}"
+    for slot, setting in settings.items():
+        if "method" not in setting:
+            return f"{slot} is given no method, and {backend} has no default to take one from"
+        if (method := setting["method"]) not in allowed[slot]:
+            return f"the switches let {slot} overlap by {' or '.join(sorted(allowed[slot]))} alone, not by {method}"
+        if unknown := sorted(set(setting) - {"method", *space.KNOBS}):
+            return f"{slot}: {backend} has no {', '.join(unknown)}"
+        asked = {name: value for name, value in setting.items() if value or name not in _OFF_ANYWAY}
+        if reason := operator_refusal(space.point_of_slot(point, slot, asked)):
+            return f"{slot}: {reason}"
+    return None
 
 
 def build_layer(

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
+from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision, needs_gpus
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -63,10 +63,8 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _userbuffers_refusal(point: Mapping[str, Any]) -> str | None:
-    if point["runtime"]["device"] != "cuda":
-        return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
-    if point["precision"] not in PRECISIONS:
-        return f"backend={point['backend']} has no precision={point['precision']}; it has {', '.join(PRECISIONS)}"
+    if reason := needs_gpus(point) or lacks_precision(point, PRECISIONS):
+        return reason
     shape = models.operator_shape(point, point["operator"])
     fp8 = point["precision"].startswith("fp8")
     if fp8 and (reason := _fp8_refusal(shape)):
@@ -157,7 +155,7 @@ def prepare(point: Mapping[str, Any], purpose: Purpose) -> None:
 
     settings = space.settings(point) if purpose == "point" else {}
     if settings or purpose == "default":
-        userbuffers.initialize(userbuffers.Userbuffers.of(point, settings))
+        userbuffers.initialize_for(point, settings)
 
 
 def build(point: Mapping[str, Any], purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]) -> ParallelLinear:
@@ -198,14 +196,9 @@ def layer_refusal(point: Mapping[str, Any], config: OverlapConfig, operators: Co
         return "Transformer Engine's layers cannot switch off fc1's overlap alone, as tp_comm_overlap_disable_fc1 asks"
     if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config, operators):
         return reason
-    for slot, setting in config.slots.items():
-        operator, _, phase = slot.partition("_")
-        if operator in operators and "method" in setting:
-            unset = {**dict.fromkeys(space.KNOBS), "phases": None}
-            alone = {**point, **unset, **setting, "operator": operator, "phase": phase}
-            if reason := _userbuffers_refusal(alone):
-                return reason
-    return None
+    set_slots = ((slot, s) for slot, s in config.slots.items() if slot.partition("_")[0] in operators and "method" in s)
+    reasons = (_userbuffers_refusal(space.point_of_slot(point, slot, setting)) for slot, setting in set_slots)
+    return next(filter(None, reasons), None)
 
 
 def build_layer(
@@ -223,6 +216,7 @@ def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str | None, list[
 
 def attention_backend() -> str | None:
     """Returns what Transformer Engine chose for the last attention that ran in this process; None where none ran."""
+    import torch
     from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention
 
     chosen = dot_product_attention._attention_backends
@@ -231,7 +225,9 @@ def attention_backend() -> str | None:
     if chosen["use_flash_attention"]:
         return f"flash ({chosen['flash_attention_backend']})"
     if chosen["use_fused_attention"]:
-        return f"fused (cuDNN {_cudnn_version(_loaded_cudnn())})"
+        # cuDNN 9 says 91900 for 9.19.0.
+        major, rest = divmod(torch.backends.cudnn.version() or 0, 10_000)
+        return f"fused (cuDNN {major}.{rest // 100}.{rest % 100})"
     return "unfused"
 
 
@@ -258,14 +254,3 @@ def attention_warnings(backend: str | None, maps: str | None = None) -> list[str
 def cudnn_directories(maps: str) -> list[str]:
     """Returns the folders of the cuDNN libraries that a process has loaded."""
     return sorted(set(_CUDNN.findall(maps)))
-
-
-def _loaded_cudnn() -> int:
-    import torch
-
-    return torch.backends.cudnn.version() or 0
-
-
-def _cudnn_version(number: int) -> str:
-    """Returns 9.19.0 for 91900, as cuDNN 9 counts."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

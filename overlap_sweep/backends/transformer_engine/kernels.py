@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.backends import Outputs, Problem
+from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
 from overlap_sweep.backends.transformer_engine import missing
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
@@ -30,14 +30,12 @@ _KNOBS = {
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    if reason := missing():
+    if reason := missing() or needs_gpus(point):
         return reason
-    if point["runtime"]["device"] != "cuda":
-        return f"backend={point['backend']} needs GPUs; backend=torch runs on {point['runtime']['device']}"
     if point["kernel"] == "gemm_ar":
         return "Transformer Engine's userbuffers have no all-reduce"
-    if point["precision"] not in PRECISIONS:
-        return f"Transformer Engine's kernels have no precision={point['precision']}; they have {', '.join(PRECISIONS)}"
+    if reason := lacks_precision(point, PRECISIONS):
+        return reason
     if point["precision"] == "fp16" and point["kernel"] == "gemm_rs":
         return "Transformer Engine's userbuffers add in bf16, not in fp16"
     return None

@@ -26,7 +26,6 @@ from overlap_sweep.backends.transformer_engine import (
     operator_switches,
     userbuffers,
 )
-from overlap_sweep.backends.transformer_engine.userbuffers import Userbuffers
 from overlap_sweep.measure import Ranks, parallel_groups
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import LinearShape, operator_shape
@@ -196,14 +195,13 @@ def build_layer(
     """Returns the layer of `point["layer"]["kind"]` with its userbuffers, precision and group. Collective."""
     tp_size, precision, training = point["tp_size"], point["precision"], point["layer"]["training"]
     kind, batch = point["layer"]["kind"], point["layer"]["micro_batch_size"]
-    wanted = Userbuffers.of(point, config.slots)
 
     def prepare() -> None:
         # Those that overlap nothing do it too, though they use none of it: the pause lets the GPU cool and its clocks
         # rise, and must be the same for all.
         if tp_size > 1:
             userbuffers.destroy()
-            userbuffers.initialize(wanted)
+            userbuffers.initialize_for(point, config.slots)
 
     # A layer looks for its buffers when it is made.
     prepare()

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -31,62 +31,54 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.space import Setting
 
-
-@dataclass(frozen=True)
-class Userbuffers:
-    """What initialize_ub is given."""
-
-    tokens: int
-    hidden_size: int
-    tp_size: int
-    fp8: bool
-    bootstrap_backend: str
-    ub_cfgs: Mapping[str, Setting] = field(default_factory=dict)
-    """By slot. What is not in it is set up as the library does by default, and used only by layers whose switches
-    (`operator_switches`) are on."""
-
-    @classmethod
-    def of(cls, point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> Userbuffers:
-        return cls(
-            tokens=point["workload"]["tokens"],
-            hidden_size=point["model"]["hidden_size"],
-            tp_size=point["tp_size"],
-            fp8=point["precision"].startswith("fp8"),
-            bootstrap_backend=point["runtime"]["bootstrap_backend"],
-            ub_cfgs=ub_cfgs,
-        )
-
-
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
 """In the library's own RuntimeErrors: something went wrong, where the others say that something is not supported."""
 
-_current: Userbuffers | None = None
+_current: dict[str, Any] | None = None
+"""What initialize_ub was given."""
 
 
-def initialize(wanted: Userbuffers) -> None:
+def initialize_for(point: Mapping[str, Any], ub_cfgs: Mapping[str, Setting]) -> None:
+    """Have the userbuffers of an operator's or layer's point initialised: see `initialize`."""
+    initialize(
+        tokens=point["workload"]["tokens"],
+        hidden_size=point["model"]["hidden_size"],
+        tp_size=point["tp_size"],
+        fp8=point["precision"].startswith("fp8"),
+        bootstrap_backend=point["runtime"]["bootstrap_backend"],
+        ub_cfgs=ub_cfgs,
+    )
+
+
+def initialize(
+    tokens: int, hidden_size: int, tp_size: int, fp8: bool, bootstrap_backend: str, ub_cfgs: Mapping[str, Setting]
+) -> None:
     """Have exactly this configuration initialised; nothing to do where it is. Collective.
 
-    Refused, with the library's reason, when it does not take the configuration.
+    A slot that is not in `ub_cfgs` is set up as the library does by default, and used only by layers whose switches
+    (`operator_switches`) are on. Refused, with the library's reason, when it does not take the configuration.
     """
     global _current
+    mode = base.UserBufferQuantizationMode
+    wanted: dict[str, Any] = {
+        "shape": [tokens, hidden_size],
+        "tp_size": tp_size,
+        "quantization_modes": [mode.FP8 if fp8 else mode.NONE],
+        "dtype": torch.bfloat16,
+        "ub_cfgs": deepcopy(dict(ub_cfgs)) or None,
+        "bootstrap_backend": bootstrap_backend,
+    }
     if wanted == _current:
         return
     destroy()
-    mode = base.UserBufferQuantizationMode
     # No rank may take down its buffers while another still reads them.
     torch.cuda.synchronize()
     dist.barrier()
     try:
         with _kept_bootstrap_groups(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            base.initialize_ub(
-                [wanted.tokens, wanted.hidden_size],
-                wanted.tp_size,
-                quantization_modes=[mode.FP8 if wanted.fp8 else mode.NONE],
-                dtype=torch.bfloat16,
-                ub_cfgs={slot: dict(setting) for slot, setting in wanted.ub_cfgs.items()} or None,
-                bootstrap_backend=wanted.bootstrap_backend,
-            )
+            # The library writes into the slots' settings.
+            base.initialize_ub(**{**wanted, "ub_cfgs": deepcopy(wanted["ub_cfgs"])})
     except (ValueError, AssertionError, RuntimeError) as error:
         if isinstance(error, (torch.OutOfMemoryError, dist.DistError)) or _BROKEN.search(str(error)):
             raise

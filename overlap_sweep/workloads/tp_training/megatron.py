@@ -148,14 +148,12 @@ def _initialize_userbuffers(point: Mapping[str, Any]) -> Callable[[], None]:
 
     training, given = point["tp_training"], point.get("overlap_cfg")
     userbuffers.initialize(
-        userbuffers.Userbuffers(
-            tokens=training["seq_length"] * training["batch_size"],
-            hidden_size=point["language_model"]["hidden_size"],
-            tp_size=point["tp_size"],
-            fp8=False,
-            bootstrap_backend=point["runtime"]["bootstrap_backend"],
-            ub_cfgs=given["slots"] if given else {},
-        )
+        tokens=training["seq_length"] * training["batch_size"],
+        hidden_size=point["language_model"]["hidden_size"],
+        tp_size=point["tp_size"],
+        fp8=False,
+        bootstrap_backend=point["runtime"]["bootstrap_backend"],
+        ub_cfgs=given["slots"] if given else {},
     )
     return userbuffers.destroy
 

@@ -6,8 +6,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings, cudnn_directories
 
 OTHERS = """\
@@ -94,5 +94,5 @@ def test_who_computed_attention(monkeypatch: pytest.MonkeyPatch, changes: dict[s
         name = ".".join(parent.split(".")[:depth])
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, parent, library)
-    monkeypatch.setattr(transformer_engine, "_loaded_cudnn", lambda: 91900)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     assert attention_backend() == backend

@@ -24,7 +24,7 @@ def initialize(ub_cfgs: dict[str, Any], **changes: Any) -> None:
     from overlap_sweep.backends.transformer_engine import userbuffers
 
     changes = {"tp_size": dist.get_world_size(), "workload": {"tokens": 64}, **changes}
-    userbuffers.initialize(userbuffers.Userbuffers.of(gpu_point(**changes), ub_cfgs))
+    userbuffers.initialize_for(gpu_point(**changes), ub_cfgs)
 
 
 def destroy() -> None:

@@ -223,7 +223,7 @@ def initialise(ranks: Any, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
     made: dict[str, Any] = {}
     for file, slots in files.items():
-        userbuffers.initialize(userbuffers.Userbuffers(1024, 1024, ranks.world_size, False, "gloo", slots))
+        userbuffers.initialize(1024, 1024, ranks.world_size, False, "gloo", slots)
         made[file] = {slot: type(base.get_ub(slot, False)).__name__ for slot in slots}
         userbuffers.destroy()
     return made

@@ -97,4 +97,4 @@ def test_without_gpus_every_point_is_skipped_with_the_reason(tmp_path: Path) -> 
     (result,) = launch.results().values()
     assert result.status == "skipped"
     assert str(result.error) in done.stderr
-    assert result.error == "backend=symm_mem copies from GPU to GPU, and runtime.device is cpu"
+    assert result.error == "backend=symm_mem needs GPUs; backend=torch runs on cpu"
