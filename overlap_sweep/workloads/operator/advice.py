@@ -69,7 +69,10 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
         title=f"TP={tp_size}",
         headline=_headline(outcome, tried),
         sentences=sentences + (_differences(case, tp_size, config) if config else []),
-        confidence=[*(_proven(outcome) if isinstance(outcome, Proof) else []), *(_measured(tried) if tried else [])],
+        confidence=[
+            *([_proven(outcome)] if isinstance(outcome, Proof) else []),
+            *([_measured(tried)] if tried else []),
+        ],
         advised="this TP size" if case.scaling.optimal_tp_size == tp_size else "",
         file=path_of_file(case.folder, tp_size) if has_file else "",
         to_set=[f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in case.switches(tp_size)] if has_file else [],
@@ -156,36 +159,16 @@ def _differences(case: CaseAnalysis, tp_size: int, config: OverlapConfig) -> lis
     if not isinstance(outcome, Proof):
         return [f"{begin}in the whole layer that could not be used."]
     if outcome.recommended != TUNED:
-        return [f"{begin}in the whole layer that is no faster than {_plainly(outcome.recommended, outcome)}."]
-    if outcome.together:
-        return [
-            f"{begin}several combinations ran side by side in the whole layer, where operators affect one another, "
-            "and this is the one that was taken there."
-        ]
-    return [f"{begin}this is what ran in the whole layer."]
+        return [f"{begin}in the whole layer that is no faster than {spoken(outcome.recommended, case.case.backend)}."]
+    return [f"{begin}that is what ran in the whole layer, where operators affect one another."]
 
 
-def _plainly(label: str, proof: Proof) -> str:
-    return "no overlap" if label == NONE else spoken(label, proof.case.backend)
+def _proven(proof: Proof) -> str:
+    rounds = f"{proof.layer.rounds} rounds side by side"
+    return f"Proven on the whole layer in {rounds}, with {as_percent(CONFIDENCE)} intervals."
 
 
-def _proven(proof: Proof) -> list[str]:
-    said = []
-    for label in dict.fromkeys([NONE, proof.best_other]):
-        if compared := proof.against.get(label):
-            interval = compared.interval
-            only = ", the fastest of the others," if label == proof.best_other and len(proof.against) > 1 else ""
-            said.append(
-                f"the time tuned over that of {_plainly(label, proof)}{only} is {compared.ratio:.3f} "
-                f"({interval.low:.3f} to {interval.high:.3f})"
-            )
-    return [
-        f"Proven on the whole layer in {proof.layer.rounds} rounds side by side, with {as_percent(CONFIDENCE)} "
-        f"intervals: {'; '.join(said)}."
-    ]
-
-
-def _measured(tried: Sequence[PassChoice]) -> list[str]:
+def _measured(tried: Sequence[PassChoice]) -> str:
     none_us, time_us, _ = _sums(tried)
     noise_us = math.hypot(*(choice.chosen.estimate.noise_us for choice in tried))
     none_noise_us = math.hypot(*(choice.none.estimate.noise_us for choice in tried))
@@ -194,10 +177,10 @@ def _measured(tried: Sequence[PassChoice]) -> list[str]:
     counted = f"{repeats[0]}" if repeats[0] == repeats[-1] else f"{repeats[0]} to {repeats[-1]}"
     overlaps = any(choice.chosen.settings for choice in tried)
     compared = f", of the ratio {ratio_noise:.3f}" if overlaps else ""
-    return [
+    return (
         f"Noise of the sum {as_us(noise_us)} us ({noise_us / time_us:.1%}){compared}; medians of {counted} repeats, "
         "the slowest rank of each. What the noise cannot tell apart is a tie, and the simplest wins."
-    ]
+    )
 
 
 def is_effective(choice: PassChoice, overlap_threshold: float) -> bool:

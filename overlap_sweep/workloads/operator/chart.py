@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,8 +31,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.layer.section import RANK, listed_trace
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorScaling
-from overlap_sweep.workloads.operator.choice import Candidate, Frozen, PassChoice, frozen, of_pass
-from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, of_pass
 
 BEST = 1.05
 """Where the axis of hidden fractions ends. More than all cannot be hidden: it is noise of the time, or of the GEMMs
@@ -200,8 +198,7 @@ def _shown(choice: PassChoice) -> Candidate | None:
     """The chosen one, or where that is no overlap the fastest that was measured."""
     if choice.chosen.settings and choice.chosen.measured:
         return choice.chosen
-    overlaps = [candidate for candidate in choice.candidates if candidate.settings and candidate.measured]
-    return min(overlaps, key=lambda candidate: candidate.time_us, default=None)
+    return min(_drawn(choice), key=lambda candidate: candidate.time_us, default=None)
 
 
 def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> Path | None:
@@ -231,9 +228,8 @@ def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lin
     """Returns a chart for every pass of which an overlap was measured."""
     arms = list(dict.fromkeys(arm_name(c) for plan in case.plans.values() for p in plan.choices for c in _drawn(p)))
     wanted = {arm: i for i, arm in enumerate(arms)}
-    measured = _measured(case.points)
     return [
-        (choice, _lines(choice, measured[tp_size, choice.operator, choice.pass_name], wanted, case.case.backend))
+        (choice, _lines(choice, wanted, case.case.backend))
         for choice in (case.plans[tp_size].choices if tp_size in case.plans else ())
         if _drawn(choice)
     ]
@@ -263,21 +259,7 @@ def _drawn(choice: PassChoice) -> list[Candidate]:
     return [candidate for candidate in choice.candidates if candidate.settings and candidate.measured]
 
 
-def _measured(points: Sequence[Point]) -> dict[tuple[int, str, str], dict[Frozen, list[PassTimes]]]:
-    """Times by TP size, operator and pass, and by what the slots of the pass were given."""
-    found: dict[tuple[int, str, str], dict[Frozen, list[PassTimes]]] = defaultdict(lambda: defaultdict(list))
-    for point in points:
-        if point.result and not point.result.launch_bound:
-            for name in space.PASSES:
-                settings = of_pass(point.result.settings, name)
-                key = point.config["tp_size"], point.config["operator"], name
-                found[key][frozen(settings)].append(point.measured_as(OperatorTimes).times[name])
-    return found
-
-
-def _lines(
-    choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], wanted: Mapping[str, int], backend: str
-) -> Lines:
+def _lines(choice: PassChoice, wanted: Mapping[str, int], backend: str) -> Lines:
     points: dict[str, list[LinePoint]] = defaultdict(list)
     levels: dict[str, Candidate] = {}
     apart = set()
@@ -287,7 +269,7 @@ def _lines(
         if _by_copy_engines(candidate) or num_sm is None:
             levels.setdefault(name, candidate)
         else:
-            points[name].append(_point(candidate, choice, num_sm, measured))
+            points[name].append(_point(candidate, choice, num_sm))
             apart |= set() if num_sm_of(candidate) else {name}
     looks = looks_of(list(dict.fromkeys([*points, *levels])), wanted)
     lines = [
@@ -308,7 +290,7 @@ def _lines(
         lines=lines,
         levels=[
             *_baselines(choice, backend),
-            *(_level(name, candidate, choice, measured, looks[name][0]) for name, candidate in levels.items()),
+            *(_level(name, candidate, choice, looks[name][0]) for name, candidate in levels.items()),
         ],
         subtitle_width=SUBTITLE_WIDTH,
     )
@@ -318,57 +300,38 @@ def _first_num_sm(candidate: Candidate) -> int | None:
     return next((s["num_sm"] for s in candidate.settings.values() if s.get("num_sm")), None)
 
 
-def _quartiles(candidate: Candidate, choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]]) -> list[float]:
-    """Of all samples, each scaled to the none time of the chart as the candidate's time is."""
-    scaled = [
-        sample * choice.none.time_us / times.none.median_us
-        for times in measured[frozen(candidate.settings)]
-        for sample in times.point.samples_us
-    ]
-    q1_us, _, q3_us = statistics.quantiles(scaled, n=4, method="inclusive")
-    return [q1_us, q3_us]
+def _noise(candidate: Candidate) -> tuple[float, float]:
+    time_us, noise_us = candidate.time_us, candidate.estimate.noise_us
+    return time_us - noise_us, time_us + noise_us
 
 
-def _point(
-    candidate: Candidate, choice: PassChoice, num_sm: int, measured: Mapping[Frozen, list[PassTimes]]
-) -> LinePoint:
-    q1_us, q3_us = _quartiles(candidate, choice, measured)
-    count, is_chosen = len(candidate.points), candidate is choice.chosen
+def _details(name: str, candidate: Candidate, choice: PassChoice) -> dict[str, str]:
+    count = len(candidate.points)
+    return {
+        "setting": name,
+        "time": f"{as_us(candidate.time_us)} us, noise {as_us(candidate.estimate.noise_us)}",
+        "speedup": f"{choice.none.time_us / candidate.time_us:.3f}x no overlap",
+        "measured": f"{candidate.estimate.repeats} repeats in {count} point{'s' if count > 1 else ''}",
+    }
+
+
+def _point(candidate: Candidate, choice: PassChoice, num_sm: int) -> LinePoint:
+    is_chosen = candidate is choice.chosen
     return LinePoint(
-        num_sm,
-        candidate.time_us,
-        q1_us,
-        q3_us,
+        *(num_sm, candidate.time_us, *_noise(candidate)),
         ringed=is_chosen,
         label="chosen" if is_chosen else "",
-        details={
-            "setting": candidate.name,
-            "time": f"{as_us(candidate.time_us)} us",
-            "quartiles": f"{as_us(q1_us)} to {as_us(q3_us)} us",
-            "speedup": f"{choice.none.time_us / candidate.time_us:.3f}x no overlap",
-            "measured": f"{candidate.estimate.repeats} repeats in {count} point{'s' if count > 1 else ''}",
-        },
+        details=_details(candidate.name, candidate, choice),
     )
 
 
-def _level(
-    name: str, candidate: Candidate, choice: PassChoice, measured: Mapping[Frozen, list[PassTimes]], own: str
-) -> Level:
-    q1_us, q3_us = _quartiles(candidate, choice, measured)
+def _level(name: str, candidate: Candidate, choice: PassChoice, colour: str) -> Level:
     is_chosen = candidate is choice.chosen
     return Level(
-        name,
-        candidate.time_us,
-        own,
-        q1_us,
-        q3_us,
+        *(name, candidate.time_us, colour, *_noise(candidate)),
         width_px=3 if is_chosen else 1.5,
         label=f"{name} (chosen)" if is_chosen else name,
-        details={
-            "setting": name,
-            "time": f"{as_us(candidate.time_us)} us",
-            "quartiles": f"{as_us(q1_us)} to {as_us(q3_us)} us",
-        },
+        details=_details(name, candidate, choice),
     )
 
 

@@ -17,14 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes, PassTimes, distinct
+from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes, distinct
 
 OUTPUT = "output"
 """The tensor that the forward pass alone decides; the others are gradients."""
@@ -205,15 +206,6 @@ def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
     return sum(times) if times and len(times) == len(choices) else None
 
 
-def sum_under_us(choices: Sequence[PassChoice], slots: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """All their passes under ub_cfgs, such as a preset's; None unless each was measured so."""
-    times = []
-    for choice in choices:
-        settings = overlap_cfg.settings_of_pass(slots, choice.operator, choice.pass_name)
-        times += [candidate.time_us for candidate in choice.candidates if dict(candidate.settings) == settings]
-    return sum(times) if len(times) == len(choices) else None
-
-
 def choose_all(
     points: Iterable[Point],
     traces: Mapping[Path, TraceReading],
@@ -254,7 +246,8 @@ def choose(
     none = pooled_none([observation.times.none for observation in observations])
     by_setting = _by_setting(observations)
     defaults = distinct(observation.times.default for observation in observations if observation.times.default)
-    between = _scatter(by_setting.values(), defaults, none, device_kind)
+    default_pairs = [(measured.default, measured.none) for measured in defaults]
+    between = _scatter(by_setting.values(), default_pairs, none, device_kind)
     candidates = _candidates(by_setting, none, between)
     candidates += [pair for pair in _predicted_pairs(candidates) if not failures.distrusts(pair.settings)]
     candidates.sort(key=_complexity)
@@ -271,7 +264,7 @@ def choose(
         reason=reason,
         floor_us=statistics.median(scaled_floors),
         tp1_us=statistics.median(tp1) if tp1 else None,
-        default=_default(defaults, none, between),
+        default=between.added_to(normalised(default_pairs, none), len(defaults)) if defaults else None,
     )
 
 
@@ -292,12 +285,14 @@ def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observati
 
 
 def _scatter(
-    groups: Iterable[Sequence[Observation]], defaults: Iterable[DefaultTiming], none: Estimate, device_kind: str
+    groups: Collection[Sequence[Observation]],
+    default_pairs: Iterable[tuple[Timing, Timing]],
+    none: Estimate,
+    device_kind: str,
 ) -> verdict.Scatter:
-    groups = list(groups)
     times = ([normalised([(o.times.point, o.times.none)], none) for o in same] for same in groups)
     floors = [normalised([(o.times.floor, o.times.none)], none) for same in groups for o in same]
-    of_default = [normalised([(measured.default, measured.none)], none) for measured in defaults]
+    of_default = [normalised([pair], none) for pair in default_pairs]
     return verdict.scatter(times, verdict.TYPICAL_SCATTER[device_kind], (floors, of_default))
 
 
@@ -320,13 +315,6 @@ def _candidates(
             )
         )
     return candidates
-
-
-def _default(defaults: Sequence[DefaultTiming], none: Estimate, between: verdict.Scatter) -> Estimate | None:
-    if not defaults:
-        return None
-    pairs = [(measured.default, measured.none) for measured in defaults]
-    return between.added_to(normalised(pairs, none), len(pairs))
 
 
 def _predicted_pairs(candidates: Collection[Candidate]) -> list[Candidate]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from overlap_sweep.overlap.overlap_cfg import DEFAULT, NONE, TUNED, named
+from overlap_sweep.overlap.overlap_cfg import NONE, TUNED, named
 from overlap_sweep.report.charts import Form
 from overlap_sweep.report.iterations import Timeline
 from overlap_sweep.report.numbers import as_duration, as_us
@@ -18,7 +18,6 @@ from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import chart
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, Drift, OperatorScaling, Scaling
-from overlap_sweep.workloads.operator.choice import sum_under_us
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
 
 D = Column[Drift]
@@ -58,7 +57,7 @@ def _num_sm(case: CaseAnalysis) -> Exhibit:
         name="num_sm",
         heading="Time over num_sm",
         brief="num_sm",
-        drawn="Medians with their quartiles, each relative to the time without overlap that was measured beside it. "
+        drawn="Medians with their noise, each relative to the time without overlap that was measured beside it. "
         "What is within the noise of the fastest is a tie, which the simplest setting wins.",
         parts=lambda: [
             _drawn(f"tp{tp_size}_{choice.operator}_{choice.pass_name}", lines, small=True)
@@ -174,14 +173,14 @@ def _proofs(case: CaseAnalysis) -> list[Exhibit]:
     found = []
     for outcome in case.outcomes.values():
         if outcome.trial and outcome.trial.layer:
-            found.append(_proof(outcome, outcome.trial, case))
+            found.append(_proof(outcome, outcome.trial))
         found += map(_together, outcome.together)
     if again := [f"TP={one.tp_size}, in {one.directory.name}: {one.verdict}" for one in case.superseded]:
         found.append(Exhibit(heading="Tuned again", notes=again))
     return found
 
 
-def _proof(outcome: Outcome, trial: Trial, case: CaseAnalysis) -> Exhibit:
+def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
     assert trial.layer
     best = outcome.recommended if isinstance(outcome, Proof) else None
     return Exhibit(
@@ -191,10 +190,7 @@ def _proof(outcome: Outcome, trial: Trial, case: CaseAnalysis) -> Exhibit:
         chart=partial(layer_bars, f"The whole layer, TP={trial.tp_size}", trial.layer, best),
         listing=layers.compared(trial.layer, trial.rows[best] if best else None),
         explained=layers.legend(trial.layer),
-        notes=[
-            *(*trial.left_out.values(), *trial.layer.cautions, *trial.warnings),
-            *(_presets_one_by_one(outcome, case) if isinstance(outcome, Proof) else []),
-        ],
+        notes=[*trial.left_out.values(), *trial.layer.cautions, *trial.warnings],
     )
 
 
@@ -220,20 +216,6 @@ def _together(trial: Trial) -> Exhibit:
         explained=layers.legend(trial.layer),
         notes=[*([f"Taken: {trial.taken}."] if trial.taken else []), *trial.left_out.values()],
     )
-
-
-def _presets_one_by_one(proof: Proof, case: CaseAnalysis) -> list[str]:
-    """Returns what the operators take under the presets, where each was measured so."""
-    plan = case.plans.get(proof.tp_size)
-    if plan is None:
-        return []
-    final_us = sum(final.time_us for final in plan.finals)
-    sums_us = {label: sum_under_us(plan.choices, config.slots) for label, config in proof.trial.configs.items()}
-    return [
-        f"The operators one by one under {label}: {as_us(time_us)} us, {time_us / final_us:.2f}x what they take tuned."
-        for label, time_us in sums_us.items()
-        if time_us is not None and label not in (NONE, DEFAULT, TUNED)
-    ]
 
 
 def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:

@@ -28,6 +28,7 @@ from overlap_sweep.report.table import (
     PointRow,
     Table,
     asked,
+    attribute,
     points_table,
 )
 from overlap_sweep.results.estimate import hidden_fraction
@@ -75,22 +76,15 @@ class PhaseTimes:
         return self.point.measured_as(OperatorTimes).times[self.pass_name]
 
     @property
-    def time_us(self) -> float:
-        return self.times.point.median_us
-
-    @property
-    def none_us(self) -> float:
-        return self.times.none.median_us
-
-    @property
-    def floor_us(self) -> float:
-        return self.times.floor.median_us
+    def medians_us(self) -> tuple[float, float, float]:
+        """Of the point, without overlap, and of the GEMMs alone."""
+        return self.times.point.median_us, self.times.none.median_us, self.times.floor.median_us
 
     @property
     def default_us(self) -> float | None:
         """Scaled from the none that was measured beside the default to the one beside this point."""
         default = self.times.default
-        return default.default.median_us * self.none_us / default.none.median_us if default else None
+        return default.default.median_us * self.times.none.median_us / default.none.median_us if default else None
 
     @property
     def launch_bound(self) -> bool:
@@ -181,9 +175,9 @@ OF_POINT = (
     *(STATUS, ERROR),
 )
 OF_PHASE = (
-    M("time_us", lambda row: row.time_us, header="time us", show=as_us),
-    M("q1_us", lambda row: row.times.point.q1_us),
-    M("q3_us", lambda row: row.times.point.q3_us),
+    attribute("time_us", read="times.point.median_us", header="time us", show=as_us),
+    attribute("q1_us", read="times.point.q1_us"),
+    attribute("q3_us", read="times.point.q3_us"),
     M(
         *("", lambda row: row.times.point.q3_us - row.times.point.q1_us),
         header="quartiles us",
@@ -192,18 +186,23 @@ OF_PHASE = (
         behind_note=True,
     ),
     M("repeats", lambda row: len(row.times.point.samples_us), kind="count"),
-    M("none_us", lambda row: row.none_us, header="no overlap us", show=as_us),
-    M("floor_us", lambda row: row.floor_us, "The GEMMs alone.", header="GEMMs us", show=as_us, behind_note=True),
-    M("default_us", lambda row: row.default_us, "The library's own overlap.", queried=True),
+    attribute("none_us", read="times.none.median_us", header="no overlap us", show=as_us),
+    attribute(
+        *("floor_us", "The GEMMs alone.", "number", "times.floor.median_us"),
+        header="GEMMs us",
+        show=as_us,
+        behind_note=True,
+    ),
+    attribute("default_us", "The library's own overlap.", queried=True),
     M("tp1_us", lambda row: row.times.tp1.median_us if row.times.tp1 else None, "The whole operator on one rank."),
     M(
-        *("hidden_fraction", lambda row: hidden_fraction(row.time_us, row.none_us, row.floor_us)),
+        *("hidden_fraction", lambda row: hidden_fraction(*row.medians_us)),
         header="hidden",
         show=as_percent,
         high_first=True,
     ),
     M(
-        *("speedup", lambda row: row.none_us / row.time_us, "none_us / time_us."),
+        *("speedup", lambda row: row.medians_us[1] / row.medians_us[0], "none_us / time_us."),
         header="speedup",
         show="{:.3f}".format,
         high_first=True,
@@ -216,10 +215,10 @@ OF_PHASE = (
         behind_note=True,
         high_first=True,
     ),
-    M("launch_bound", lambda row: row.launch_bound, "The times say nothing about the device.", "flag"),
-    M("relative_error", lambda row: row.relative_error, "The largest of any tensor, against no overlap."),
+    attribute("launch_bound", "The times say nothing about the device.", "flag"),
+    attribute("relative_error", "The largest of any tensor, against no overlap."),
     M("profiled", lambda row: row.why_not_profiled is None, "Whether the columns from traces have values.", "flag"),
-    M("not_profiled_because", lambda row: row.why_not_profiled, kind="text"),
+    attribute("not_profiled_because", kind="text", read="why_not_profiled"),
     *map(_metric, METRICS),
     M("note", _trace_note, "What is wrong with its traces.", "text"),
     M("", lambda row: row.note, kind="text", header="note"),

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, scale, scale_case
-from overlap_sweep.workloads.operator.choice import default_sum_us, sum_under_us
+from overlap_sweep.workloads.operator.choice import default_sum_us
 from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
 from tests.make_point import default_timing, make_point, operator_config, pass_times
 from tests.results.reading import choices, operators_of
@@ -186,16 +187,12 @@ def test_defaults_are_summed_only_where_all_were_measured(tmp_path: Path) -> Non
     assert default_sum_us([]) is None
 
 
-def test_times_under_a_preset_are_summed_only_where_all_its_settings_were_measured(tmp_path: Path) -> None:
-    """With what the library takes for the knobs that the preset does not name."""
-    forward(tmp_path, 60.0, num_sm=1, aggregate=False, cga_size=1, set_sm_margin=False, use_ce=True)
-    both = operator_config(2, "fc1", "all", "bulk", num_sm=4, cga_size=2, set_sm_margin=True)
-    make_point("operator", tmp_path, both, bwd=bwd(150.0))
-    found = list(choices(tmp_path).values())
+def test_a_preset_has_what_the_library_takes_for_the_knobs_that_it_does_not_name() -> None:
     bulk_of = {f"fc1_{phase}": {"method": "bulk", "num_sm": 4} for phase in ("dgrad", "wgrad")}
     preset = {"fc1_fprop": {"method": "ring_exchange"}, **bulk_of}
-    assert sum_under_us(found, preset) == pytest.approx(60.0 + 150.0)
-    assert sum_under_us(found, {**preset, "fc1_dgrad": {"method": "bulk", "num_sm": 5}}) is None
+    both = {"method": "bulk", "num_sm": 4, "cga_size": 2, "set_sm_margin": True}
+    assert overlap_cfg.settings_of_pass(preset, "fc1", "bwd") == dict.fromkeys(bulk_of, both)
+    assert overlap_cfg.settings_of_pass(preset, "fc2", "bwd") != {}
 
 
 def case_of(directory: Path) -> CaseAnalysis:
