@@ -1,6 +1,9 @@
-"""Every collective of a training step, in one of three modes: as configured, alone on the device, or not at all.
+"""Every collective of a training step, in one of three modes: as configured, alone on the device, or not at all. So one
+model serves the point and what it is compared with. And when it ran, and the computation beside it.
 
-So one model serves the point and what it is compared with: the modes differ in nothing else.
+Marks are read when the device has passed them; nothing waits for one until `resolve`. An idle stream passes the mark
+before a collective some tenths of a millisecond before the host has launched it, so a span also knows about when the
+host launched it, and an `Anchor` what the device's clock said then.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +23,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.measure.timing import STREAM_PRIORITY, Mark
-from overlap_sweep.workloads.fsdp.recording import Queue, Recorder, Span
+from overlap_sweep.measure.timing import STREAM_PRIORITY, Anchor, Mark
 from overlap_sweep.workloads.fsdp.telemetry import COMPUTE
 
 POINT, NONE, FLOOR = "point", "none", "floor"
@@ -36,6 +40,123 @@ WAITING = "waiting"
 
 Issue = Callable[..., dist.Work | None]
 """Calls a collective, with `async_op`."""
+
+
+Spans = dict[str, list[tuple[int, int]]]
+"""By stream, in nanoseconds from the step's start."""
+
+LAUNCHED_AT = 0.7
+"""When an idle stream begins a collective, as a share of the host's time from the mark before it to its call's return.
+By the profiler's kernels it is 0.63 to 0.77, in calls of 135 to 240 us. When the call returns, the kernel has been
+running for 35 to 80 us, and for longer where another thread took the interpreter."""
+
+
+@dataclass
+class Queue:
+    """What runs collectives in the order in which it is handed them: NCCL's stream, or gloo's threads."""
+
+    servers: int
+    """How many it runs at once."""
+    spans: list[Span] = field(default_factory=list)
+    """Those of the step."""
+
+
+@dataclass(eq=False)
+class Span:
+    """Of work on a stream. `end` comes later than `start`, for what runs by itself from another thread."""
+
+    stream: str
+    start: Mark
+    end: Mark | None = None
+    queue: Queue | None = None
+    ended: Future[None] | None = None
+    """When `end` is there, if not at once."""
+    launched_ns: int | None = None
+    """About when the host launched the collective, by its clock; None for what has many launches."""
+
+    def resolve(self, origin: Mark, anchor: Anchor) -> tuple[int, int]:
+        """Returns (start, end) in nanoseconds. What was queued began when it was handed over and a server was free."""
+        if self.ended is not None:
+            self.ended.wait()
+        assert self.end is not None
+        start, end = self.start.after_ns(origin), self.end.after_ns(origin)
+        if self.queue is not None:
+            earlier = self.queue.spans[: self.queue.spans.index(self)]
+            ends = sorted((span.end.after_ns(origin) for span in earlier if span.end), reverse=True)
+            start = max([start, *ends[self.queue.servers - 1 : self.queue.servers]])
+        if self.launched_ns is not None:
+            start = max(start, anchor.host_after_ns(self.launched_ns, origin))
+        return min(start, end), end
+
+
+@dataclass
+class Recorder:
+    """The spans of the step that runs, while `on`."""
+
+    device: torch.device
+    on: bool = False
+    spans: list[Span] = field(default_factory=list)
+    _computing: Span | None = None
+
+    def mark(self) -> Mark:
+        return Mark(self.device)
+
+    def begin(self, stream: str, queue: Queue | None = None) -> Span:
+        span = Span(stream, self.mark(), queue=queue)
+        if self.on:
+            self.spans.append(span)
+        if queue is not None:
+            queue.spans.append(span)
+        return span
+
+    def launched(self, span: Span) -> None:
+        """The call that launches the collective has returned. On a CPU gloo's thread takes it then or later, which is
+        told by nobody."""
+        if self.device.type == "cuda":
+            span.launched_ns = launch_between(span.start.host_ns, time.perf_counter_ns())
+
+    def end(self, span: Span) -> None:
+        span.end = self.mark()
+
+    def begin_computing(self) -> None:
+        self._computing = self.begin(COMPUTE)
+
+    def end_computing(self) -> None:
+        assert self._computing is not None
+        self.end(self._computing)
+        self._computing = None
+
+    @contextmanager
+    def not_computing(self) -> Iterator[None]:
+        """Leave out of a unit's computation what its stream does instead."""
+        computing = self._computing is not None
+        if computing:
+            self.end_computing()
+        yield
+        if computing:
+            self.begin_computing()
+
+    def end_with(self, span: Span, work: Future[Any]) -> None:
+        """When the work is done: gloo's thread calls back then."""
+        span.ended = work.then(lambda _: self.end(span))
+
+    def take(self) -> list[Span]:
+        """Returns the spans of the step that is over."""
+        taken, self.spans = self.spans, []
+        return taken
+
+
+def launch_between(begun_ns: int, returned_ns: int) -> int:
+    """Returns about when a collective was launched, if it was marked and its call returned then."""
+    return begun_ns + round(LAUNCHED_AT * (returned_ns - begun_ns))
+
+
+def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
+    """Returns when the spans were, all of which the device must have passed."""
+    found: Spans = {}
+    for span in spans:
+        found.setdefault(span.stream, []).append(span.resolve(origin, anchor))
+    return found
 
 
 class Streams:

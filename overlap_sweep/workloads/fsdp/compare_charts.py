@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
@@ -38,10 +37,6 @@ LINES = {
 AREAS = ("hidden_comm_ms", "exposed_comm_ms")
 """Stacked they are the communication."""
 
-_SETTING = re.compile(r"_(?=[a-z]+\.|(?:profile|repetition)=)")
-"""Between the settings in a run directory's name."""
-_CUT_NAME = re.compile(r"_[0-9a-f]{8}$")
-
 
 class Drawn(NamedTuple):
     """One place of a line."""
@@ -60,10 +55,9 @@ def telemetry_charts(comparison: TelemetryComparison) -> list[Chart]:
 def _timeline(dataset: TelemetryDataset) -> Chart:
     shown = dataset.runs[:MOST_PANELS]
     more = f" The first {len(shown)} of {len(dataset.runs)} runs." if len(shown) < len(dataset.runs) else ""
-    names = distinct_names([measured.name for measured in shown])
     return Chart(
         timeline_file(dataset.label),
-        [_run_lines(measured, name) for measured, name in zip(shown, names, strict=True)],
+        list(map(_run_lines, shown)),
         f"{_brief(dataset.label)}: what the time of each step went to",
         [
             "Mean over the ranks; the step itself: its slowest rank. Overlapped and exposed add up to communication.",
@@ -72,21 +66,13 @@ def _timeline(dataset: TelemetryDataset) -> Chart:
     )
 
 
-def distinct_names(runs: Sequence[str]) -> list[str]:
-    """Without the settings that all of several have: `fsdp.forward_prefetch=1` of `model_dp2_fsdp.forward_prefetch=1`.
-    What is still too long loses its middle."""
-    words = {run: _SETTING.split(run) for run in runs}
-    # Long names end in a hash instead of their last settings.
-    whole = [set(of_run) for run, of_run in words.items() if not _CUT_NAME.search(run)]
-    common = set.intersection(*whole) if len(whole) > 1 else set()
-    names = [" ".join(word for word in words[run] if word not in common) or run for run in runs]
-    if len(set(names)) < len(words):
-        names = list(runs)
+def shortened_run(name: str) -> str:
+    """Returns the name; what is too long loses its middle."""
     half = LONGEST_RUN // 2 - 2
-    return [name if len(name) <= LONGEST_RUN else f"{name[:half]}...{name[-half:]}" for name in names]
+    return name if len(name) <= LONGEST_RUN else f"{name[:half]}...{name[-half:]}"
 
 
-def _run_lines(measured: MeasuredRun, name: str) -> Lines:
+def _run_lines(measured: MeasuredRun) -> Lines:
     selection = measured.selection
     numbers = sorted([*selection.warm_up, *selection.measured, *selection.profiled])
     left_out = {*selection.warm_up, *selection.profiled}
@@ -104,27 +90,20 @@ def _run_lines(measured: MeasuredRun, name: str) -> Lines:
         for quantity, (of, own) in LINES.items()
         if quantity not in AREAS
     ]
-    exposed, hidden = (LINES[quantity] for quantity in ("exposed_comm_ms", "hidden_comm_ms"))
-    exposed_ms, comm_ms = usual["exposed_comm_ms"], usual["comm_ms"]
+    stacked = {"exposed_comm_ms": (0.0, 0.75), "hidden_comm_ms": (usual["exposed_comm_ms"], 0.35)}
     areas = [
         Area(
-            f"{exposed[0]} {_ms(exposed_ms)}",
-            [_area_point(at, 0.0, at.values["exposed_comm_ms"]) for at in drawn],
-            exposed[1],
-            0.75,
-            exposed_ms / 2,
-        ),
-        Area(
-            f"{hidden[0]} {_ms(usual['hidden_comm_ms'])}",
-            [_area_point(at, at.values["exposed_comm_ms"], at.values["comm_ms"]) for at in drawn],
-            hidden[1],
-            0.35,
-            (exposed_ms + comm_ms) / 2,
-        ),
+            f"{LINES[quantity][0]} {_ms(usual[quantity])}",
+            [_area_point(at, quantity) for at in drawn],
+            LINES[quantity][1],
+            opacity,
+            below_ms + usual[quantity] / 2,
+        )
+        for quantity, (below_ms, opacity) in stacked.items()
     ]
     few = len(measured.dips) <= MOST_NUMBERED_DIPS
     return Lines(
-        title=f"{name}: {counted(len(measured.run.ranks), 'rank')}, "
+        title=f"{shortened_run(measured.name)}: {counted(len(measured.run.ranks), 'rank')}, "
         f"{counted(len(selection.measured), 'step')}, {counted(len(measured.dips), 'dip')}",
         subtitle="",
         x=Axis("global step"),
@@ -141,7 +120,10 @@ def _run_lines(measured: MeasuredRun, name: str) -> Lines:
     )
 
 
-def _area_point(at: Drawn, low: float, high: float) -> LinePoint:
+def _area_point(at: Drawn, quantity: str) -> LinePoint:
+    """Hidden communication is stacked on the exposed one."""
+    low = at.values["exposed_comm_ms"] if quantity == "hidden_comm_ms" else 0.0
+    high = low + at.values[quantity]
     return LinePoint(at.step, high, low, high, at.part)
 
 
@@ -155,8 +137,9 @@ def _overlay(comparison: TelemetryComparison) -> Chart:
     shown = list(groups.values())[:MOST_PANELS]
     more = f"The first {len(shown)} of {len(groups)} runs. " if len(shown) < len(groups) else ""
     drawn = []
-    for matches, title in zip(shown, _titles(shown), strict=True):
+    for matches in shown:
         runs = {matches[0].reference: matches[0].theirs, **{match.dataset: match.ours for match in matches}}
+        title = "; ".join(dict.fromkeys(shortened_run(run.name) for run in runs.values()))
         drawn.append(_beside(title, runs, "step_ms", Axis("step, ms", from_zero=True), shades))
         hidden = Axis("hidden communication", format=".0%", domain=(0.0, 1.0))
         drawn.append(_beside("", runs, "hidden_share", hidden, shades))
@@ -166,19 +149,6 @@ def _overlay(comparison: TelemetryComparison) -> Chart:
         f"{', '.join(_brief(label) for label in comparison.candidates)} against {_brief(comparison.reference)}",
         [f"{more}Steps of the slowest rank, and the hidden share of all ranks' communication; without warm-up."],
     )
-
-
-def _titles(groups: Sequence[Sequence[RunMatch]]) -> list[str]:
-    """Of each group of matches the run, or where labels have runs of different names each of them."""
-    titles = []
-    for matches, common in zip(groups, distinct_names([of[0].theirs.name for of in groups]), strict=True):
-        runs = {matches[0].reference: matches[0].theirs.name, **{one.dataset: one.ours.name for one in matches}}
-        if len(set(runs.values())) == 1:
-            titles.append(common)
-        else:
-            names = distinct_names(list(runs.values()))
-            titles.append("; ".join(f"{_brief(label)}: {name}" for label, name in zip(runs, names, strict=True)))
-    return titles
 
 
 def _beside(title: str, runs: Mapping[str, MeasuredRun], quantity: str, y: Axis, shades: Mapping[str, str]) -> Lines:

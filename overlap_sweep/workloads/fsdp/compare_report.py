@@ -17,8 +17,10 @@ from overlap_sweep.report.comparison import (
     counted,
     print_table,
     ratio_column,
+    some_of,
 )
 from overlap_sweep.report.console import print_lines
+from overlap_sweep.report.numbers import some_names
 from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.provenance import describe_machine, launch_commands
 from overlap_sweep.results.verdict import MARGIN
@@ -212,8 +214,7 @@ def _answer_of_one(match: RunMatch) -> str:
     step, told = match.quantities["step_ms"], []
     if match.different_work:
         causes = [f"{name} {by_label(values)}" for name, values in match.different_work.items()]
-        more = [f"and {len(causes) - FEW_CAUSES} more"] if len(causes) > FEW_CAUSES else []
-        told.append(f"not the same work ({'; '.join([*causes[:FEW_CAUSES], *more])})")
+        told.append(f"not the same work ({some_names(causes, FEW_CAUSES)})")
         told += _changes(match, "samples_per_s")
     told.append(f"step time: ratio {as_ratio(step.ratio)} ({step.verdict})")
     if match.believed:
@@ -353,8 +354,7 @@ def _dip_lines(dataset: TelemetryDataset) -> Iterator[str]:
     for measured in dataset.runs:
         if measured.dips:
             run = f" {measured.name}" if len(dataset.runs) > 1 else ""
-            more = f" and {len(measured.dips) - FEW_DIPS} more" if len(measured.dips) > FEW_DIPS else ""
-            numbers = f"{', '.join(map(str, measured.dips[:FEW_DIPS]))}{more}"
+            numbers = some_of(list(map(str, measured.dips)), FEW_DIPS)
             dips = f"{counted(len(measured.dips), 'dip')} in {counted(len(measured.selection.measured), 'step')}"
             steps = "steps" if len(measured.dips) > 1 else "step"
             yield f"{dataset.label}{run}: {dips}, much slower or less hidden: {steps} {numbers}"

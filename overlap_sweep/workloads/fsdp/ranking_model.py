@@ -1,22 +1,26 @@
-"""A ranking model: features and a user's history, embedded, through a transformer, into the logit of a click;
-and the micro batches that it is trained with."""
+"""A ranking model: features and a user's history, embedded, through a transformer, into the logit of a click. Its units
+mark when they compute, its layers can be compiled; and the micro batches that it is trained with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from overlap_sweep.measure import Ranks, stream
-from overlap_sweep.workloads.fsdp.recording import Recorder, Unit
+from overlap_sweep.workloads.fsdp.collectives import Recorder
 
 EPSILON = 1e-5
 INIT_STD = 0.02
 POOL = 8
 """Micro batches that are different."""
+NOT_COMPILED = "no"
+LONGEST_REASON = 200
+"""Characters: inductor lists all of its options in a line."""
 
 
 class Batch(NamedTuple):
@@ -106,6 +110,57 @@ class Head(nn.Module):
         return logit
 
 
+class _Entry(torch.autograd.Function):
+    """An identity that calls on its way forward and on its way back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, forward, backward) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.backward_call = backward
+        forward()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+        ctx.backward_call()
+        return gradient, None, None
+
+
+class Unit(nn.Module):
+    """A part of the model that is sharded and gathered as a whole, with marks where its own computation begins and
+    ends, forward and backward: after its parameters are there, and before its gradients are reduced.
+
+    FSDP2's hooks are on this module and so lie outside of the marks, which are in its forward.
+    """
+
+    def __init__(self, body: nn.Module, recorder: Recorder) -> None:
+        super().__init__()
+        self.body = body
+        self._recorder = recorder
+        self.forward_ended: Callable[[], object] = _nothing
+        self.backward_ended: Callable[[], object] = _nothing
+        """Called on the host where that is enqueued."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.body(_Entry.apply(x, self._recorder.begin_computing, self._end_backward))
+        self._recorder.end_computing()
+        self.forward_ended()
+        assert output.grad_fn is not None
+        # It runs after the hooks of the tensor, of which FSDP2's waits for the parameters.
+        output.grad_fn.register_prehook(self._begin_backward)
+        return output
+
+    def _begin_backward(self, _gradients: tuple[Tensor, ...]) -> None:
+        self._recorder.begin_computing()
+
+    def _end_backward(self) -> None:
+        self._recorder.end_computing()
+        self.backward_ended()
+
+
+def _nothing() -> None:
+    pass
+
+
 class RankingModel(nn.Module):
     """Its units, in order: features, layers, head."""
 
@@ -165,3 +220,66 @@ def _draw(point: Mapping[str, Any], ranks: Ranks, index: int) -> Batch:
     whole = Batch(ids(ranking["num_sparse_features"]), ids(ranking["sequence_length"]), dense, clicked)
     mine = slice(ranks.rank * per_rank, (ranks.rank + 1) * per_rank)
     return Batch(*(part[mine].to(ranks.device) for part in whole))
+
+
+def compile_layers(
+    layers: Sequence[nn.Module], config: Mapping[str, Any], example: Callable[[nn.Module], None], ranks: Ranks
+) -> str:
+    """Compile every layer in place, as `config` (`config.Compile`) asks; collective.
+
+    `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: where
+    that raises on any rank, all ranks keep their layers as they were. Called before anything is sharded, since a layer
+    that fails inside of FSDP2's hooks leaves its parameters gathered.
+
+    `nn.Module.compile` replaces how the module is called, not the module: a wrapper of `torch.compile(layer)` would put
+    `_orig_mod.` into the name of every parameter, and with it into the state dict.
+
+    Returns `no`, the backend's name, or `no: ` and the reason, which is printed, too.
+    """
+    if not config["enabled"]:
+        return NOT_COMPILED
+    # What other points of the process have compiled would decide what is compiled now, and whether at all.
+    torch._dynamo.reset()
+    options = _options(config)
+    try:
+        layers[0].compile(**options)
+        example(layers[0])
+        failure = None
+    except Exception as error:
+        failure = _told(error)
+    reason = _shared(failure, ranks)
+    if reason is not None:
+        # What `compile` set; there is no function that takes it back.
+        layers[0]._compiled_call_impl = None
+        print(f"torch.compile is left out: {reason}", flush=True)
+        return f"{NOT_COMPILED}: {reason}"
+    for layer in layers[1:]:
+        layer.compile(**options)
+    return str(options["backend"])
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of torch.compile."""
+    options = {name: config[name] for name in ("backend", "fullgraph", "dynamic")}
+    if torch.version.hip and config["backend"] == "inductor":
+        print("torch.compile: on ROCm aot_eager instead of inductor, without its mode and options", flush=True)
+        return {**options, "backend": "aot_eager"}
+    return {**options, "mode": config["mode"], "options": dict(config["options"]) or None}
+
+
+def _told(error: Exception) -> str:
+    """Returns `<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
+    cause = getattr(error, "inner_exception", error)
+    line = next(iter(str(cause).splitlines()), "")
+    return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"
+
+
+def _shared(failure: str | None, ranks: Ranks) -> str | None:
+    """Returns the failure of the first rank that had one, on all of them."""
+    (last,) = ranks.slowest([0.0 if failure is None else float(ranks.world_size - ranks.rank)])
+    if not last:
+        return None
+    told = [failure]
+    if ranks.world_size > 1:
+        dist.broadcast_object_list(told, ranks.world_size - int(last))
+    return told[0]

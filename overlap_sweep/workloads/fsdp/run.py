@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.profile import capture_each, profile_steps
-from overlap_sweep.measure.timing import Variant, summarise, time_variants
+from overlap_sweep.measure.timing import Anchor, Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Streams
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Recorder, Streams, resolve
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS
-from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, initialise
-from overlap_sweep.workloads.fsdp.recording import Recorder, Recording
+from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.sharding import DTYPES, replicate, shard
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
-
-NOT_COMPILED = "no"
-LONGEST_REASON = 200
-"""Characters: inductor lists all of its options in a line."""
+from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_of, write_metrics
 
 
 def run_training(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -160,64 +157,71 @@ def _samples_per_step(point: Mapping[str, Any]) -> int:
     return int(training["batch_size"] * training["gradient_accumulation"] * point["distributed"]["dp_size"])
 
 
-def compile_layers(
-    layers: Sequence[nn.Module], config: Mapping[str, Any], example: Callable[[nn.Module], None], ranks: Ranks
-) -> str:
-    """Compile every layer in place, as `config` (`config.Compile`) asks; collective.
+class Recording:
+    """Writes a rank's telemetry, some steps at once: to read a mark is to wait for the device."""
 
-    `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: where
-    that raises on any rank, all ranks keep their layers as they were. Called before anything is sharded, since a layer
-    that fails inside of FSDP2's hooks leaves its parameters gathered.
+    def __init__(self, directory: Path, ranks: Ranks, sampler: DeviceSampler, log_interval: int) -> None:
+        self.losses: list[float | None] = []
+        """Of the steps that were not profiled, mean over all ranks; None where it is no number."""
+        self._path, self._ranks, self._sampler = directory / metrics_file(ranks.rank), ranks, sampler
+        self._log_interval = log_interval
+        self._waiting: list[tuple[Step, bool]] = []
+        self._anchor = self._new_anchor()
 
-    `nn.Module.compile` replaces how the module is called, not the module: a wrapper of `torch.compile(layer)` would put
-    `_orig_mod.` into the name of every parameter, and with it into the state dict.
+    def add(self, step: Step, profiled: bool = False) -> None:
+        """Writes every `log_interval` steps. Collective."""
+        self._waiting.append((step, profiled))
+        if (step.number + 1) % self._log_interval == 0:
+            self.write()
 
-    Returns `no`, the backend's name, or `no: ` and the reason, which is printed, too.
-    """
-    if not config["enabled"]:
-        return NOT_COMPILED
-    # What other points of the process have compiled would decide what is compiled now, and whether at all.
-    torch._dynamo.reset()
-    options = _options(config)
-    try:
-        layers[0].compile(**options)
-        example(layers[0])
-        failure = None
-    except Exception as error:
-        failure = _told(error)
-    reason = _shared(failure, ranks)
-    if reason is not None:
-        # What `compile` set; there is no function that takes it back.
-        layers[0]._compiled_call_impl = None
-        print(f"torch.compile is left out: {reason}", flush=True)
-        return f"{NOT_COMPILED}: {reason}"
-    for layer in layers[1:]:
-        layer.compile(**options)
-    return str(options["backend"])
+    def write(self) -> None:
+        """What waits to be written. Collective."""
+        if not self._waiting:
+            return
+        self._ranks.synchronize()
+        steps = [step for step, _ in self._waiting]
+        losses = _means([step.loss for step in steps], self._ranks)
+        records = [
+            self._record(step, loss, profiled) for (step, profiled), loss in zip(self._waiting, losses, strict=True)
+        ]
+        write_metrics(self._path, records)
+        self.losses += [record.loss for record in records if not record.profiled]
+        self._waiting.clear()
+        self._anchor = self._new_anchor()
+        last = records[-1]
+        if self._ranks.rank == 0:
+            print(
+                f"step {last.step}: loss {losses[-1]:.4f}, {last.step_ms:.2f} ms, "
+                f"{last.exposed_comm_ms:.2f} ms of communication exposed",
+                flush=True,
+            )
+
+    def _new_anchor(self) -> Anchor:
+        self._ranks.synchronize()
+        return Anchor(self._ranks.device)
+
+    def _record(self, step: Step, loss: float, profiled: bool) -> StepRecord:
+        step_ns = step.end.after_ns(step.begin)
+        sample = self._sampler.last_before(step.started + step_ns / 1e9)
+        norm = float(step.grad_norm)
+        return StepRecord(
+            step=step.number,
+            rank=self._ranks.rank,
+            started=step.started,
+            profiled=profiled,
+            loss=loss if math.isfinite(loss) else None,
+            learning_rate=step.learning_rate,
+            grad_norm=norm if math.isfinite(norm) else None,
+            loss_scale=step.loss_scale,
+            device=Device(**sample.values),
+            rocm_smi_output=sample.rocm_smi_output,
+            **overlap_of(resolve(step.spans, step.begin, self._anchor), step_ns),
+        )
 
 
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of torch.compile."""
-    options = {name: config[name] for name in ("backend", "fullgraph", "dynamic")}
-    if torch.version.hip and config["backend"] == "inductor":
-        print("torch.compile: on ROCm aot_eager instead of inductor, without its mode and options", flush=True)
-        return {**options, "backend": "aot_eager"}
-    return {**options, "mode": config["mode"], "options": dict(config["options"]) or None}
-
-
-def _told(error: Exception) -> str:
-    """Returns `<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
-    cause = getattr(error, "inner_exception", error)
-    line = next(iter(str(cause).splitlines()), "")
-    return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"
-
-
-def _shared(failure: str | None, ranks: Ranks) -> str | None:
-    """Returns the failure of the first rank that had one, on all of them."""
-    (last,) = ranks.slowest([0.0 if failure is None else float(ranks.world_size - ranks.rank)])
-    if not last:
-        return None
-    told = [failure]
+def _means(losses: Sequence[Tensor], ranks: Ranks) -> list[float]:
+    mean = torch.stack(list(losses)).double() / ranks.world_size
     if ranks.world_size > 1:
-        dist.broadcast_object_list(told, ranks.world_size - int(last))
-    return told[0]
+        dist.all_reduce(mean)
+    found: list[float] = mean.tolist()
+    return found

@@ -19,9 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Mark, Turn, Variant
-from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives
+from overlap_sweep.workloads.fsdp.collectives import FLOOR, Collectives, Span
 from overlap_sweep.workloads.fsdp.ranking_model import draw_micro_batches
-from overlap_sweep.workloads.fsdp.recording import Span
 from overlap_sweep.workloads.fsdp.sharding import DTYPES
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import some_names
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import find_metrics, find_points, find_telemetry
@@ -32,11 +33,6 @@ STREAMS = (COMPUTE, ALL_REDUCE, REDUCE_SCATTER, AUXILIARY)
 
 MOST_BYTES = 1 << 30
 """Of one file, which is read line by line: a line has some 10 kB."""
-MOST_LINE_BYTES = 64 << 20
-MOST_WRONG_LINES = 1000
-"""After so many the rest of a file is not looked at."""
-FEW_NAMES = 3
-"""Of runs, in a sentence about many."""
 
 Ms = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """Up to 11 days."""
@@ -44,9 +40,19 @@ _Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Sample = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] | None
 
 
-class _Line(msgspec.Struct, kw_only=True, frozen=True):
-    """What recording writes of one step of one rank, and analysis relies on. None is what other recorders don't tell,
-    or what is undefined."""
+class Device(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """The sample of a GPU that was taken last before the step ended, as far as the device tells."""
+
+    sm_clock_mhz: _Sample = None
+    memory_clock_mhz: _Sample = None
+    power_w: _Sample = None
+    temperature_c: _Sample = None
+    throttle_reasons: float | None = None
+    """NVML's bits."""
+
+
+class Step(msgspec.Struct, kw_only=True, frozen=True):
+    """What analysis reads of one step of one rank. None is what other recorders don't tell, or what is undefined."""
 
     step: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
     """Counted through over the run; those under the profiler that it throws away have no line."""
@@ -76,6 +82,13 @@ class _Line(msgspec.Struct, kw_only=True, frozen=True):
     """Mean over all ranks' samples; None where it is no number."""
     grad_norm: float | None = None
     """Before clipping, over all ranks; None where it is infinite (fp16, whose step is then left out)."""
+    device: Device = Device()
+
+    @property
+    def hidden_share(self) -> float | None:
+        """The share of its communication that has computation beside it; None without communication."""
+        comm_ms = self.overlap_ms + self.exposed_comm_ms
+        return self.overlap_ms / comm_ms if comm_ms else None
 
 
 class Segment(msgspec.Struct, kw_only=True):
@@ -86,8 +99,8 @@ class Segment(msgspec.Struct, kw_only=True):
     streams: list[str]
 
 
-class StepRecord(_Line, kw_only=True, frozen=True):
-    """One line, as it is written."""
+class StepRecord(Step, kw_only=True, frozen=True):
+    """One line, as it is written: the segments are most of it."""
 
     started: float
     """When the host began it: seconds since 1970, UTC."""
@@ -95,31 +108,8 @@ class StepRecord(_Line, kw_only=True, frozen=True):
     learning_rate: float
     loss_scale: float | None = None
     """Of fp16."""
-    device: dict[str, float] = {}
-    """The sample that was taken last before the step ended: `sm_clock_mhz`, `memory_clock_mhz`, `power_w`,
-    `temperature_c`, `throttle_reasons` (NVML's bits), as far as the device tells."""
     rocm_smi_output: str | None = None
-    """The same as rocm-smi put it."""
-
-
-class Device(msgspec.Struct, frozen=True):
-    """What analysis relies on of a line's `device`; None is not told."""
-
-    sm_clock_mhz: _Sample = None
-    power_w: _Sample = None
-    temperature_c: _Sample = None
-
-
-class Step(_Line, kw_only=True, frozen=True):
-    """One line, as it is read: without its segments, which are most of it."""
-
-    device: Device = Device()
-
-    @property
-    def hidden_share(self) -> float | None:
-        """The share of its communication that has computation beside it; None without communication."""
-        comm_ms = self.overlap_ms + self.exposed_comm_ms
-        return self.overlap_ms / comm_ms if comm_ms else None
+    """The device's sample as rocm-smi put it."""
 
 
 def write_metrics(path: Path, records: Iterable[StepRecord]) -> None:
@@ -260,50 +250,27 @@ def read_telemetry(root: Path) -> TelemetryReading:
 
 
 def read_steps(path: Path, rank: int) -> tuple[dict[int, Step], str | None]:
-    """By number; and in one sentence what of the file could not be read: lines that are damaged, or all from a too long
-    one on. A last line without its end is left out without a word, since runs are killed."""
+    """Returns the steps by number; and in one sentence which lines of the file are damaged. A last line without its end
+    is left out without a word, since runs are killed."""
     steps: dict[int, Step] = {}
     wrong: list[str] = []
-    unread = ""
-    for number, line in _lines(path):
-        if len(line) > MOST_LINE_BYTES:
-            unread = f"line {number} has more than {MOST_LINE_BYTES >> 20} MiB: it and what follows is not read"
-            break
-        if len(wrong) == MOST_WRONG_LINES:
-            unread = f"line {number} and what follows is not read"
-            break
-        if not line.endswith(b"\n"):
-            break
-        step = _step(line)
-        if isinstance(step, str):
-            wrong.append(f"line {number} is no telemetry of a step ({step})")
-        elif step.rank != rank:
-            wrong.append(f"line {number} is of rank {step.rank}")
-        elif step.step in steps:
-            wrong.append(f"line {number} has step {step.step} once more")
-        else:
-            steps[step.step] = step
-    more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
-    said = [*(f"{first}{more}: left out" for first in wrong[:1]), *filter(None, [unread])]
-    return steps, f"{path}: {'; '.join(said)}." if said else None
-
-
-def _step(line: bytes) -> Step | str:
-    """Or why it is none."""
-    try:
-        return msgspec.json.decode(line, type=Step)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return str(error)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """With their numbers; of one that is too long no more than shows that it is."""
     with path.open("rb") as file:
-        for number in count(1):
-            line = file.readline(MOST_LINE_BYTES + 1)
-            if not line:
-                return
-            yield number, line
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                step = msgspec.json.decode(line, type=Step)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                wrong.append(f"line {number} is no telemetry of a step ({error})")
+                continue
+            if step.rank != rank:
+                wrong.append(f"line {number} is of rank {step.rank}")
+            elif step.step in steps:
+                wrong.append(f"line {number} has step {step.step} once more")
+            else:
+                steps[step.step] = step
+    more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
+    return steps, f"{path}: {wrong[0]}{more}: left out." if wrong else None
 
 
 def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
@@ -355,11 +322,7 @@ def _names(directories: list[Path], root: Path) -> dict[Path, str]:
 def _launch_bound(runs: Sequence[Run]) -> list[str]:
     """At most one sentence."""
     names = [run.name for run in runs if run.point and run.point.result and run.point.result.launch_bound]
-    why = "the host could not enqueue as fast as the GPU ran"
-    if len(names) < 2:
-        return [f"{name} is launch-bound: {why}." for name in names]
-    more = f", and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
-    return [f"{len(names)} runs are launch-bound, {why}: {', '.join(names[:FEW_NAMES])}{more}."]
+    return [f"Launch-bound, the host could not enqueue as fast as the GPU ran: {some_names(names)}."] if names else []
 
 
 def _cautions(run: Run) -> list[str]:

@@ -142,17 +142,10 @@ Series = dict[str, NDArray[np.float64]]
 """By quantity one value for each of the same steps; NaN where it is undefined."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """What is usual: the median, and how far from it is still usual.
-
-    Not the standard deviation, which the outliers that are looked for would widen: MADS times the median absolute
-    deviation, scaled to a normal distribution's sigma. A floor below it, since among steps that are all alike any
-    difference would be many MADs.
-    """
-
+class Spread(NamedTuple):
     median: float
     tolerance: float
+    """How far from it is still usual."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +171,7 @@ class Aggregate:
     q3: float
     mean: float
     noise: float | None
-    """Half-width of the median's 95 % interval; None of what is one value of the whole run."""
+    """Half-width of the median's 95 % interval; None of a single value."""
     count: int
 
     @property
@@ -213,7 +206,10 @@ class MeasuredRun:
 
 
 def spread(values: Sequence[float], absolute: float = 0.0, relative: float = 0.0) -> Spread:
-    """The floor is the larger of `absolute` and the `relative` part of the median."""
+    """Returns what is usual. The tolerance is not the standard deviation, which the outliers that are looked for would
+    widen: MADS times the median absolute deviation, scaled to a normal distribution's sigma. But at least the larger of
+    `absolute` and the `relative` part of the median: among steps that are all alike any difference would be many MADs.
+    """
     median = statistics.median(values)
     mad = statistics.median(abs(value - median) for value in values)
     return Spread(median, max(MADS * _MAD_TO_SIGMA * mad, absolute, relative * median))
@@ -302,19 +298,14 @@ def series(run: Run, numbers: Sequence[int]) -> Series:
 
 
 def aggregate(values: Sequence[float] | NDArray[np.float64]) -> Aggregate | None:
-    """Of those that are defined; None of fewer than two, whose noise nothing would tell."""
+    """Returns what those that are defined come to; None where none is."""
     known = np.asarray(values, np.float64)
     known = known[~np.isnan(known)]
-    if len(known) < 2:
+    if not len(known):
         return None
     q1, median, q3 = (float(value) for value in np.quantile(known, (0.25, 0.5, 0.75)))
-    noise = estimate(known.tolist()).noise_us
+    noise = estimate(known.tolist()).noise_us if len(known) > 1 else None
     return Aggregate(median, q1, q3, float(known.mean()), noise, len(known))
-
-
-def single(value: float | None) -> Aggregate | None:
-    """Of the whole run."""
-    return None if value is None else Aggregate(value, value, value, value, None, 1)
 
 
 def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> MeasuredRun:
@@ -323,21 +314,17 @@ def measure(run: Run, selection: Selection, kernels: Exposed | None = None) -> M
     dips = find_dips(run, selection.measured)
     found = {name: aggregate(values) for name, values in of_steps.items()}
     if kernels:
-        found["kernels_exposed_comm_ms"] = _of_few(kernels.kernels_ms)
-        found["kernels_hidden_share"] = _of_few(kernels.kernels_hidden_share)
-    found["dips"] = single(len(dips))
+        found["kernels_exposed_comm_ms"] = aggregate(kernels.kernels_ms)
+        found["kernels_hidden_share"] = aggregate(kernels.kernels_hidden_share)
+    found["dips"] = aggregate([len(dips)])
     last = (selection.measured or selection.warm_up)[-1]
-    found["final_loss"] = single(next((step.loss for step in _of_all(run, last) if step.loss is not None), None))
+    found["final_loss"] = aggregate([step.loss for step in _of_all(run, last) if step.loss is not None][:1])
     if run.measured:
         found |= _timed(run.measured.step)
-        found["peak_memory_gb"] = single(run.measured.peak_memory_gb)
+        memory_gb = run.measured.peak_memory_gb
+        found["peak_memory_gb"] = aggregate([] if memory_gb is None else [memory_gb])
     known = {name: value for name in QUANTITIES if (value := found.get(name)) is not None}
     return MeasuredRun(run, selection, of_steps, known, dips, kernels)
-
-
-def _of_few(values: Sequence[float]) -> Aggregate | None:
-    """Of profiled steps, of which there may be one."""
-    return single(values[0]) if len(values) == 1 else aggregate(values)
 
 
 def _timed(times: dict[str, Timing]) -> dict[str, Aggregate | None]:

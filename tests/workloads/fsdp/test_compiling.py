@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.workloads.fsdp.run import compile_layers
+from overlap_sweep.workloads.fsdp.ranking_model import compile_layers
 from tests.processes import run_ranks
 
 pytestmark = pytest.mark.end_to_end

@@ -52,7 +52,10 @@ def test_quartiles_mean_and_noise() -> None:
     assert found
     assert (found.q1, found.median, found.q3, found.mean, found.count) == (2.0, 3.0, 4.0, 4.0, 5)
     assert found.noise == pytest.approx(estimate([1.0, 2.0, 3.0, 4.0, 10.0]).noise_us)
-    assert aggregate([math.nan, 1.0]) is None
+    one = aggregate([math.nan, 1.0])
+    assert one
+    assert (one.median, one.noise) == (1.0, None)
+    assert aggregate([math.nan]) is None
 
 
 def test_without_communication_nothing_is_hidden(tmp_path: Path) -> None:
@@ -156,24 +159,18 @@ def test_a_bad_line_is_one_sentence_and_the_rest_is_read(tmp_path: Path, change:
 def test_a_file_of_nonsense_is_one_sentence(tmp_path: Path) -> None:
     write_run(tmp_path / "good", steps=6)
     (tmp_path / "bad").mkdir()
-    for content, said in ((b"nonsense\n" * 1000, "and 999 more lines"), (b"\n" * 1_000_000, "line 1001 and what")):
+    for content, said in ((b"nonsense\n" * 1000, "and 999 more lines"), (b"\n" * 1_000_000, "and 999999 more lines")):
         (tmp_path / "bad" / "rank_0_metrics.jsonl").write_bytes(content)
         reading = read_telemetry(tmp_path)
         assert [run.name for run in reading.runs] == ["good"]
         assert [said in problem for problem in reading.problems] == [True]
 
 
-def test_large_files_and_lines_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_not_read(tmp_path: Path) -> None:
     path = write_run(tmp_path, steps=6, ranks=2) / "rank_0_metrics.jsonl"
-    content = path.read_bytes()
     with path.open("ab") as file:
         file.truncate(telemetry.MOST_BYTES + 1)
     assert ["1024 MiB" in problem for problem in read_telemetry(tmp_path).problems] == [True]
-    monkeypatch.setattr(telemetry, "MOST_LINE_BYTES", 1 << 20)
-    path.write_bytes(content + b" " * (2 << 20))
-    reading = read_telemetry(tmp_path)
-    assert ["line 7 has more than 1 MiB" in problem for problem in reading.problems] == [True]
-    assert len(reading.runs[0].steps[0]) == 6
 
 
 def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:

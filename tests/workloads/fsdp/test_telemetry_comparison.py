@@ -27,7 +27,7 @@ from overlap_sweep.workloads.fsdp.compare import (
     settings_throughout,
 )
 from overlap_sweep.workloads.fsdp.compare_report import telemetry_summary
-from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate, single
+from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate, aggregate
 from tests.make_point import make_point, resolved
 from tests.results.traces_by_hand import write_trace
 from tests.sweeps import ROOT
@@ -89,7 +89,7 @@ def test_ratios_and_their_noise() -> None:
     [
         (None, around(1.0, 0.1), None),
         (around(1.0, 0.1), None, None),
-        (single(3.0), single(4.0), None),
+        (aggregate([3.0]), aggregate([4.0]), None),
         (around(1.0, 0.1), around(0.0, 0.1), "worse"),
     ],
 )

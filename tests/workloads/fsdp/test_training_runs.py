@@ -18,7 +18,8 @@ from torch import nn
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp.recording import Queue, Recorder, Span, Unit, launch_between, resolve
+from overlap_sweep.workloads.fsdp.collectives import Queue, Recorder, Span, launch_between, resolve
+from overlap_sweep.workloads.fsdp.ranking_model import Unit
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.telemetry import StepRecord
 from tests.processes import run_ranks
@@ -238,7 +239,7 @@ def _modes(ranks: Ranks, point: dict[str, Any], root: Path) -> dict[str, list[St
     """One step in each mode, recorded."""
     from overlap_sweep.measure.environment import DeviceSampler
     from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT
-    from overlap_sweep.workloads.fsdp.recording import Recording
+    from overlap_sweep.workloads.fsdp.run import Recording
 
     training = _recording(ranks, point)
     training.freeze()
