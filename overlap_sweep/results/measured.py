@@ -6,11 +6,13 @@ it to that type, so that ranges and what must fit together are said there and no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Union, get_args
 
 import msgspec
 
+from overlap_sweep.declared import types_of
 from overlap_sweep.overlap import space
 
 if TYPE_CHECKING:
@@ -35,6 +37,39 @@ _ROUNDING = 1e-6
 def one_of(choices: Iterable[str]) -> msgspec.Meta:
     """Returns the constraint to these strings."""
     return msgspec.Meta(pattern=rf"^({'|'.join(choices)})\Z")
+
+
+def options_type(
+    schema: type, required: Iterable[str] = (), check: Callable[[Any], None] | None = None, **types: Any
+) -> Any:
+    """Returns the type that options of a configuration are checked by: a struct with the fields of `schema`, their
+    ranges and choices, or what is said in `types` instead. Those that are not `required` may be null or lack, as in
+    results of versions that did not have them. `check` raises ValueError for what does not fit together."""
+    needed = set(required)
+    return msgspec.defstruct(
+        schema.__name__,
+        [
+            (declared.name, kind) if declared.name in needed else (declared.name, Union[kind, None], None)  # noqa: UP007
+            for declared in fields(schema)
+            for kind in [types.get(declared.name) or _option_type(declared, types_of(schema)[declared.name])]
+        ],
+        kw_only=True,
+        namespace={"__post_init__": check} if check else None,
+    )
+
+
+def _option_type(declared: Field[Any], kind: Any) -> Any:
+    """Texts are printable, since they are shown; a field of any type has scalars."""
+    metadata: Mapping[str, Any] = declared.metadata
+    if "choices" in metadata:
+        text: Any = Annotated[str, one_of(filter(None, metadata["choices"]))]
+    else:
+        text = Name
+    low, high = metadata.get("range", (None, None))
+    number = msgspec.Meta(ge=low, le=high)
+    bounded = {int: Annotated[int, number], float: Annotated[float, number]} if "range" in metadata else {}
+    every = (str, int, float, bool, None) if kind is Any else get_args(kind) or (kind,)
+    return Union[tuple(text if one is str else bounded.get(one, one) for one in every)]  # noqa: UP007
 
 
 Slot = Annotated[str, one_of(space.SLOTS)]

@@ -174,10 +174,7 @@ STACKS: Damages = {
     "no learning rate": (lambda r: r["point"]["tp_training"].pop("learning_rate"), "learning_rate"),
     "no vocabulary": (lambda r: r["point"]["tp_training"].pop("vocab_parallel"), "vocab_parallel"),
     "peak": (lambda r: r["point"]["tp_training"].update(peak_tflops=0.0), "`$.point.tp_training.peak_tflops`"),
-    "attention": (
-        lambda r: r["point"]["tp_training"].update(attn_impl="x" * 200),
-        "Expected `str` of length <= 100 - at `$.point.tp_training.attn_impl`",
-    ),
+    "attention": (lambda r: r["point"]["tp_training"].update(attn_impl="fast"), "`$.point.tp_training.attn_impl`"),
     "file": (
         lambda r: r["point"]["tp_training"].update(tp_comm_overlap_cfg="\u202egnp"),
         "`$.point.tp_training.tp_comm_overlap_cfg`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 import msgspec
@@ -21,89 +22,47 @@ from overlap_sweep.results.measured import (
     Timing,
     Total,
     check_pairs,
-    one_of,
+    options_type,
 )
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.workloads.fsdp.config import Compile, Distributed, Fsdp, Ranking, Streams, Training
 
 VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
 _MOST_OTHER_KNOBS = 100
 _LONGEST_OPTIONS = 2000
 """As JSON: a setting's name has them all."""
-_Scalar = Name | int | float | bool | None
-_Number = int | float | None
 _Losses = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=10**6)]
 
 
-class _Ranking(msgspec.Struct):
-    num_layers: Count
-    sequence_length: Count
-    num_sparse_features: Count
-    num_dense_features: Count
-    vocab_size: Count
+def _check_compile(compile_options: Any) -> None:
+    if len(json.dumps(compile_options.options)) > _LONGEST_OPTIONS:
+        raise ValueError("very long options of torch.compile")
 
 
-class _Fsdp(msgspec.Struct):
-    forward_prefetch: bool | int = False
-    backward_prefetch: Name | None = None
-    limit_all_gathers: bool | None = None
-    reshard_after_forward: bool | int = True
-    sync_module_states: bool | None = None
-    use_orig_params: bool | None = None
-    replicas: Count | None = None
-    reduce_dtype: Name | None = None
+_Variables = Annotated[dict[Name, Name | int | float | bool | None], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
+_CompileOptions = Annotated[dict[Name, Any], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)]
 
-
-class _Training(msgspec.Struct):
-    """As it was asked for: null is what the device decides."""
-
-    batch_size: Count | None
-    gradient_accumulation: Count
-    mixed_precision: Name | None
-    learning_rate: _Number = None
-    warmup_steps: _Number = None
-    weight_decay: _Number = None
-    grad_clip_norm: _Number = None
-
-
-class _Distributed(msgspec.Struct):
-    strategy: Annotated[str, one_of(("fsdp2", "ddp"))]
-    dp_size: Count
-    enable_overlap: bool | None = None
-    overlap_reduce_scatter: bool | None = None
-    overlap_clone_for_reduce_scatter: bool | None = None
-    bucket_cap_mb: _Number = None
-    gradient_as_bucket_view: bool | None = None
-    env: Annotated[dict[Name, _Scalar], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)] = {}
-
-
-class _Compile(msgspec.Struct):
-    enabled: bool = False
-    backend: Name | None = None
-    mode: Name | None = None
-    fullgraph: bool | None = None
-    dynamic: bool | None = None
-    options: Annotated[dict[Name, Any], msgspec.Meta(max_length=_MOST_OTHER_KNOBS)] = {}
-
-    def __post_init__(self) -> None:
-        if len(json.dumps(self.options)) > _LONGEST_OPTIONS:
-            raise ValueError("very long options of torch.compile")
-
-
-class ComposedTraining(ComposedConfig, kw_only=True):
-    model: ModelConfig
-    ranking: _Ranking
-    fsdp: _Fsdp
-    training: _Training
-    distributed: _Distributed
-    streams: dict[Name, Name]
-    compile: _Compile
-
-
-class ResolvedTraining(ComposedTraining, kw_only=True):
-    tp_size: Count
-    workload: SizedWorkload
-    precision: str
+ComposedTraining: Any = msgspec.defstruct(
+    "ComposedTraining",
+    [
+        ("model", ModelConfig),
+        ("ranking", options_type(Ranking, [declared.name for declared in fields(Ranking)])),
+        ("fsdp", options_type(Fsdp, forward_prefetch=bool | int, reshard_after_forward=bool | int)),
+        ("training", options_type(Training, ["batch_size", "gradient_accumulation", "mixed_precision"])),
+        ("distributed", options_type(Distributed, ["strategy", "dp_size"], env=_Variables)),
+        ("streams", options_type(Streams)),
+        ("compile", options_type(Compile, options=_CompileOptions, check=_check_compile)),
+    ],
+    bases=(ComposedConfig,),
+    kw_only=True,
+)
+ResolvedTraining: Any = msgspec.defstruct(
+    "ResolvedTraining",
+    [("tp_size", Count), ("workload", SizedWorkload), ("precision", str)],
+    bases=(ComposedTraining,),
+    kw_only=True,
+)
 
 
 class TrainingRun(Measured, kw_only=True, tag="fsdp"):

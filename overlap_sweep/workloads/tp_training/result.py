@@ -15,55 +15,38 @@ from overlap_sweep.results.measured import (
     Count,
     Gb,
     Measured,
-    Name,
     ShardedConfig,
     SizedWorkload,
     Timing,
     Total,
     Us,
     one_of,
+    options_type,
 )
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, IMPLEMENTATIONS, PRECISION_OF
+from overlap_sweep.workloads.tp_training.config import DEFAULT_IMPL, IMPLEMENTATIONS, PRECISION_OF, TpTraining
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_Number = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 _PartUs = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
 _Impl = Annotated[str, one_of(IMPLEMENTATIONS)]
-_Dtype = Annotated[str, one_of(PRECISION_OF)]
 
 
-class _Options(msgspec.Struct, kw_only=True):
-    """As they were asked for: null is what the device or the implementation decides."""
-
-    batch_size: Count
-    gradient_accumulation_steps: Count
-    seq_length: Count | None
-    num_training_steps: Count | None
-    warmup_steps: _Whole | None
-    learning_rate: _Number
-    weight_decay: _Number
-    max_grad_norm: _Number
-    dtype: _Dtype | None
-    vocab_parallel: bool
-    seed: int
-    attn_impl: Name | None = None
-    zero_stage: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
-    sequence_parallel: bool | None = None
-    compile: bool = False
-    tp_comm_overlap: bool | None = None
-    tp_comm_overlap_cfg: Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)] | None = None
-    autocast: bool = False
-    activation_checkpointing: bool = False
-    log_interval: Count | None = None
-    peak_tflops: Annotated[float, msgspec.Meta(gt=0, lt=1e12)] | None = None
-
-
-class _ResolvedOptions(_Options, kw_only=True):
-    seq_length: Count
-    num_training_steps: Count
-    warmup_steps: _Whole
-    dtype: _Dtype
+_ASKED = (
+    *("batch_size", "gradient_accumulation_steps", "seq_length", "num_training_steps", "warmup_steps", "seed"),
+    *("learning_rate", "weight_decay", "max_grad_norm", "dtype", "vocab_parallel"),
+)
+_FILE = Annotated[str, msgspec.Meta(max_length=4096, pattern=PRINTABLE)]
+_Options = options_type(TpTraining, _ASKED, tp_comm_overlap_cfg=_FILE)
+"""As they were asked for: null is what the device or the implementation decides."""
+_ResolvedOptions = options_type(
+    TpTraining,
+    _ASKED,
+    tp_comm_overlap_cfg=_FILE,
+    seq_length=Count,
+    num_training_steps=Count,
+    warmup_steps=_Whole,
+    dtype=Annotated[str, one_of(PRECISION_OF)],
+)
 
 
 class _LanguageModel(msgspec.Struct):
@@ -73,7 +56,7 @@ class _LanguageModel(msgspec.Struct):
 class ComposedStack(ShardedConfig, kw_only=True):
     impl: _Impl | None
     dp_size: Count | None
-    tp_training: _Options
+    tp_training: _Options  # type: ignore[valid-type]
 
 
 class ResolvedStack(ComposedStack, kw_only=True):
@@ -81,7 +64,7 @@ class ResolvedStack(ComposedStack, kw_only=True):
     precision: str
     impl: _Impl
     dp_size: Count
-    tp_training: _ResolvedOptions
+    tp_training: _ResolvedOptions  # type: ignore[valid-type]
     language_model: _LanguageModel
 
 
