@@ -17,7 +17,7 @@ from overlap_sweep.results.estimate import (
     pooled_none,
     student,
 )
-from overlap_sweep.workloads.fsdp.times import Hidden, hidden
+from overlap_sweep.workloads.fsdp.result import Hidden, hidden
 from overlap_sweep.workloads.operator.result import distinct
 from tests.make_point import default_timing, timing, timing_of
 

@@ -195,7 +195,7 @@ def _rocprofv3(profiling: Mapping[str, Any], directory: Path) -> tuple[str, ...]
 
 
 def _sample(result: Result) -> Sample:
-    from overlap_sweep.workloads.fsdp.times import sample
+    from overlap_sweep.workloads.fsdp.result import sample
 
     return sample(result)
 

@@ -29,7 +29,7 @@ from overlap_sweep.workloads.fsdp.knobs import (
     same_training,
     setting_in_words,
 )
-from overlap_sweep.workloads.fsdp.times import (
+from overlap_sweep.workloads.fsdp.result import (
     StepTimes,
     compared_times,
     limited_by_host,

@@ -21,8 +21,8 @@ from overlap_sweep.results.traces import own_traces
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, same_training
+from overlap_sweep.workloads.fsdp.result import limited_by_host, measured
 from overlap_sweep.workloads.fsdp.telemetry import MOST_BYTES, Step, read_steps
-from overlap_sweep.workloads.fsdp.times import limited_by_host, measured
 
 LOSS_TOLERANCE = {"fp32": 1e-3}
 DEFAULT_LOSS_TOLERANCE = 0.05

@@ -18,7 +18,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, mean_ratio, ratio
-from overlap_sweep.workloads.fsdp import times
+from overlap_sweep.workloads.fsdp import result as training_result
 from overlap_sweep.workloads.fsdp.cautions import disagreement, exposed
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
@@ -56,7 +56,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the step: it takes what it takes, whoever limits it."""
-    step, knobs = times.measured(result).step, knobs_of(result.point)
+    step, knobs = training_result.measured(result).step, knobs_of(result.point)
     setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs, knobs)}"
     sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
     return {setting: sample}

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.workloads.fsdp.cautions import Exposed
+from overlap_sweep.workloads.fsdp.result import hidden
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, Run, Step
-from overlap_sweep.workloads.fsdp.times import hidden
 
 WARM_UP_SHARE = 0.1
 
