@@ -57,8 +57,6 @@ class Exhibit:
     """Returns what the page has below this heading: small charts side by side, others below each other."""
     folded: str = ""
     """What is clicked on the page to see it; empty: it is open."""
-    is_detail: bool = False
-    """Whether a terminal leaves it to the details in summary.txt."""
 
 
 @dataclass(frozen=True)

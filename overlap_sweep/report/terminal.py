@@ -35,8 +35,6 @@ def summary_text(analysis: Analysis) -> str:
     print_answers(analysis, console, whole=True)
     for answer in (answer for section in analysis.sections for answer in section.answers if answer.details):
         _print_block(f"Details of {answer.title}", answer.details, console)
-        for exhibit in (exhibit for exhibit in answer.more if exhibit.is_detail):
-            print_exhibit(exhibit, console, whole=True)
     print_titled(pass_searches(analysis.sources.records, reading.root), console)
     if commands := launch_commands(reading.points):
         _print_block("Commands", commands, console)
@@ -118,8 +116,7 @@ def print_answer(answer: Answer, console: Console, file: str, whole: bool = Fals
     print_listing(answer.compared, console, file, whole)
     print_lines([answer.legend] if answer.legend else [], console, indent=0)
     for exhibit in answer.more:
-        if not exhibit.is_detail:
-            print_exhibit(exhibit, console, whole)
+        print_exhibit(exhibit, console, whole)
     if answer.more and answer.cautions:
         console.print()
     print_lines(answer.cautions, console, indent=0)

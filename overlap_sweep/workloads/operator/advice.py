@@ -19,7 +19,6 @@ from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
 from overlap_sweep.results.provenance import environments, slowed_gpus
-from overlap_sweep.workloads.layer.answer import VariantRow
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, labels
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, advised, spoken
@@ -295,14 +294,16 @@ def _default_wins(default_us: float, case: CaseAnalysis) -> str:
 
 
 def async_tp_verdict(outcome: Outcome, *, with_interval: bool = True) -> str:
-    """Returns `switch async TP on, 9.4% faster than none`, where the whole layer says so; empty where it does not."""
-    row = _async_tp_on_the_layer(outcome)
-    if row is None:
+    """Returns `switch async TP on, 9.4% faster than none`, where a tuner ran both on the whole layer; else nothing."""
+    trial = outcome.trial
+    row = trial.rows.get(DEFAULT) if trial else None
+    if not trial or not trial.point or trial.point.config["backend"] != ASYNC_TP_BACKEND:
+        return ""
+    if row is None or row.launch_bound or row.reference != NONE:
         return ""
     label = DEFAULT if row.to_reference.faster else NONE
-    return f"{advised(label, ASYNC_TP_BACKEND)}, {'' if label == DEFAULT else 'it is '}" + row.to_reference.in_words(
-        " than none", with_interval=with_interval
-    )
+    compared = row.to_reference.in_words(" than none", with_interval=with_interval)
+    return f"{advised(label, ASYNC_TP_BACKEND)}, {'' if label == DEFAULT else 'it is '}{compared}"
 
 
 def async_tp_advice(case: CaseAnalysis, tp_size: int) -> list[str]:
@@ -318,17 +319,6 @@ def async_tp_advice(case: CaseAnalysis, tp_size: int) -> list[str]:
         speedups = ", ".join(f"{choice.label} {default_speedup(choice):.2f}x" for choice in choices)
         lines.append(f"TP={tp_size}: async TP against no overlap, operator by operator: {speedups}.")
     return lines
-
-
-def _async_tp_on_the_layer(outcome: Outcome) -> VariantRow | None:
-    """Returns async TP beside no overlap, if a tuner ran both on the whole layer."""
-    trial = outcome.trial
-    if not trial or not trial.point or trial.point.config["backend"] != ASYNC_TP_BACKEND:
-        return None
-    if not trial.layer or trial.layer.reference != NONE:
-        return None
-    row = trial.rows.get(DEFAULT)
-    return None if row is None or row.launch_bound else row
 
 
 def _judged_by_operators(choices: list[PassChoice]) -> str:

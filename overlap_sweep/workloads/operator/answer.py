@@ -252,13 +252,12 @@ def scale_case(choices: Sequence[PassChoice], tolerance: float) -> Scaling:
     measured: dict[str, dict[int, float]] = {}
     for operator in space.OPERATORS:
         own = [choice for choice in choices if choice.operator == operator]
-        times: dict[int, float] = {}
-        for choice in own:
-            times[choice.tp_size] = times.get(choice.tp_size, 0.0) + choice.chosen.time_us
-        if 1 not in times and (tp1_us := _tp1_us(own)):
-            times[1] = tp1_us
-        if times:
-            measured[operator] = times
+        if not own:
+            continue
+        sizes = dict.fromkeys(choice.tp_size for choice in own)
+        times = {size: sum(one.chosen.time_us for one in own if one.tp_size == size) for size in sizes}
+        tp1_us = _tp1_us(own)
+        measured[operator] = {1: tp1_us, **times} if tp1_us else times
     results = {operator: scale(times, tolerance) for operator, times in measured.items()}
     tp_sizes = {tp_size for times in measured.values() for tp_size in times}
     complete = [operator for operator, times in measured.items() if set(times) == tp_sizes]

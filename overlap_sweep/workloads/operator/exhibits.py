@@ -17,27 +17,13 @@ from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import chart
 from overlap_sweep.workloads.operator.advice import default_in_words
-from overlap_sweep.workloads.operator.answer import CaseAnalysis, Drift, OperatorScaling, Scaling
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorScaling, Scaling
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
-
-D = Column[Drift]
-DRIFT = Table(
-    *("drift", "one row per baseline"),
-    (
-        D("", lambda row: row.tp_size, kind="count", header="TP"),
-        D("", lambda row: f"{row.operator} {row.pass_name} {row.baseline}", kind="text", header="baseline of"),
-        D("", lambda row: row.measurements, kind="count", header="measured"),
-        D("", lambda row: row.median_us, header="median us", show=as_us),
-        D("", lambda row: row.lowest_us, header="lowest", show=as_us),
-        D("", lambda row: row.highest_us, header="highest", show=as_us),
-        D("", lambda row: row.change, header="later half", show="{:+.1%}".format),
-    ),
-)
 
 
 def exhibits(case: CaseAnalysis) -> list[Exhibit]:
     """Returns all of a case, in the order of the page."""
-    return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case), *_drift(case)]
+    return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case)]
 
 
 def _hidden(case: CaseAnalysis) -> Exhibit:
@@ -109,11 +95,6 @@ def _scaling_cell(result: OperatorScaling, tp_size: int) -> str:
         return as_us(result.e2e_times[tp_size])
     mark = "" if result.scaling_efficient[tp_size] else "*"
     return f"{as_us(result.e2e_times[tp_size])} ({result.scaling_ratios[tp_size]:.2f}{mark})"
-
-
-def _drift(case: CaseAnalysis) -> list[Exhibit]:
-    heading = "Baselines, measured again and again"
-    return [Exhibit(heading=heading, listing=Listing(DRIFT, case.drift), is_detail=True)] if case.drift else []
 
 
 def _all_timelines(case: CaseAnalysis) -> Exhibit:

@@ -317,15 +317,8 @@ def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
         return unproven("tuned was launch-bound, its time says nothing about the device")
     if not others:
         return unproven("nothing that tuned could be compared with was measured, or all of it was launch-bound")
-    return Proof(
-        tp_size=trial.tp_size,
-        case=case,
-        trial=trial,
-        layer=trial.layer,
-        against=_compare(trial, [(TUNED, label) for label in others], len(others)),
-        best_other=_best_of(others, trial),
-        together=together,
-    )
+    against = _compare(trial, TUNED, others, len(others))
+    return Proof(trial.tp_size, case, trial, trial.layer, against, _best_of(others, trial), together)
 
 
 def _best_of(labels: Sequence[str], trial: Trial) -> str:
@@ -333,16 +326,15 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
     order = [label for label in (NONE, DEFAULT) if label in labels]
     order += [label for label in labels if label not in order]
-    to_others = _compare(trial, [(fastest, label) for label in order])
+    to_others = _compare(trial, fastest, order)
     return next(label for label in order if not to_others[label].faster)
 
 
-def _compare(trial: Trial, pairs: Sequence[tuple[str, str]], tried: int = 1) -> dict[str, Comparison]:
-    """By the second label of each pair."""
+def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Comparison]:
+    """Compares one variant with each of the others."""
     assert trial.point
-    times = [(trial.times[label], trial.times[other]) for label, other in pairs]
-    compared = compare(times, trial.point.config["runtime"]["device"], tried)
-    return {other: found for (_, other), found in zip(pairs, compared, strict=True)}
+    times = [(trial.times[one], trial.times[other]) for other in others]
+    return dict(zip(others, compare(times, trial.point.config["runtime"]["device"], tried), strict=True))
 
 
 def _taken(trial: Trial, tuned: OverlapConfig | None) -> str | None:
