@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
     from overlap_sweep.results.run_directory import Result
 
+_SECTIONS = {"fsdp": Fsdp, "distributed": Distributed, "streams": Streams}
 PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
 
 _KEPT = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile", "profiling", "telemetry")
@@ -45,8 +46,9 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
         profiling["enabled"] = point["profile"] != "none"
     distributed["env"] = _environment(distributed["env"])
     ranking, fsdp = point["ranking"], dict(point["fsdp"])
-    fsdp["forward_prefetch"] = _layers_ahead(fsdp["forward_prefetch"])
-    _check_reshard(fsdp["reshard_after_forward"])
+    _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
+    fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
+    _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks")
     micro_batches = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
     return {
         **{name: point[name] for name in (*_OF_ALL, *_KEPT)},
@@ -76,17 +78,10 @@ def _environment(asked: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(int(v) if isinstance(v, bool) else v) for name, v in asked.items() if v is not None}
 
 
-def _layers_ahead(asked: Any) -> int:
-    if isinstance(asked, bool | int) and 0 <= asked <= 1024:
-        return int(asked)
-    raise UserError(f"fsdp.forward_prefetch={asked} is neither true, false nor a number of layers; give one of them.")
-
-
-def _check_reshard(asked: Any) -> None:
-    if not isinstance(asked, bool) and not (isinstance(asked, int) and asked > 1):
-        raise UserError(
-            f"fsdp.reshard_after_forward={asked} is neither true, false nor a number of ranks; give one of them."
-        )
+def _check_choice(name: str, asked: Any, lowest: int, what: str) -> None:
+    """UserError unless it is true, false or a number from `lowest` on."""
+    if not isinstance(asked, bool) and not (isinstance(asked, int) and lowest <= asked <= 1024):
+        raise UserError(f"{name}={asked} is neither true, false nor a number of {what}; give one of them.")
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -101,8 +96,14 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         return "the other options of compile change nothing without compile.enabled=true"
     if point["profiling"]["tensorboard"] and not point["profiling"]["enabled"]:
         return "profiling.tensorboard writes nothing without profiling.enabled=true"
+    for section, names, why in _unused(point):
+        usual = asdict(_SECTIONS[section]())
+        if changed := [name for name in names if point[section][name] != usual[name]]:
+            return f"{section}.{changed[0]} {why}"
     if distributed["strategy"] == "ddp":
-        return _ddp_refusal(point)
+        if distributed["overlap_reduce_scatter"] and not distributed["enable_overlap"]:
+            return "distributed.overlap_reduce_scatter needs distributed.enable_overlap"
+        return None
     if not fsdp["use_orig_params"]:
         return "FSDP2 has no flat parameters: fsdp.use_orig_params=false was FSDP1's"
     if ranks % fsdp["replicas"]:
@@ -114,37 +115,24 @@ def refusal(point: Mapping[str, Any]) -> str | None:
         )
     if not isinstance(group, bool) and (shards % group or group >= shards):
         return f"fsdp.reshard_after_forward={group} is no smaller part of {shards} ranks"
-    if distributed["overlap_reduce_scatter"]:
-        return "distributed.overlap_reduce_scatter is for DDP; FSDP2 reduces and scatters anyway"
-    if idle := _changed(distributed, ("bucket_cap_mb", "gradient_as_bucket_view"), Distributed()):
-        return f"distributed.{idle} changes nothing under FSDP2"
-    if fsdp["replicas"] == 1 and _changed(point["streams"], ("all_reduce",), Streams()):
-        return "streams.all_reduce changes nothing without fsdp.replicas: there is no all-reduce"
-    return _streams_refusal(point)
-
-
-def _changed(given: Mapping[str, Any], names: Sequence[str], usual: Any) -> str | None:
-    """Returns the first of them that is not as usual."""
-    return next((name for name in names if given[name] != getattr(usual, name)), None)
-
-
-def _ddp_refusal(point: Mapping[str, Any]) -> str | None:
-    distributed, fsdp = point["distributed"], point["fsdp"]
-    if idle := _changed(fsdp, [name for name in fsdp if name != "sync_module_states"], Fsdp()):
-        return f"fsdp.{idle} changes nothing under DDP"
-    idle_streams = ("auxiliary",) if distributed["overlap_reduce_scatter"] else ("auxiliary", "reduce_scatter")
-    if distributed["enable_overlap"] and (idle := _changed(point["streams"], idle_streams, Streams())):
-        return f"streams.{idle} changes nothing here: DDP only all-reduces"
-    if distributed["overlap_reduce_scatter"] and not distributed["enable_overlap"]:
-        return "distributed.overlap_reduce_scatter needs distributed.enable_overlap"
-    return _streams_refusal(point)
-
-
-def _streams_refusal(point: Mapping[str, Any]) -> str | None:
-    changed = _changed(point["streams"], list(point["streams"]), Streams())
-    if changed and not point["distributed"]["enable_overlap"]:
-        return f"streams.{changed} is a stream of distributed.enable_overlap, which is off"
     return None
+
+
+def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]]:
+    """Yields which options of a section nothing reads beside the others, and why."""
+    distributed, fsdp = point["distributed"], point["fsdp"]
+    if distributed["strategy"] == "ddp":
+        yield "fsdp", [name for name in fsdp if name != "sync_module_states"], "changes nothing under DDP"
+        if distributed["enable_overlap"]:
+            idle = ["auxiliary"] if distributed["overlap_reduce_scatter"] else ["auxiliary", "reduce_scatter"]
+            yield "streams", idle, "changes nothing here: DDP only all-reduces"
+    else:
+        idle = ["overlap_reduce_scatter", "bucket_cap_mb", "gradient_as_bucket_view"]
+        yield "distributed", idle, "changes nothing under FSDP2"
+        if fsdp["replicas"] == 1:
+            yield "streams", ["all_reduce"], "changes nothing without fsdp.replicas: there is no all-reduce"
+    if not distributed["enable_overlap"]:
+        yield "streams", point["streams"], "is a stream of distributed.enable_overlap, which is off"
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
