@@ -20,15 +20,15 @@ from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import knob_lines
-from overlap_sweep.results.records import KnobRecord, KnobSearch
+from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.records import Contribution, Gain, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search import Failure, conduct
-from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, Setting
-from overlap_sweep.search.knobs import answer, search
+from overlap_sweep.search import Failure, Samples, Setting, conduct
+from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, one_by_one, search
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
@@ -239,6 +239,72 @@ class Searching:
         sample = searchable(result.point["workload"]["name"]).sample(result)
         self._amount = self._amount or sample.amount
         return sample.scaled(self._amount / sample.amount)
+
+
+def answer(trail: KnobTrail) -> KnobSearch:
+    """Returns what a search, under way or ended, came to."""
+    knobs = {knob.key: list(knob.values) for knob in trail.knobs}
+    search = KnobSearch(label="", overrides=[], knobs=knobs, notes=trail.notes, grid=trail.grid)
+    base = trail.baseline
+    if base not in trail.found.of:
+        search.dropped = trail.failed.get(base, "")
+        return search
+    best = trail.best
+    search.proven = best == base or {base, best} <= trail.proof.of.keys()
+    judged = trail.proof if search.proven and best != base else trail.found
+    search.best = trail.overrides(best)
+    search.time_us, search.baseline_us = judged.time_us(best), judged.time_us(base)
+    search.gain = _share(judged, base, best)
+    search.over_none = _over_none(judged, best)
+    search.by_time = best != base and not judged.beside
+    search.contributions = [_contribution(trail, judged, best, index) for index in trail.changed(best)]
+    search.settings = len(trail.found.of) + len(trail.failed)
+    for setting in sorted(trail.found.of, key=trail.found.time_us):
+        found = trail.found.estimate(setting)
+        search.tried.append(
+            TriedKnobs(
+                changed=trail.overrides(setting),
+                time_us=found.time_us,
+                noise_us=found.noise_us,
+                measurements=len(trail.found.of[setting]),
+            )
+        )
+    return search
+
+
+def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) -> Contribution:
+    with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
+    return Contribution(
+        key=trail.knobs[index].key,
+        baseline=trail.baseline[index],
+        value=best[index],
+        alone=_known_share([judged, trail.found], trail.baseline, with_it),
+        taken_away=_known_share([judged, trail.found], without, best),
+    )
+
+
+def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
+    """From the first that has measured both."""
+    for samples in sources:
+        if slower in samples.of and faster in samples.of:
+            assert slower is not None
+            assert faster is not None
+            return _share(samples, slower, faster)
+    return None
+
+
+def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
+    gain, slower_us = samples.gain(slower, faster), samples.time_us(slower)
+    return Gain(gain.time_us / slower_us, gain.noise_us / slower_us)
+
+
+def _over_none(samples: Samples, setting: Setting) -> Gain | None:
+    """Pair by pair, of all samples of the setting."""
+    pairs = [pair for sample in samples.of[setting] for pair in zip(sample.times_us, sample.none_us, strict=False)]
+    if not pairs:
+        return None
+    ratio: Estimate = estimate([time_us / none_us for time_us, none_us in pairs])
+    return Gain(1 - ratio.time_us, ratio.noise_us)
 
 
 def sweep(

@@ -19,15 +19,146 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from overlap_sweep.config import Search
-from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.records import Contribution, Gain, KnobSearch, TriedKnobs
-from overlap_sweep.search.knob_trail import KnobTrail, Samples, Setting, Steps
+from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.search import Failure, Samples, Setting
+from overlap_sweep.workloads import Sample
 
 CONTENDERS = 3
 """How many are measured again at most while the noise cannot tell them apart."""
+
+PROOF_DEVIATIONS = 2.6
+"""Nothing that is no faster should be named in more than one of a hundred searches."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A key of the configuration, and the values to choose from."""
+
+    key: str
+    values: tuple[str, ...]
+    """The first is the baseline's, and what is preferred in a tie."""
+    restarts: bool = False
+    """Another value of it needs other worker processes."""
+
+
+Answer = Sample | Failure | None
+"""None: there was no time or point left for it."""
+
+Steps = Generator[Sequence[Setting], Sequence[Answer]]
+"""Yields what to measure next, each in this order, the same setting perhaps more than once; is sent what came of it."""
+
+
+@dataclass
+class KnobTrail:
+    """A search's space and all that came of it so far."""
+
+    knobs: tuple[Knob, ...]
+    refusal: Callable[[Setting], str | None]
+    """Why a setting makes no sense, or None: then it is never measured."""
+    room: Callable[[], float]
+    """How many more points may be measured."""
+    found: Samples = field(default_factory=Samples)
+    proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))
+    """Measured in alternation after the search, so that what was chosen for its luck has to show it again."""
+    failed: dict[Setting, str] = field(default_factory=dict)
+    effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
+    """By knob's index and value, what the change to it gained when it was last made alone, in microseconds."""
+    dropped: dict[tuple[int, str], float] = field(default_factory=dict)
+    """By knob's index and value, the share by which it was slower: not tried again."""
+    notes: list[str] = field(default_factory=list)
+    cut: bool = False
+    """Something was left out because no point or time was left."""
+    chosen: Setting | None = None
+    """What the proof came to."""
+
+    @property
+    def baseline(self) -> Setting:
+        return tuple(knob.values[0] for knob in self.knobs)
+
+    @property
+    def grid(self) -> int:
+        """Settings that there are, sensible or not."""
+        return math.prod(len(knob.values) for knob in self.knobs)
+
+    def changed(self, setting: Setting, origin: Setting | None = None) -> dict[int, str]:
+        """By knob's index the values that differ from the baseline's, or from another setting's."""
+        pairs = zip(setting, origin or self.baseline, strict=True)
+        return {index: value for index, (value, other) in enumerate(pairs) if value != other}
+
+    def name(self, setting: Setting, origin: Setting | None = None) -> str:
+        """Its overrides, or those that differ from another setting; or `the baseline`."""
+        return " ".join(f"{key}={value}" for key, value in self.overrides(setting, origin).items()) or "the baseline"
+
+    def overrides(self, setting: Setting, origin: Setting | None = None) -> dict[str, str]:
+        """By key the values that differ from the baseline's, or from another setting's."""
+        return {self.knobs[index].key: value for index, value in self.changed(setting, origin).items()}
+
+    def possible(self, setting: Setting) -> bool:
+        """Whether it makes sense and may work. What failed fails with more changed, too: each failure costs a new
+        process group."""
+        changed = self.changed(setting).items()
+        return not any(self.changed(bad).items() <= changed for bad in self.failed) and not self.refusal(setting)
+
+    def simplicity(self, setting: Setting) -> tuple[int, int]:
+        """Less is simpler: values that are not the baseline's, and how late in their lists they stand."""
+        changed = self.changed(setting)
+        return len(changed), sum(self.knobs[index].values.index(value) for index, value in changed.items())
+
+    @property
+    def fastest(self) -> Setting:
+        return min(self.found.of, key=self.found.time_us)
+
+    @property
+    def best(self) -> Setting:
+        """What the proof came to, or else the simplest of those that the noise cannot tell from the fastest."""
+        if self.chosen is not None:
+            return self.chosen
+        fastest = self.fastest
+        ties = [setting for setting in self.found.of if not self.found.beats(fastest, setting)]
+        return min(ties, key=lambda setting: (*self.simplicity(setting), self.found.time_us(setting)))
+
+    def measure(self, settings: Iterable[Setting]) -> Steps:
+        """Have those measured that never were and make sense."""
+        known = self.found.of.keys()
+        yield from self.measure_again([s for s in dict.fromkeys(settings) if s not in known and self.possible(s)])
+
+    def measure_again(self, settings: Sequence[Setting]) -> Steps:
+        """One more sample of each, as long as enough points are left for the shortest proof."""
+        proof_points = 2 * len(team(self, self.best)) if self.found.of and self.chosen is None else 0
+        yield from self._ask(settings, self.found, self.room() - proof_points)
+
+    def prove(self, settings: Sequence[Setting]) -> Steps:
+        """One more sample of each for the proof."""
+        yield from self._ask(settings, self.proof, self.room())
+
+    def _ask(self, settings: Sequence[Setting], into: Samples, room: float) -> Steps:
+        costs = accumulate(map(self._cost, settings))
+        asked = [setting for setting, cost in zip(settings, costs, strict=True) if cost - 1 < max(0.0, room)]
+        self.cut = self.cut or len(asked) < len(settings)
+        if asked:
+            for setting, answer in zip(asked, (yield asked), strict=True):
+                self._record(setting, answer, into)
+
+    def _cost(self, setting: Setting) -> int:
+        """In points: to start other processes takes about as long as one."""
+        changed = (self.knobs[index].restarts for index in self.changed(setting))
+        return 2 if any(changed) else 1
+
+    def _record(self, setting: Setting, answer: Answer, into: Samples) -> None:
+        if isinstance(answer, Sample):
+            into.add(setting, answer)
+        elif answer is None:
+            self.cut = True
+        else:
+            self.notes.append(f"{self.name(setting)} failed: {answer.reason}")
+            # It has run before: an accident, not its settings'.
+            if setting not in self.found.of:
+                self.failed[setting] = answer.reason
 
 
 def search(trail: KnobTrail, effort: Search) -> Steps:
@@ -52,7 +183,7 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
         # A whole round of measurements goes out from the next one: it should be no stroke of luck.
         if best != origin and len(trail.found.of[best]) < min(2, effort.repeats):
             simpler = (s for s in trail.found.of if trail.simplicity(s)[0] < trail.simplicity(best)[0])
-            yield from trail.measure_again([best, min(simpler, key=trail.found.time_us)], _reserve(trail))
+            yield from trail.measure_again([best, min(simpler, key=trail.found.time_us)])
         if trail.best == origin:
             return
 
@@ -64,16 +195,16 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
     if len(trail.found.of) == 1 and effort.repeats > 1 and possible:
         # Everything is compared with it, and it tells how far two measurements of one setting may lie apart.
         half = (len(possible) + 1) // 2
-        yield from trail.measure_again([*possible[:half], origin, *possible[half:], origin], _reserve(trail))
+        yield from trail.measure_again([*possible[:half], origin, *possible[half:], origin])
     else:
-        yield from trail.measure(possible, _reserve(trail))
-    yield from trail.measure(_unlocked(trail, origin, changes), _reserve(trail))
+        yield from trail.measure(possible)
+    yield from trail.measure(_unlocked(trail, origin, changes))
     _learn(trail, effort, origin, changes)
     failed = len(trail.failed)
-    yield from trail.measure(_joint(trail, origin, knobs), _reserve(trail))
+    yield from trail.measure(_joint(trail, origin, knobs))
     if len(trail.failed) > failed:
         # What does not go together is known now.
-        yield from trail.measure(_joint(trail, origin, knobs), _reserve(trail))
+        yield from trail.measure(_joint(trail, origin, knobs))
     yield from _tell_apart(trail, effort)
 
 
@@ -168,16 +299,13 @@ def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
         lead = found.gain(trail.best, fastest).time_us / found.time_us(fastest)
         if lead < effort.worth or fastest not in wanting:
             return
-        yield from trail.measure_again(wanting, _reserve(trail))
+        yield from trail.measure_again(wanting)
 
 
 def team(trail: KnobTrail, best: Setting) -> list[Setting]:
     """What is measured again to prove it: the baseline, itself, and itself without each of its changes."""
-    if best == trail.baseline:
-        return []
-    return list(
-        dict.fromkeys([trail.baseline, best, *(s for s in one_by_one(trail, best, trail.baseline).values() if s)])
-    )
+    without = [setting for setting in one_by_one(trail, best, trail.baseline).values() if setting]
+    return list(dict.fromkeys([trail.baseline, best, *without])) if best != trail.baseline else []
 
 
 def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, Setting | None]:
@@ -185,11 +313,6 @@ def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, 
     refused or fails."""
     taken_over = {index: _with(setting, {index: value}) for index, value in trail.changed(other, setting).items()}
     return {index: changed if trail.possible(changed) else None for index, changed in taken_over.items()}
-
-
-def _reserve(trail: KnobTrail) -> int:
-    """Points that the shortest proof will need."""
-    return 2 * len(team(trail, trail.best))
 
 
 def _prove(trail: KnobTrail, effort: Search) -> Steps:
@@ -253,69 +376,3 @@ def agree(proof: Samples, one: Setting, other: Setting) -> bool:
     rest on what is measured beside a setting being the same for both."""
     gain, by_time = proof.gain(one, other), proof.by_time().gain(one, other)
     return abs(gain.time_us - by_time.time_us) <= math.hypot(gain.noise_us, by_time.noise_us)
-
-
-def answer(trail: KnobTrail) -> KnobSearch:
-    """Returns what a search, under way or ended, came to."""
-    knobs = {knob.key: list(knob.values) for knob in trail.knobs}
-    search = KnobSearch(label="", overrides=[], knobs=knobs, notes=trail.notes, grid=trail.grid)
-    base = trail.baseline
-    if base not in trail.found.of:
-        search.dropped = trail.failed.get(base, "")
-        return search
-    best = trail.best
-    search.proven = best == base or {base, best} <= trail.proof.of.keys()
-    judged = trail.proof if search.proven and best != base else trail.found
-    search.best = _changed(trail, best)
-    search.time_us, search.baseline_us = judged.time_us(best), judged.time_us(base)
-    search.gain = _share(judged, base, best)
-    search.over_none = _over_none(judged, best)
-    search.by_time = best != base and not judged.beside
-    search.contributions = [_contribution(trail, judged, best, index) for index in trail.changed(best)]
-    search.settings = len(trail.found.of) + len(trail.failed)
-    for setting in sorted(trail.found.of, key=trail.found.time_us):
-        found, measurements = trail.found.estimate(setting), len(trail.found.of[setting])
-        changed = _changed(trail, setting)
-        search.tried.append(
-            TriedKnobs(changed=changed, time_us=found.time_us, noise_us=found.noise_us, measurements=measurements)
-        )
-    return search
-
-
-def _changed(trail: KnobTrail, setting: Setting) -> dict[str, str]:
-    return {trail.knobs[index].key: value for index, value in trail.changed(setting).items()}
-
-
-def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) -> Contribution:
-    with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
-    return Contribution(
-        key=trail.knobs[index].key,
-        baseline=trail.baseline[index],
-        value=best[index],
-        alone=_known_share([judged, trail.found], trail.baseline, with_it),
-        taken_away=_known_share([judged, trail.found], without, best),
-    )
-
-
-def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
-    """From the first that has measured both."""
-    for samples in sources:
-        if slower in samples.of and faster in samples.of:
-            assert slower is not None
-            assert faster is not None
-            return _share(samples, slower, faster)
-    return None
-
-
-def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
-    gain, slower_us = samples.gain(slower, faster), samples.time_us(slower)
-    return Gain(gain.time_us / slower_us, gain.noise_us / slower_us)
-
-
-def _over_none(samples: Samples, setting: Setting) -> Gain | None:
-    """Pair by pair, of all samples of the setting."""
-    pairs = [pair for sample in samples.of[setting] for pair in zip(sample.times_us, sample.none_us, strict=False)]
-    if not pairs:
-        return None
-    ratio: Estimate = estimate([time_us / none_us for time_us, none_us in pairs])
-    return Gain(1 - ratio.time_us, ratio.noise_us)

@@ -13,9 +13,8 @@ import pytest
 
 from overlap_sweep.config import Search
 from overlap_sweep.results.records import KnobSearch
-from overlap_sweep.search import Failure, conduct, knobs
-from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail, Setting
-from overlap_sweep.search.knobs import search
+from overlap_sweep.search import Failure, Setting, conduct, knob_sweeper
+from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, search
 from overlap_sweep.workloads import Sample
 
 KNOBS = (
@@ -61,7 +60,7 @@ class Machine:
         return trail
 
     def answer(self, effort: Search | None = None) -> KnobSearch:
-        return knobs.answer(self.searched(effort))
+        return knob_sweeper.answer(self.searched(effort))
 
     @property
     def optimum_us(self) -> float:
@@ -222,7 +221,7 @@ def test_values_out_of_reach_are_not_tried_again() -> None:
 def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) -> None:
     trail = Machine(interacting, max_points=most).searched()
     assert trail.cut
-    found = knobs.answer(trail)
+    found = knob_sweeper.answer(trail)
     assert found.time_us is not None
     if found.best and found.proven:
         assert {trail.baseline, trail.best} <= trail.proof.of.keys()
