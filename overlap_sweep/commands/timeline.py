@@ -79,7 +79,7 @@ def _traces(paths: Sequence[Path]) -> list[Path]:
 def _traces_of(path: Path) -> list[Path]:
     """UserError where there is not one point's traces."""
     from overlap_sweep.results.run_directory import find_points
-    from overlap_sweep.trace.directories import find_traces, refused_links
+    from overlap_sweep.trace.disk import find_traces, refused_links
 
     if not path.exists():
         raise UserError(f"{path} does not exist; give a point's directory, or traces.")
@@ -113,7 +113,7 @@ def _variant(trace: Path) -> str:
 
 
 def _check_output(output: Path, force: bool) -> None:
-    from overlap_sweep.trace.directories import is_timeline
+    from overlap_sweep.trace.disk import is_timeline
 
     if output.is_dir():
         raise UserError(f"{output} is a directory; give a file with --output.")

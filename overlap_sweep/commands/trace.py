@@ -178,7 +178,7 @@ def _of_alone(runs: Sequence[RunRanks]) -> list[str]:
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Returns the traces, each once, and a sentence for each directory that has none."""
-    from overlap_sweep.trace.directories import find_traces, refused_links
+    from overlap_sweep.trace.disk import find_traces, refused_links
 
     found: dict[Path, Path] = {}
     problems = []

@@ -90,7 +90,7 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
     """A file is a trace; a directory is the telemetry of training runs if there is any, else results if there are any,
     else traces: which. UserError where there is nothing."""
     from overlap_sweep.results.run_directory import find_points, find_telemetry
-    from overlap_sweep.trace.directories import find_traces, refused_links
+    from overlap_sweep.trace.disk import find_traces, refused_links
 
     if not path.exists():
         raise UserError(f"{path} does not exist; give a directory with results, or traces.")
@@ -133,12 +133,9 @@ def only_kind(operands: Sequence[Operand]) -> Kind:
 
 def _is_trace(path: Path) -> bool:
     """As far as a file's beginning tells; one whose name says so may be a damaged one."""
-    from overlap_sweep.trace.stream import blocks
+    from overlap_sweep.trace.disk import beginning
 
-    try:
-        start = next(blocks(path, lambda damage: None), b"")
-    except UserError:
-        start = b""
+    start, _ = beginning(path)
     return b'"traceEvents"' in start or start.lstrip()[:1] == b"[" or "trace" in path.name
 
 

@@ -18,7 +18,7 @@ from overlap_sweep.report.table import csv_of, to_frame
 from overlap_sweep.report.terminal import SUMMARY_FILE, summary_text
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import write_atomically
-from overlap_sweep.trace.directories import is_below
+from overlap_sweep.trace.disk import is_below
 
 REPORT_FILE = "tuning_report.json"
 SCHEMA = 1

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import PASS_WORDS, some_ranks
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, IGNORE, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
-from overlap_sweep.trace.directories import TIMELINE_MARK
+from overlap_sweep.trace.disk import TIMELINE_MARK, beginning
 from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.measured import phases_of
-from overlap_sweep.trace.stream import blocks
 
 WHOLE = "all"
 """The phase that is the whole iteration."""
@@ -121,7 +120,7 @@ def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
 
 def _named(devices: list[str], path: Path) -> str:
     """Kineto lists the host's devices before its events."""
-    head = next(blocks(path, lambda _: None), b"").partition(b'"traceEvents"')[0]
+    head = beginning(path)[0].partition(b'"traceEvents"')[0]
     listed = re.findall(rb'"id":\s*(\d+),\s*"name":\s*"([^"]+)"', head)
     names = {number.decode(): name.decode(errors="replace") for number, name in listed}
     kinds = dict.fromkeys(names[number] for number in devices if number in names)

@@ -10,7 +10,7 @@ import yaml
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import NO_YAML
-from overlap_sweep.trace.directories import is_below, is_special
+from overlap_sweep.trace.disk import is_below, is_special
 
 MEASURE_AGAIN = "remove it and measure the point again"
 MOST_BYTES = 64 << 20

@@ -19,7 +19,7 @@ from overlap_sweep.results.checks import (
 )
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
-from overlap_sweep.trace.directories import is_plain_name, links_out
+from overlap_sweep.trace.disk import is_plain_name, links_out
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160

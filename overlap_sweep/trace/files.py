@@ -27,8 +27,8 @@ import msgspec
 from overlap_sweep.cache import find, keep
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow, in_words, startup_iterations, summarise
-from overlap_sweep.trace.document import MOST_RANKS
-from overlap_sweep.trace.stream import is_gzip
+from overlap_sweep.trace.disk import is_gzip
+from overlap_sweep.trace.stream import MOST_RANKS
 
 TEXT_BYTES_PER_S = 200e6
 GZIP_RATIO = 13

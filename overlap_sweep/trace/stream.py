@@ -11,40 +11,27 @@ import itertools
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
-from isal import isal_zlib
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.document import (
+from overlap_sweep.trace.disk import (
     NO_JSON,
-    DistributedInfo,
-    Document,
-    Event,
+    RECORD_AGAIN,
     as_written_and_mended,
+    blocks,
     damage_of,
-    decoded,
     error_of,
     is_over,
     mended,
     position_of,
 )
-
-BLOCK_BYTES = 1 << 20
-GZIP_MAGIC = b"\x1f\x8b"
-
-MANY_MEMBERS = 10_000
-LEAST_MEMBER_BYTES = 1024
-"""Of text, on average, where there are so many. bgzip, which makes the smallest that are in use, puts 64 KiB in each;
-millions of empty ones would take minutes."""
-
-RECORD_AGAIN = "copy it again or record the trace again"
-
-Report = Callable[[str], None]
-"""Called with what is wrong, such as `is cut short`."""
 
 _T = TypeVar("_T")
 
@@ -71,77 +58,64 @@ LEAST_ENTRY_BYTES = 24
 _MOST_BYTES = 16 << 20
 """No piece may be longer. One that is, is no list of events any more."""
 
+Number = int | float | str | None
 
-def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
-    """Yields blocks of at most BLOCK_BYTES or little more, none empty. UserError when the file cannot be read at all.
+MOST_RANKS = 1 << 20
+"""More than any run has; a trace that says so is damaged."""
 
-    What a damaged compressed file holds up to the damage is given; then the damage is reported and the blocks end.
-    """
-    try:
-        with path.open("rb") as file:
-            yield from (
-                _gathered(_inflated(file, path, report_damage))
-                if is_gzip(path)
-                else iter(lambda: file.read(BLOCK_BYTES), b"")
-            )
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give a trace (.json or .json.gz) of torch.profiler.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); {RECORD_AGAIN}.") from None
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def is_gzip(path: Path) -> bool:
-    """Returns whether it is gzip by its content: files get renamed, and some tools gzip without saying so."""
-    with path.open("rb") as file:
-        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+class Args(msgspec.Struct, gc=False):
+    correlation: Number = None
+    sequence_number: Number = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
 
 
-def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[bytes]:
-    """A gzip file may have several members; what follows the last one is no part of it."""
-    pending, members, text_bytes = memoryview(b""), 0, 0
-    while pending or (pending := memoryview(file.read(BLOCK_BYTES))):
-        if bytes(pending[: len(GZIP_MAGIC)]) != GZIP_MAGIC[: len(pending)]:
-            return
-        members += 1
-        if members > MANY_MEMBERS and text_bytes < members * LEAST_MEMBER_BYTES:
-            said = f"more than {MANY_MEMBERS:,} gzip members of less than {LEAST_MEMBER_BYTES} bytes each"
-            raise UserError(f"{path} is made of {said}; give what `gzip -dc` makes of it.")
-        # 31: gzip's head and checksum around deflate.
-        inflate = isal_zlib.decompressobj(wbits=31)
-        # What follows a member is copied, so little is looked at before it is known to be a long one.
-        window = LEAST_MEMBER_BYTES
-        while not inflate.eof:
-            pending = pending or memoryview(file.read(BLOCK_BYTES))
-            if not pending:
-                report_damage("is cut short")
-                return
-            given = pending[:window]
-            try:
-                block = inflate.decompress(given, BLOCK_BYTES)
-            except isal_zlib.error as error:  # type: ignore[misc]
-                report_damage(f"is damaged ({error})")
-                return
-            left = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-            pending = pending[len(given) - len(left) :]
-            window = min(2 * window, BLOCK_BYTES)
-            text_bytes += len(block)
-            if block:
-                yield block
+class Event(msgspec.Struct, gc=False):
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    ts: Number = None
+    dur: Number = 0
+    pid: Number = None
+    tid: Number = None
+    args: Args | None = None
 
 
-def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields small ones together: each that is yielded costs its reader as much as its parsing."""
-    held = bytearray()
-    for block in blocks:
-        if not held and len(block) > BLOCK_BYTES // 2:
-            yield block
-            continue
-        held += block
-        if len(held) > BLOCK_BYTES // 2:
-            yield bytes(held)
-            held.clear()
-    if held:
-        yield bytes(held)
+class ExactEvent(Event, gc=False):
+    """With times as they are written, for those that a float would round. Several times slower to read."""
+
+    ts: Decimal | None = None  # type: ignore[assignment]
+    dur: Decimal | None = Decimal(0)  # type: ignore[assignment]
+
+
+class DistributedInfo(msgspec.Struct):
+    rank: int | str | None = None
+    world_size: int | str | None = None
+
+
+@dataclass
+class Document:
+    """What is learnt of a trace beside its events; complete when all of them have been read."""
+
+    kind: type[Event] = Event
+    """What to read events as."""
+    distributed: DistributedInfo = field(default_factory=DistributedInfo)
+    base_time_ns: int = 0
+    """What all moments count from, in nanoseconds since 1970."""
+    damage: str = ""
+    """Such as `is cut short`: what follows the events that were read is lost. Empty of a whole file."""
+    repaired: bool = False
+    """Whether the text had to be mended before it was JSON."""
+    malformed: int = 0
+    """How many entries of the list are no events, and were left out."""
+    first_malformed: str = ""
+    """Why the first of them is none."""
+
+    def leave_out(self, why: str) -> None:
+        self.malformed += 1
+        self.first_malformed = self.first_malformed or why
 
 
 class _Broken(Exception):
@@ -156,11 +130,7 @@ class _Document(msgspec.Struct, rename="camel"):
 
 def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
     """Yields all events of a trace, and into `document` what else it says. UserError when it is no trace at all."""
-
-    def report_damage(damage: str) -> None:
-        document.damage = damage
-
-    source = blocks(path, report_damage)
+    source = blocks(path, partial(setattr, document, "damage"))
     head, rest = _head(source, path, document)
     text, wanted = bytearray(b"[" + rest), 0
     for block in itertools.chain([b""], source):
@@ -377,3 +347,25 @@ def _parsed(kind: type[_T], text: bytes) -> _T | None:
 def _learn(found: _Document, document: Document) -> None:
     document.distributed = _parsed(DistributedInfo, found.distributed_info) or document.distributed
     document.base_time_ns = _parsed(int, found.base_time_nanoseconds) or document.base_time_ns
+
+
+def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
+    """Returns the events of a JSON list; entries that are none are left out and counted."""
+    one, several = _decoders(document.kind)
+    try:
+        return several.decode(listed)
+    except msgspec.ValidationError:
+        events, left_out = [], []
+        for entry in _raw_list.decode(listed):
+            try:
+                events.append(one.decode(entry))
+            except msgspec.ValidationError as error:
+                left_out.append(str(error))
+        for why in left_out:
+            document.leave_out(why)
+        return events
+
+
+@cache
+def _decoders(kind: type[Event]) -> tuple[msgspec.json.Decoder[Event], msgspec.json.Decoder[list[Event]]]:
+    return msgspec.json.Decoder(kind), msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]

@@ -17,7 +17,7 @@ import pytest
 
 from overlap_sweep.commands.trace_rows import LONGEST_NAME, short_names
 from overlap_sweep.report.timeline import build, read_rank
-from overlap_sweep.trace.directories import is_timeline
+from overlap_sweep.trace.disk import is_timeline
 from overlap_sweep.trace.intervals import intersect, length, merge
 from tests.analyze import analyze, rows
 from tests.golden.made_report import TRACES, write_rank

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import stream
-from overlap_sweep.trace.document import Document, Event, ExactEvent
+from overlap_sweep.trace import disk, stream
 from overlap_sweep.trace.files import read_trace_file
+from overlap_sweep.trace.stream import Document, Event, ExactEvent
 
 MIB = 1 << 20
 
@@ -51,7 +51,7 @@ def small_blocks() -> Iterator[Callable[[int, int, int], None]]:
     with pytest.MonkeyPatch.context() as patch:
 
         def limit(block: int, tail: int, tries: int) -> None:
-            patch.setattr(stream, "BLOCK_BYTES", block)
+            patch.setattr(disk, "BLOCK_BYTES", block)
             patch.setattr(stream, "_TAIL_BYTES", tail)
             patch.setattr(stream, "_TRIES", tries)
 
@@ -260,9 +260,9 @@ def test_gzip_members_and_what_follows_them(
 def test_a_block_is_never_much_longer_than_asked_for_however_well_it_was_compressed(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * (32 * MIB), 1))
-    sizes = [len(block) for block in stream.blocks(path, pytest.fail)]
+    sizes = [len(block) for block in disk.blocks(path, pytest.fail)]
     assert sum(sizes) == 32 * MIB
-    assert max(sizes) <= 2 * stream.BLOCK_BYTES
+    assert max(sizes) <= 2 * disk.BLOCK_BYTES
 
 
 def test_gzip_cut_short_gives_its_beginning(tmp_path: Path) -> None:

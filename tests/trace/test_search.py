@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from overlap_sweep.trace.directories import (
+from overlap_sweep.trace.disk import (
     TIMELINE_MARK,
     find_traces,
     is_below,

@@ -21,7 +21,7 @@ from overlap_sweep.report.numbers import some_names
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import find_metrics, find_points, find_telemetry
-from overlap_sweep.trace.directories import links_out
+from overlap_sweep.trace.disk import links_out
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 
 if TYPE_CHECKING:
