@@ -14,7 +14,8 @@ share memory by, is told not to by the worker's NVSHMEM_DISABLE_NVLS.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -134,15 +135,21 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
     transposed = setting.get("transpose_weight", False)
     weight = problem.weight.data.t().contiguous() if transposed else problem.weight.data
     multiply = (_ag_gemm if problem.shape.gathers else _gemm_rs)(flux, setting, problem, weight)
-    try:
-        # The first call allocates the rest of what the ranks share, and says what Flux was not compiled for.
+    # The first call allocates the rest of what the ranks share, and says what Flux was not compiled for.
+    with _refusing_failed_checks():
         multiply(0)
+    return multiply
+
+
+@contextmanager
+def _refusing_failed_checks(mend: str = "") -> Iterator[None]:
+    """Make Refused of what Flux throws for what it does not take, on all ranks alike."""
+    try:
+        yield
     except RuntimeError as error:
-        # Flux throws this for what it does not take, on all ranks alike.
         if "Check failed" not in str(error):
             raise
-        raise Refused(f"Flux: {_first_line(error)}") from error
-    return multiply
+        raise Refused(f"Flux: {_first_line(error)}{mend}") from error
 
 
 def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
@@ -213,12 +220,8 @@ def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
 def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]:
     """Returns the key in `_operators` of what `construct` makes, unless it is there already. Collective."""
     if key not in _operators:
-        try:
+        with _refusing_failed_checks("; NVSHMEM_SYMMETRIC_SIZE may be too small"):
             _operators[key] = construct()
-        except RuntimeError as error:
-            if "Check failed" not in str(error):
-                raise
-            raise Refused(f"Flux: {_first_line(error)}; NVSHMEM_SYMMETRIC_SIZE may be too small") from error
     return key
 
 

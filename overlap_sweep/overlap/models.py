@@ -7,14 +7,10 @@ transformers' own models; what is not in FORMS is refused. No torch: configs are
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from overlap_sweep.config import SIZES
 from overlap_sweep.errors import UserError
@@ -25,8 +21,8 @@ SIZES_OF = {
     **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
 }
 """Of an operator, beside those of the whole model."""
-HUB = "https://huggingface.co"
-CONNECT_TIMEOUT_S = 0.6
+HUB_TIMEOUT_S = 1.0
+"""In which it has to answer."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,7 @@ def read_hf_fields(name: str) -> dict[str, Any]:
 def _read_hf_config(name: str) -> Any:
     """Returns the config in a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
 
-    Without a network a hub name fails within a second: transformers would retry for 23.
+    Without a network a hub name fails within seconds: transformers would retry for 23.
     """
     source = _find_hf_config(name)
     from huggingface_hub.errors import StrictDataclassError
@@ -200,8 +196,8 @@ def _find_hf_config(name: str) -> str:
         return str(path)
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise UserError(f"model.name={name} does not exist; give a folder, a config.json or a Hugging Face name.")
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         cached = try_to_load_from_cache(name, "config.json")
@@ -211,34 +207,18 @@ def _find_hf_config(name: str) -> str:
         ) from None
     if isinstance(cached, str):
         return cached
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "") or not _hub_answers():
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT_S)
+    except HfHubHTTPError:
+        # It has answered; transformers says what is wrong.
+        return name
+    except Exception as error:
+        # Of whichever HTTP client the installed huggingface_hub is made with.
         raise UserError(
-            f"model.name={name} is not in the local cache and the hub cannot be reached; "
+            f"model.name={name} is not in the local cache and the hub cannot be reached ({error}); "
             "give a local folder, a config.json, or the sizes (model.hidden_size=... and so on)."
-        )
+        ) from None
     return name
-
-
-def _hub_answers() -> bool:
-    """Returns whether a TCP connection to the hub, or to the proxy on the way, opens at once."""
-    hub = os.environ.get("HF_ENDPOINT", HUB)
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    address = urlsplit(proxy or hub)
-    opened = threading.Event()
-
-    def connect() -> None:
-        try:
-            port = address.port or (443 if address.scheme == "https" else 80)
-            socket.create_connection((address.hostname or "", port), CONNECT_TIMEOUT_S).close()
-        except OSError:
-            return
-        opened.set()
-
-    # In a thread, since the look-up of a name obeys no timeout.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(CONNECT_TIMEOUT_S)
-    return opened.is_set()
 
 
 Size = Callable[[Any], int]

@@ -129,9 +129,7 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 def _shown(value: Any) -> str:
     """A few lines of YAML may be lists and maps of any size."""
-    short = reprlib.Repr()
-    short.maxlevel = 2
-    return short.repr(value) if isinstance(value, list | dict | set) else str(value)[:200]
+    return value[:200] if isinstance(value, str) else reprlib.repr(value)
 
 
 def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:

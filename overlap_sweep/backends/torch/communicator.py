@@ -20,37 +20,17 @@ from torch import Tensor
 from overlap_sweep.measure import Ranks
 
 # torch 2.13 renames these and warns about the old names; 2.11 has only the old ones.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# Called with async_op, or on a rank that is in the group, they return no None.
+_all_reduce: Callable[..., Any] = dist.all_reduce
+_isend: Callable[..., Any] = dist.isend
 
 # torch's type stubs know neither the constructor nor the methods that Python may override.
 _ProcessGroup: Any = dist.ProcessGroup
 
 _c10d: Any = torch._C._distributed_c10d
-
-
-def all_gather_now(shard: Tensor, ranks: Ranks) -> Tensor:
-    """Returns [world_size * rows, columns] from [rows, columns] of every rank.
-
-    As the next two, by the library's own choice on the group that the worker began with, and in the stream's order:
-    what is called where nothing overlaps.
-    """
-    full = _full_size(shard, ranks.world_size)
-    _all_gather(full, shard)
-    return full
-
-
-def reduce_scatter_now(full: Tensor, ranks: Ranks) -> Tensor:
-    """Returns this rank's [rows, columns] of the sum of every rank's [world_size * rows, columns]."""
-    shard = _shard_size(full, ranks.world_size)
-    _reduce_scatter(shard, full)
-    return shard
-
-
-def all_reduce_now(partial: Tensor) -> Tensor:
-    """Returns `partial`, which becomes the sum over the ranks."""
-    dist.all_reduce(partial)
-    return partial
 
 
 def _full_size(shard: Tensor, world_size: int) -> Tensor:
@@ -85,21 +65,16 @@ class Communicator:
     def all_gather(self, shard: Tensor) -> Pending:
         """Returns [world_size * rows, columns], by rank, from [rows, columns] of every rank."""
         full = _full_size(shard, self._world_size)
-        return Pending(full, [_all_gather(full, shard, group=self._group, async_op=True).wait], [shard])
+        return Pending(full, [all_gather(full, shard, group=self._group, async_op=True).wait], [shard])
 
     def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
         """Returns this rank's [rows, columns] of the sum of every rank's [world_size * rows, columns], into `shard`."""
         shard = _shard_size(full, self._world_size) if shard is None else shard
-        return Pending(shard, [_reduce_scatter(shard, full, group=self._group, async_op=True).wait], [full])
+        return Pending(shard, [reduce_scatter(shard, full, group=self._group, async_op=True).wait], [full])
 
     def all_reduce(self, partial: Tensor) -> Pending:
         """Returns the sum of every rank's `partial`, in its place."""
-        return Pending(partial, [self._all_reduce(partial)])
-
-    def _all_reduce(self, partial: Tensor) -> Callable[[], object]:
-        work = dist.all_reduce(partial, group=self._group, async_op=True)
-        assert work is not None
-        return work.wait
+        return Pending(partial, [_all_reduce(partial, group=self._group, async_op=True).wait])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         """Send `outgoing` to one rank while `incoming` is filled by another; both contiguous."""
@@ -126,7 +101,7 @@ def communicator(
             dist.new_group(
                 list(range(start, start + world_size)),
                 backend="nccl" if on_gpu else "gloo",
-                pg_options=_nccl_options(num_sm, cga_size) if on_gpu else _gloo_options(num_sm),
+                pg_options=None if num_sm is None else _options(on_gpu, num_sm, cga_size),
             )
             for start in firsts
         ]
@@ -135,19 +110,13 @@ def communicator(
     return Communicator(group, world_size, first) if on_gpu else _Gloo(group, world_size, first, num_sm or 1)
 
 
-def _nccl_options(num_sm: int | None, cga_size: int | None) -> Any:
-    if num_sm is None:
-        return None
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.min_ctas = options.config.max_ctas = num_sm
-    if cga_size is not None:
-        options.config.cga_cluster_size = cga_size
-    return options
-
-
-def _gloo_options(num_sm: int | None) -> Any:
-    if num_sm is None:
-        return None
+def _options(on_gpu: bool, num_sm: int, cga_size: int | None) -> Any:
+    if on_gpu:
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.min_ctas = options.config.max_ctas = num_sm
+        if cga_size is not None:
+            options.config.cga_cluster_size = cga_size
+        return options
     # torch keeps these options private; they are the only way to a group's number of threads.
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._threads = num_sm
@@ -183,19 +152,19 @@ class _Gloo(Communicator):
         spans = self._spans(shard.shape[0])
         parts = [by_rank[:, span].flatten(0, 1) for span in spans]
         works = [
-            _reduce_scatter(shard[span], part, group=self._group, async_op=True)
+            reduce_scatter(shard[span], part, group=self._group, async_op=True)
             for span, part in zip(spans, parts, strict=True)
         ]
         return Pending(shard, [work.wait for work in works], parts)
 
     def all_reduce(self, partial: Tensor) -> Pending:
-        return Pending(partial, [self._all_reduce(partial[span]) for span in self._spans(partial.shape[0])])
+        works = [_all_reduce(partial[span], group=self._group, async_op=True) for span in self._spans(partial.shape[0])]
+        return Pending(partial, [work.wait for work in works])
 
     def exchange(self, outgoing: Tensor, incoming: Tensor, to: int, source: int) -> Pending:
         def exchange_part(span: slice, tag: int) -> None:
-            sent = dist.isend(outgoing[span], self._first + to, group=self._group, tag=tag)
+            sent = _isend(outgoing[span], self._first + to, group=self._group, tag=tag)
             dist.recv(incoming[span], self._first + source, group=self._group, tag=tag)
-            assert sent is not None
             sent.wait()
 
         spans = self._spans(outgoing.shape[0])

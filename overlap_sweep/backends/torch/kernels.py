@@ -60,15 +60,20 @@ def named(point: Mapping[str, Any], name: str) -> Setting | None:
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
     """Returns [world_size * rows, columns] from [rows, columns] of every rank, also of FP8, which not every library
     gathers."""
-    from overlap_sweep.backends.torch.communicator import all_gather_now
+    from overlap_sweep.backends.torch.communicator import all_gather
     from overlap_sweep.backends.torch.overlap import as_bytes
 
-    return all_gather_now(as_bytes(shard), ranks).view(shard.dtype)
+    moving = as_bytes(shard)
+    full = moving.new_empty(ranks.world_size * shard.shape[0], *shard.shape[1:])
+    all_gather(full, moving)
+    return full.view(shard.dtype)
 
 
 def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Outputs]]:
     """Returns `kernel_shape.BASELINES`: by the library's own collectives, as they are called where nothing overlaps."""
-    from overlap_sweep.backends.torch.communicator import all_reduce_now, reduce_scatter_now
+    import torch.distributed as dist
+
+    from overlap_sweep.backends.torch.communicator import reduce_scatter
     from overlap_sweep.backends.torch.overlap import multiplied
 
     shape = problem.shape
@@ -81,7 +86,12 @@ def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Ou
     def communicated(tensor: Tensor) -> Tensor:
         if shape.gathers:
             return gather(tensor, ranks)
-        return reduce_scatter_now(tensor, ranks) if shape.kernel == "gemm_rs" else all_reduce_now(tensor)
+        if shape.kernel == "gemm_ar":
+            dist.all_reduce(tensor)
+            return tensor
+        shard = tensor.new_empty(shape.output_shape)
+        reduce_scatter(shard, tensor)
+        return shard
 
     def comm_only(at: int) -> Outputs:
         moving = (problem.inputs if shape.gathers else problem.whole)[at].data
