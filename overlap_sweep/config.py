@@ -172,6 +172,8 @@ class PointConfig:
     """By config group, by option, what it sets at the top level. conf/ has the larger ones as files."""
     precision_option: ClassVar[str | None] = None
     """What stands for `precision`, where that is not read."""
+    precision_from: ClassVar[str | None] = None
+    """What says the precision where it is given."""
 
 
 @dataclass

@@ -39,11 +39,12 @@ Status = Literal["ok", "failed", "timeout", "skipped"]
 _Measured = TypeVar("_Measured", bound=Measured)
 
 
-class FailedAttempt(msgspec.Struct, kw_only=True):
-    """A try at the point that came to nothing."""
+class Attempt(msgspec.Struct, kw_only=True):
+    """A try at the point. In a result those that came to nothing."""
 
-    status: Status
-    error: str
+    status: Literal["running", "interrupted", "lost", "failed", "timeout"] = "running"
+    """`lost`: it ended with its process, which need not be the point's fault."""
+    error: str = ""
     started: str
     """UTC, ISO 8601."""
     where: str
@@ -82,7 +83,7 @@ class Result(msgspec.Struct, kw_only=True):
     started: str | None = None
     """UTC, ISO 8601."""
     wall_s: float | None = None
-    earlier_attempts: list[FailedAttempt] = []
+    earlier_attempts: list[Attempt] = []
     """Before this one, in the same sweep."""
     launch: str | None = None
     """In a sweep whose points are measured by several Slurm jobs, which launch has submitted them."""
@@ -250,7 +251,7 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
         if head.schema > RESULT_SCHEMA:
             said = f"has schema {head.schema}, this version reads up to {RESULT_SCHEMA}"
             raise UserError(f"{where} {said}; update overlap_sweep.")
-        kind = workload_type(head.point)
+        kind = _workload_type(head.point, where)
         if head.schema < RESULT_SCHEMA:
             content = _from_schema_1(content, head, kind)
         result = msgspec.convert({**content, "measured": None}, Result)
@@ -274,18 +275,21 @@ def _check(result: Result) -> None:
         raise msgspec.ValidationError(f"{error} - at `$.measured`") from None
 
 
-def workload_type(point: _Named) -> type[Measured]:
-    """Returns what points of the workload measure. msgspec.ValidationError for an unknown one."""
+def _workload_type(point: _Named, where: str) -> type[Measured]:
+    """Returns what points of the workload measure. UserError, which begins with `where`, for an unknown one."""
     try:
         return measured_type(point.workload.name)
     except UserError as error:
-        raise msgspec.ValidationError(f"{str(error).rstrip('.')} - at `$.point.workload.name`") from None
+        reason = one_line(error).rstrip(".")
+        raise UserError(
+            f"{where} is of a workload that is not here ({reason}); install the package that has it."
+        ) from None
 
 
 def check_composed(config: Any, path: Path) -> type[Measured]:
     """Returns what a point measures that was composed so; UserError when it is no point's configuration."""
     try:
-        kind = workload_type(msgspec.convert(config, _Named))
+        kind = _workload_type(msgspec.convert(config, _Named), str(path))
         msgspec.convert(config, kind.composed)
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({one_line(error)}); {MEASURE_AGAIN}.") from None

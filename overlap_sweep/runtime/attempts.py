@@ -19,11 +19,10 @@ from typing import Any, Literal
 import msgspec
 
 from overlap_sweep import workloads
-from overlap_sweep.results.run_directory import FailedAttempt, Result, Status, write_atomically
+from overlap_sweep.results.run_directory import Attempt, Result, write_atomically
 
 ATTEMPTS_FILE = "attempts.json"
 
-AttemptStatus = Literal["running", "interrupted", "lost", "failed", "timeout"]
 MOST_LOST = 3
 """A point whose node or job goes away again and again may be what drives them away."""
 
@@ -31,13 +30,6 @@ _launch: str | None = None
 
 LEAST_S = 30.0
 """A first pass may compile, and a profile may be written: no reason to give up."""
-
-
-class Attempt(msgspec.Struct):
-    started: str
-    where: str
-    status: AttemptStatus = "running"
-    error: str = ""
 
 
 class AttemptsRecord(msgspec.Struct):
@@ -88,10 +80,10 @@ class Attempts:
     def begin(self) -> None:
         job = os.environ.get("SLURM_JOB_ID")
         where = platform.node() + (f", Slurm job {job}" if job else "")
-        self._all.append(Attempt(datetime.now(UTC).isoformat(timespec="seconds"), where))
+        self._all.append(Attempt(started=datetime.now(UTC).isoformat(timespec="seconds"), where=where))
         self._write()
 
-    def end(self, status: AttemptStatus, error: str = "") -> None:
+    def end(self, status: Literal["interrupted", "failed", "timeout"], error: str = "") -> None:
         self._all[-1].status, self._all[-1].error = status, error
         self._write()
 
@@ -101,17 +93,15 @@ class Attempts:
             self.end("timeout", error)
 
     @property
-    def ended(self) -> list[FailedAttempt]:
+    def ended(self) -> list[Attempt]:
         """Returns the attempts that have ended without a result."""
-        return [_as_recorded(one) for one in self._all if one.status in ("failed", "timeout", "lost")]
+        return [one for one in self._all if one.status in ("failed", "timeout", "lost")]
 
     @property
-    def failed(self) -> list[FailedAttempt]:
+    def failed(self) -> list[Attempt]:
         """Returns the failed attempts that count: of the lost ones only what comes after the first few."""
         lost = [one for one in self._all if one.status == "lost"]
-        return [
-            _as_recorded(one) for one in self._all if one.status in ("failed", "timeout") or one in lost[MOST_LOST:]
-        ]
+        return [one for one in self.ended if one not in lost[:MOST_LOST]]
 
     def forget(self) -> None:
         """Removes what is noted: there is a result now."""
@@ -121,11 +111,6 @@ class Attempts:
         if self._shared is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, msgspec.json.encode(AttemptsRecord(self._shared, self._all)))
-
-
-def _as_recorded(one: Attempt) -> FailedAttempt:
-    status: Status = "timeout" if one.status == "timeout" else "failed"
-    return FailedAttempt(status=status, error=one.error, started=one.started, where=one.where)
 
 
 class TimeLimits:

@@ -25,7 +25,7 @@ from typing import IO, Any
 import msgspec
 
 from overlap_sweep.results.identity import machine
-from overlap_sweep.results.run_directory import FailedAttempt
+from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.agent import DIRECTORY_PREFIX, Channel
 from overlap_sweep.runtime.attempts import STOP_AFTER_POINT, current_launch
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
@@ -132,7 +132,7 @@ class WorkerGroup:
         point: Mapping[str, Any],
         directory: Path,
         timeout_s: float,
-        earlier_attempts: Sequence[FailedAttempt] = (),
+        earlier_attempts: Sequence[Attempt] = (),
     ) -> dict[str, Any]:
         """Have every rank run the point; the reply of the first rank that is not `ok`, else rank 0's.
 
@@ -251,7 +251,7 @@ class WorkerPool:
         point: Mapping[str, Any],
         directory: Path,
         timeout_s: float,
-        earlier_attempts: Sequence[FailedAttempt] = (),
+        earlier_attempts: Sequence[Attempt] = (),
     ) -> dict[str, Any]:
         """See `WorkerGroup.run`. Starts a group unless the one that is alive fits."""
         config = GroupConfig.of(point, directory)

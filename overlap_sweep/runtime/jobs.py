@@ -146,7 +146,8 @@ def distinct(jobs: Sequence[Job]) -> list[Job]:
 
 
 def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
-    """Returns the results that the jobs' directories have already. They count as outcomes."""
+    """Returns the results that the jobs' directories have already. They count as outcomes; others are expected."""
+    outcomes.expect(job.directory for job in jobs)
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
         limits.learn(result)
@@ -201,25 +202,29 @@ def job_return(job: Job, result: Result | None) -> JobReturn:
     )
 
 
-def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
-    """Run every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
-    whatever that of running.
+def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
+    """Returns every point that Hydra asks for, and locks the sweep's directory.
 
-    UserError before anything is started when any job's configuration is wrong, or the directory is in use.
+    UserError when any job's configuration is wrong, or the directory is in use.
     """
     sweep.set_up()
     jobs = sweep.compose(job_overrides, first_index)
     check_store(sweep.config)
     sweep.directory.mkdir(parents=True, exist_ok=True)
     hold(sweep.directory)
-    refuse_living_jobs(sweep.directory)
     listen()
+    return jobs
+
+
+def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
+    """Run every job that has no result yet, one that occurs twice once; returns in the order of `job_overrides`,
+    whatever that of running. UserError as `begin`."""
+    jobs = begin(sweep, job_overrides, first_index)
+    refuse_living_jobs(sweep.directory)
     points = distinct(jobs)
-    outcomes.expect(job.directory for job in points)
     kept = keep_results(sweep, points)
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
     share_pool(sweep.directory / GROUP_LOG)
     with progress(len(left), outcomes):
         returned = work_off(sweep, left)
-    returned |= {job.directory: job_return(job, kept[job.directory]) for job in points if job.directory in kept}
-    return [returned[job.directory] for job in jobs]
+    return [returned.get(job.directory) or job_return(job, kept[job.directory]) for job in jobs]

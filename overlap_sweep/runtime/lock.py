@@ -44,7 +44,7 @@ class Owner(msgspec.Struct):
     def __str__(self) -> str:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         who = f"process {self.pid} of {self.user} on {self.host}"
-        return f"{who} since {started} ({_age(time.time() - self.since)}): {self.command}"
+        return f"{who} since {started}: {self.command}"
 
 
 _held: dict[Path, int] = {}
@@ -140,10 +140,3 @@ def _user() -> str:
     except (KeyError, OSError):
         # A container's user without a name.
         return str(os.getuid())
-
-
-def _age(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    if hours >= 48:
-        return f"{hours / 24:.0f} days"
-    return f"{hours:.1f} h" if hours >= 1 else f"{minutes:.0f} min" if minutes >= 1 else f"{seconds:.0f} s"

@@ -22,7 +22,7 @@ from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.run_directory import (
     LOG_FILE,
     RESULT_FILE,
-    FailedAttempt,
+    Attempt,
     Result,
     Status,
     clear,
@@ -92,7 +92,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             f"{too_many} needs {needed} GPUs and {visible_gpus()} are visible; use {mend}, or runtime.device=cpu."
         )
     defaults = DEFAULTS[runtime["device"]]
-    if not point.get("dtype"):
+    if not (schema.precision_from and point[schema.precision_from]):
         point["precision"] = point["precision"] or defaults["precision"]
     asked |= {name: value for name, value in defaults["workload"].items() if asked[name] is None}
     check_multicast(runtime, os.environ)
@@ -214,7 +214,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         *earlier, last = attempts.failed
         error = "\n".join(filter(None, (last.error, tail(directory / LOG_FILE, LOG_TAIL_LINES, log_start))))
         result = _without_times(
-            *(point, directory, last.status, error),
+            *(point, directory, "timeout" if last.status == "timeout" else "failed", error),
             earlier_attempts=earlier,
             relative_error=reply.get("relative_error", {}),
         )
@@ -222,9 +222,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     return result
 
 
-def _attempt(
-    pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[FailedAttempt]
-) -> dict[str, Any]:
+def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
     """Returns `status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
     try:
         reply = pool.run(point, directory, limits.limit_s(point), earlier)

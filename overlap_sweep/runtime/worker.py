@@ -23,7 +23,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
-from overlap_sweep.results.run_directory import LOG_FILE, FailedAttempt, Result
+from overlap_sweep.results.run_directory import LOG_FILE, Attempt, Result
 from overlap_sweep.runtime.agent import Channel
 
 
@@ -82,7 +82,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             started=started,
             wall_s=time.perf_counter() - clock,
             launch=request["launch"],
-            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[FailedAttempt]),
+            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[Attempt]),
             **measured,
         )
         run_directory.write_result(directory, result)

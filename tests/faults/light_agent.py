@@ -20,7 +20,7 @@ from sitecustomize import run_as_planned
 
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap import space
-from overlap_sweep.results.run_directory import FailedAttempt, Result, write_result
+from overlap_sweep.results.run_directory import Attempt, Result, write_result
 from overlap_sweep.runtime.agent import Channel, _die_with_launcher
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times
@@ -69,7 +69,7 @@ def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
             started=started,
             wall_s=0.1,
             launch=request["launch"],
-            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[FailedAttempt]),
+            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[Attempt]),
         )
         write_result(directory, result)
     return {"status": "ok"}

@@ -158,4 +158,4 @@ def test_the_first_that_were_lost_do_not_count(tmp_path: Path) -> None:
         Attempts(tmp_path, "launch").begin()
         Attempts(tmp_path, "launch").bury(f"node {number} is gone", lost=True)
     assert failed(tmp_path) == [f"node {MOST_LOST} is gone", f"node {MOST_LOST + 1} is gone"]
-    assert {attempt.status for attempt in Attempts(tmp_path, "launch").failed} == {"failed"}
+    assert {attempt.status for attempt in Attempts(tmp_path, "launch").failed} == {"lost"}

@@ -10,7 +10,6 @@ import platform
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -88,7 +87,7 @@ def test_a_held_directory_is_refused_until_its_owner_is_dead(tmp_path: Path) -> 
     lock.hold(tmp_path)
     assert len(lock._held) == 1
     owner = rf"process {process.pid} of .+ on {re.escape(platform.node())}"
-    since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(\d+ s\): python -c .+ x=1,2"
+    since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: python -c .+ x=1,2"
     assert re.match(rf"{tmp_path} is in use by {owner} {since}", str(refused.value))
     assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
 
@@ -98,14 +97,6 @@ def test_what_a_dead_owner_left_is_taken_over(tmp_path: Path, content: bytes) ->
     (tmp_path / LOCK_FILE).write_bytes(content)
     lock.hold(tmp_path)
     assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "age"), [(5, "5 s"), (120, "2 min"), (3 * 3600, "3.0 h"), (86400, "24.0 h"), (10 * 86400, "10 days")]
-)
-def test_how_long_it_is_held_is_told(seconds: float, age: str) -> None:
-    owner = lock.Owner("node9", "somebody", 7, "python launch.py", time.time() - seconds)
-    assert f"({age})" in str(owner)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

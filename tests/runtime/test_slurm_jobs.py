@@ -3,6 +3,7 @@ that an ended job leaves. No Slurm is asked."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.outcome import Outcomes
 from overlap_sweep.runtime.slurm import launcher, queue
-from overlap_sweep.runtime.slurm.launcher import Submitted, Watch
+from overlap_sweep.runtime.slurm.launcher import Watch
 from overlap_sweep.runtime.slurm.queue import (
     ENDED,
     JobRecord,
@@ -26,7 +27,7 @@ from overlap_sweep.runtime.slurm.queue import (
     living_jobs,
     write_record,
 )
-from overlap_sweep.runtime.slurm.submission import Pack
+from overlap_sweep.runtime.slurm.submission import Pack, Submitted
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import operator_config, pass_times
 
@@ -229,7 +230,8 @@ def test_what_an_ended_job_leaves_is_handed_on(
     submitted: list[list[int]] = []
     earlier: dict[int, list[str]] = {}
 
-    def submit(pack: Pack, launch: str) -> tuple[str, Submitted]:
+    def submit(packs: Sequence[Pack], launch: str) -> dict[str, Submitted]:
+        (pack,) = packs
         submitted.append([one.number for one in pack.jobs])
         last = len(submitted) > len(states)
         for one in pack.jobs:
@@ -245,7 +247,7 @@ def test_what_an_ended_job_leaves_is_handed_on(
             elif one.number == interrupted:
                 tries.begin()
                 tries.end("interrupted")
-        return str(len(submitted)), Submitted(pack, launch, tmp_path / "log")
+        return {str(len(submitted)): Submitted(pack, launch, tmp_path / "log")}
 
     def job_states(logs: dict[str, Path]) -> dict[str, JobState]:
         return {job_id: JobState((*states, "RUNNING")[int(job_id) - 1]) for job_id in logs}
@@ -255,7 +257,7 @@ def test_what_an_ended_job_leaves_is_handed_on(
     config = OmegaConf.create({})
     points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]
     jobs = [Job(point["num_sm"], [], config, point, tmp_path / f"sm{point['num_sm']}") for point in points]
-    Watch(tmp_path, dict([submit(Pack({}, jobs), "launch")]), submit, outcomes, 0.0).run()
+    Watch(tmp_path, submit([Pack({}, jobs)], "launch"), submit, outcomes, 0.0).run()
     assert submitted == packs
     assert [outcome.status for outcome in outcomes.all] == ["ok"] * 3
     assert earlier == attempts

@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra.core.singleton import Singleton
@@ -31,35 +30,22 @@ END_PATIENCE_S = 600.0
 """How long to wait to be killed, where that was announced."""
 
 
-@dataclass(frozen=True)
-class BatchPoint:
-    """A point as it was composed where it was submitted."""
-
-    number: int
-    overrides: list[str]
-    directory: Path
-    point: Mapping[str, Any]
-    """Resolved."""
-
-    @classmethod
-    def of(cls, job: Job) -> BatchPoint:
-        return cls(job.number, job.overrides, job.directory, job.point)
-
-    def compose(self, sweep: Sweep) -> Job:
-        """UserError where it comes to something else here, which would be measured in the other's name."""
-        job = sweep.compose_one(self.overrides, self.number)
-        here, there = point_identity(job.point), point_identity(self.point)
-        different = [
-            f"{name} is {here.get(name)}" for name in here.keys() | there.keys() if here.get(name) != there.get(name)
-        ]
-        if job.directory != self.directory:
-            different.append(f"its directory is {job.directory}")
-        if different:
-            raise UserError(
-                f"{self.directory} is another point on this node than where it was submitted: {'; '.join(different)}; "
-                "give what differs explicitly, such as runtime.device."
-            )
-        return job
+def composed_here(sweep: Sweep, submitted: Job) -> Job:
+    """Returns the job as it is composed on this node. UserError where that is something else than where it was
+    submitted, which would be measured in the other's name."""
+    job = sweep.compose_one(submitted.overrides, submitted.number)
+    here, there = point_identity(job.point), point_identity(submitted.point)
+    different = [
+        f"{name} is {here.get(name)}" for name in here.keys() | there.keys() if here.get(name) != there.get(name)
+    ]
+    if job.directory != submitted.directory:
+        different.append(f"its directory is {job.directory}")
+    if different:
+        raise UserError(
+            f"{submitted.directory} is another point on this node than where it was submitted: {'; '.join(different)}; "
+            "give what differs explicitly, such as runtime.device."
+        )
+    return job
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,8 @@ class Batch:
     by pickle, and nothing comes back so: results lie in the run directories."""
 
     sweep: Sweep
-    points: list[BatchPoint]
+    points: list[Job]
+    """As they were composed where they were submitted."""
     launch: str
     singletons: Any
     """Hydra's, without which it composes nothing."""
@@ -82,10 +69,9 @@ class Batch:
         if not on_record(self.sweep.directory, _job_id(), self.launch):
             sys.exit(f"error: job {_job_id()} is not on record: its launch died before that, or has given it up.")
         try:
-            jobs = [point.compose(self.sweep) for point in self.points]
+            jobs = [composed_here(self.sweep, point) for point in self.points]
         except UserError as error:
             sys.exit(f"error: {error}")
-        outcomes.expect(job.directory for job in jobs)
         kept = keep_results(self.sweep, jobs)
         left = [job for job in jobs if job.directory not in kept]
         share_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")

@@ -12,19 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.attempts import Attempts, listen, stop_if_told
-from overlap_sweep.runtime.jobs import Job, Sweep, distinct, job_return, keep_results
-from overlap_sweep.runtime.kept import LASTING, check_store, is_of, of_launch, whole_result
-from overlap_sweep.runtime.lock import hold
+from overlap_sweep.runtime.attempts import Attempts, stop_if_told
+from overlap_sweep.runtime.jobs import Job, Sweep, begin, distinct, job_return, keep_results
+from overlap_sweep.runtime.kept import LASTING, is_of, of_launch, whole_result
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, progress, tail
 from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, forget_if_done, job_states, living_jobs
-from overlap_sweep.runtime.slurm.submission import Pack, check_slurm, launcher_options, pack, submit
+from overlap_sweep.runtime.slurm.submission import Pack, Submitted, check_slurm, launcher_options, pack, submit
 
 LOG_TAIL_LINES = 20
 
@@ -45,17 +45,10 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     Slurm refuses.
     """
     check_slurm()
-    sweep.set_up()
-    jobs = sweep.compose(job_overrides, first_index)
-    check_store(sweep.config)
-    sweep.directory.mkdir(parents=True, exist_ok=True)
-    hold(sweep.directory)
-    listen()
+    jobs = begin(sweep, job_overrides, first_index)
     points = distinct(jobs)
-    outcomes.expect(job.directory for job in points)
-    kept = keep_results(sweep, points)
-    left = [job for job in points if job.directory not in kept]
-    results = dict(kept)
+    results = keep_results(sweep, points)
+    left = [job for job in points if job.directory not in results]
     if left:
         with progress(len(left), outcomes):
             results |= _have_measured(sweep, left)
@@ -63,22 +56,13 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
 
 
 def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
-    own_launch = uuid.uuid4().hex[:12]
-
-    def submit_packs(packs: Sequence[Pack], launch: str = own_launch) -> dict[str, Submitted]:
-        submitted = submit(sweep, packs, launch, outcomes.say)
-        return {job_id: Submitted(one, launch, log) for job_id, (one, log) in submitted.items()}
-
-    def submit_one(one: Pack, launch: str) -> tuple[str, Submitted]:
-        return next(iter(submit_packs([one], launch).items()))
-
     adopted = adopt(living_jobs(sweep.directory), jobs)
     taken = {job.directory for submitted in adopted.values() for job in submitted.pack.jobs}
     new = [job for job in jobs if job.directory not in taken]
     poll_s = launcher_options(jobs[0])["poll_s"]
-    watch = Watch(sweep.directory, dict(adopted), submit_one, outcomes, poll_s)
+    watch = Watch(sweep.directory, dict(adopted), partial(submit, sweep), outcomes, poll_s)
     try:
-        own = submit_packs(pack(new))
+        own = submit(sweep, pack(new), uuid.uuid4().hex[:12])
         watch.jobs |= own
         if taken:
             outcomes.say(f"slurm: {len(taken)} points are left to jobs of an earlier launch: {', '.join(adopted)}")
@@ -119,28 +103,14 @@ def _failed_in(result: Result, launch: str) -> bool:
 
 
 @dataclass
-class Submitted:
-    """A job and its forebears, whose points it took over."""
-
-    pack: Pack
-    launch: str
-    log: Path
-    idle_deaths: int = 0
-    """How many of them in a row ended without a result or as much as an attempt."""
-    attempts: int = 0
-    """At its points, by its forebears."""
-    seen_ended: int = 0
-
-
-@dataclass
 class Watch:
     """`run` returns when every point has a result or is given up."""
 
     directory: Path
     jobs: dict[str, Submitted]
     """By id. What is handed on is added."""
-    submit: Callable[[Pack, str], tuple[str, Submitted]]
-    """For the launch of that name."""
+    submit: Callable[[Sequence[Pack], str], dict[str, Submitted]]
+    """For the launch of that name, by id."""
     outcomes: Outcomes
     poll_s: float
     results: dict[Path, Result] = field(default_factory=dict)
@@ -225,7 +195,7 @@ class Watch:
                 self._has_result(job.directory, _failed(job, story, submitted.launch, attempts[job.directory]))
             return
         try:
-            successor_id, successor = self.submit(Pack(submitted.pack.options, left), submitted.launch)
+            ((successor_id, successor),) = self.submit([Pack(submitted.pack.options, left)], submitted.launch).items()
         except UserError as error:
             self._give_up(left, f"Slurm job {job_id} ended: {state}; its successor was refused: {error}")
             return

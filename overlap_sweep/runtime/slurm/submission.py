@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from omegaconf import OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.jobs import Job, Sweep
-from overlap_sweep.runtime.slurm.batch import Batch, BatchPoint
+from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.slurm.batch import Batch
 from overlap_sweep.runtime.slurm.queue import JobRecord, forget, write_record
 
 OURS = ("_target_", "points_per_job", "max_jobs", "poll_s")
@@ -46,6 +47,20 @@ class Pack:
     options: Mapping[str, Any]
     """submitit's."""
     jobs: list[Job]
+
+
+@dataclass
+class Submitted:
+    """A job and its forebears, whose points it took over."""
+
+    pack: Pack
+    launch: str
+    log: Path
+    idle_deaths: int = 0
+    """How many of them in a row ended without a result or as much as an attempt."""
+    attempts: int = 0
+    """At its points, by its forebears."""
+    seen_ended: int = 0
 
 
 def pack(jobs: Sequence[Job]) -> list[Pack]:
@@ -105,18 +120,16 @@ def check_slurm() -> None:
         )
 
 
-def submit(
-    sweep: Sweep, packs: Sequence[Pack], launch: str, say: Callable[[str], None]
-) -> dict[str, tuple[Pack, Path]]:
-    """One job for each pack, as an array where several have the same options; by id the pack and what the job's output
-    goes to. Each is on record when this returns. UserError when Slurm refuses; then none of them is left."""
+def submit(sweep: Sweep, packs: Sequence[Pack], launch: str) -> dict[str, Submitted]:
+    """Submits a job for each pack, an array where several have the same options; returns them by id. Each is on record
+    when this returns. UserError when Slurm refuses; then none of them is left."""
     alike: dict[str, list[Pack]] = defaultdict(list)
     for pack in packs:
         alike[json.dumps(pack.options, sort_keys=True)].append(pack)
-    submitted: dict[str, tuple[Pack, Path]] = {}
+    submitted: dict[str, Submitted] = {}
     try:
         for group in alike.values():
-            submitted |= _submit_array(sweep, group, launch, say)
+            submitted |= _submit_array(sweep, group, launch)
     except UserError:
         _take_back(sweep, list(submitted))
         raise
@@ -130,9 +143,7 @@ def _take_back(sweep: Sweep, job_ids: Sequence[str]) -> None:
             forget(sweep.directory, job_id)
 
 
-def _submit_array(
-    sweep: Sweep, packs: Sequence[Pack], launch: str, say: Callable[[str], None]
-) -> dict[str, tuple[Pack, Path]]:
+def _submit_array(sweep: Sweep, packs: Sequence[Pack], launch: str) -> dict[str, Submitted]:
     # As the stock launcher does.
     import submitit
 
@@ -151,34 +162,30 @@ def _submit_array(
     given = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in options.items()}
     executor.update_parameters(**given, slurm_additional_parameters=additional)
     singletons = Singleton.get_state()
-    batches = [Batch(sweep, [BatchPoint.of(job) for job in pack.jobs], launch, singletons) for pack in packs]
-    jobs = _patiently(lambda: _as_array(executor, batches), say)
-    logs = {job.job_id: job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr for job in jobs}
-    for (job_id, log), pack in zip(logs.items(), packs, strict=True):
-        points = {job.name: job.key for job in pack.jobs}
-        write_record(sweep.directory, JobRecord(job_id, launch, points, str(log)))
-    return {job_id: (pack, log) for (job_id, log), pack in zip(logs.items(), packs, strict=True)}
+    batches = [Batch(sweep, pack.jobs, launch, singletons) for pack in packs]
+    submitted = {}
+    for job, pack in zip(_patiently(executor, batches), packs, strict=True):
+        log = job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr
+        write_record(sweep.directory, JobRecord(job.job_id, launch, {one.name: one.key for one in pack.jobs}, str(log)))
+        submitted[job.job_id] = Submitted(pack, launch, log)
+    return submitted
 
 
-def _as_array(executor: Any, batches: Sequence[Batch]) -> list[Any]:
-    # submitit prints what sbatch says, and raises it too.
-    with contextlib.redirect_stderr(io.StringIO()), executor.batch():
-        return [executor.submit(batch) for batch in batches]
-
-
-def _patiently(submit_all: Callable[[], list[Any]], say: Callable[[str], None]) -> list[Any]:
-    """Submits; tries until the controller is there."""
+def _patiently(executor: Any, batches: Sequence[Batch]) -> list[Any]:
+    """Submits, as an array; tries until the controller is there."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     deadline = time.monotonic() + PATIENCE_S
     wait_s = 2.0
     while True:
         try:
-            return submit_all()
+            # submitit prints what sbatch says, and raises it too.
+            with contextlib.redirect_stderr(io.StringIO()), executor.batch():
+                return [executor.submit(batch) for batch in batches]
         except (FailedJobError, FailedSubmissionError) as error:
             reason = " ".join(str(error).split())
             if not any(symptom in reason for symptom in CONTROLLER_AWAY) or time.monotonic() > deadline:
                 raise UserError(f"Slurm took no job: {reason}") from None
-            say(f"slurm: the controller does not answer; trying again in {wait_s:.0f} s")
+            outcomes.say(f"slurm: the controller does not answer; trying again in {wait_s:.0f} s")
             time.sleep(wait_s)
             wait_s = min(60.0, 2 * wait_s)

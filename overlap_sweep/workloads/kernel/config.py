@@ -60,3 +60,4 @@ class Config(TensorParallelConfig):
     }
     reads_of_model: ClassVar[tuple[str, ...]] = OF_OPERATORS
     own_sizes: ClassVar[tuple[str, ...]] = ("n", "k")
+    precision_from: ClassVar[str | None] = "dtype"
