@@ -181,6 +181,6 @@ try:
     register()
 except UserError as error:
     sys.exit(f"error: {error}")
-# Hydra would copy its store for every configuration that it composes, and a hundred times for --help. What it loads from
-# the store is a copy anyway.
+# Hydra would copy its store for every configuration that it composes, and a hundred times for --help. What it loads
+# from it is a copy anyway.
 ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
