@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +13,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import TunerRecord
+
+T = TypeVar("T")
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
@@ -86,16 +87,12 @@ def measured_when(points: Sequence[Point]) -> str:
 def launch_commands(points: Sequence[Point]) -> list[str]:
     """Returns what was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run
     alone."""
-    of_sweep: dict[Path, str | None] = {}
-    for point in points:
-        # A sweep has hundreds of points.
-        directory = point.directory.parent
-        if directory not in of_sweep:
-            of_sweep[directory] = _tuner_command(directory) or _sweep_command(directory)
+    sweeps = {point.directory.parent for point in points}
+    of_sweep = {directory: _tuner_command(directory) or _sweep_command(directory) for directory in sweeps}
     found = []
     for point in points:
-        of_its_sweep = of_sweep[point.directory.parent]
-        found.append(_point_command(point.directory) if of_its_sweep is None else of_its_sweep)
+        command = of_sweep[point.directory.parent]
+        found.append(_point_command(point.directory) if command is None else command)
     return list(dict.fromkeys(filter(None, found)))
 
 
@@ -114,25 +111,25 @@ def _sweep_command(directory: Path) -> str | None:
     path = directory / SWEEP_CONFIG
     if not path.exists():
         return None
-    try:
-        recorded = msgspec.convert(_recorded(path, directory), _Sweep).hydra.overrides
-        choices = [override for override in recorded.hydra if override.startswith("hydra/")]
-        return _command(["-m", *recorded.task, *choices])
-    except (UserError, msgspec.ValidationError):
-        # It costs the comment that it would have been, nothing else.
+    recorded = _recorded(path, directory, _Sweep)
+    if recorded is None:
         return ""
+    given = recorded.hydra.overrides
+    return _command(["-m", *given.task, *(override for override in given.hydra if override.startswith("hydra/"))])
 
 
 def _point_command(directory: Path) -> str | None:
+    overrides = _recorded(directory / POINT_OVERRIDES, directory, list[str])
+    return None if overrides is None else _command(overrides)
+
+
+def _recorded(path: Path, directory: Path, kind: type[T]) -> T | None:
+    """None where it cannot be read: that costs the command that it would have been, nothing else."""
     try:
-        return _command(msgspec.convert(_recorded(directory / POINT_OVERRIDES, directory), list[str]))
+        check_place(path, directory, MOST_YAML_BYTES)
+        return msgspec.convert(read_yaml(path), kind)
     except (UserError, msgspec.ValidationError):
         return None
-
-
-def _recorded(path: Path, directory: Path) -> Any:
-    check_place(path, directory, MOST_YAML_BYTES)
-    return read_yaml(path)
 
 
 def _command(arguments: Sequence[str]) -> str:
@@ -149,57 +146,38 @@ SLOWDOWNS = {
 cap is none of them: large GEMMs run into it on every card."""
 
 
-@dataclass(frozen=True)
-class GpuConditions:
-    """Over all points and GPUs of a case."""
-
-    temperature_c: tuple[float, float]
-    """Lowest and highest."""
-    sm_clock_mhz: tuple[float, float]
-    slowed: dict[str, list[str]]
-    """By reason, the names of the points at whose start or end a GPU was slowed down."""
-
-
-def gpu_conditions(points: Iterable[Point]) -> GpuConditions | None:
-    """Returns how warm and fast the GPUs were; None where nothing was recorded: on a CPU, without NVML, or of a GPU
-    that does not tell."""
-    found = [
+def _gpu_moments(points: Iterable[Point]) -> list[tuple[str, dict[str, float]]]:
+    """Returns a point's name and what a GPU was like, for each GPU before and after each point; nothing of a CPU, or
+    without NVML."""
+    return [
         (point.name, gpu)
         for point in points
         if point.result
         for moment in point.result.conditions.values()
         for gpu in moment.get("gpus", [])
     ]
-    if not found:
-        return None
-    temperatures = [gpu["temperature_c"] for _, gpu in found if "temperature_c" in gpu]
-    clocks = [gpu["sm_clock_mhz"] for _, gpu in found if "sm_clock_mhz" in gpu]
-    if not temperatures or not clocks:
-        return None
-    slowed = {
-        reason: list(dict.fromkeys(name for name, gpu in found if int(gpu.get("throttle_reasons", 0)) & bit))
-        for bit, reason in SLOWDOWNS.items()
-    }
-    return GpuConditions(
-        temperature_c=(min(temperatures), max(temperatures)),
-        sm_clock_mhz=(min(clocks), max(clocks)),
-        slowed={reason: names for reason, names in slowed.items() if names},
-    )
 
 
 def gpus_in_words(points: Iterable[Point]) -> list[str]:
     """Returns a sentence on how warm and fast the GPUs were; none where that was not recorded."""
-    conditions = gpu_conditions(points)
-    if not conditions:
+    moments = [gpu for _, gpu in _gpu_moments(points)]
+    temperatures = [gpu["temperature_c"] for gpu in moments if "temperature_c" in gpu]
+    clocks = [gpu["sm_clock_mhz"] for gpu in moments if "sm_clock_mhz" in gpu]
+    if not temperatures or not clocks:
         return []
-    (coolest, hottest), (slowest, fastest) = conditions.temperature_c, conditions.sm_clock_mhz
-    return [f"GPUs before and after points: {coolest:g} to {hottest:g} C, {slowest:g} to {fastest:g} MHz"]
+    ranges = (f"{min(values):g} to {max(values):g} {unit}" for values, unit in ((temperatures, "C"), (clocks, "MHz")))
+    return [f"GPUs before and after points: {', '.join(ranges)}"]
 
 
 def slowed_gpus(points: Iterable[Point]) -> list[str]:
     """Returns a sentence for each reason for which GPUs were slowed down."""
-    conditions = gpu_conditions(points)
+    moments = _gpu_moments(points)
+    slowed = {
+        reason: list(dict.fromkeys(name for name, gpu in moments if int(gpu.get("throttle_reasons", 0)) & bit))
+        for bit, reason in SLOWDOWNS.items()
+    }
     return [
         f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}."
-        for reason, names in (conditions.slowed.items() if conditions else ())
+        for reason, names in slowed.items()
+        if names
     ]

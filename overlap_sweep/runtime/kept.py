@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from overlap_sweep.store import Store
 
 LASTING: tuple[Status, ...] = ("ok", "skipped")
 """What is not tried again when a sweep is resumed."""
-
-_open: dict[Path, Store] = {}
 
 
 def whole_result(directory: Path) -> Result | None:
@@ -106,12 +105,13 @@ def remember_kept(config: DictConfig, result: Result, directory: Path) -> None:
 
 
 def _store(config: DictConfig) -> Store | None:
-    if not config.store:
-        return None
-    path = Path(config.store).expanduser().absolute()
-    if path not in _open:
-        _open[path] = store = Store(path)
-        atexit.register(store.close)
-        for problem in store.problems:
-            print(f"store: {problem}", file=sys.stderr, flush=True)
-    return _open[path]
+    return _opened(Path(config.store).expanduser().absolute()) if config.store else None
+
+
+@cache
+def _opened(path: Path) -> Store:
+    store = Store(path)
+    atexit.register(store.close)
+    for problem in store.problems:
+        print(f"store: {problem}", file=sys.stderr, flush=True)
+    return store
