@@ -114,6 +114,10 @@ class Table(Generic[R]):
         """The pandas type of each column of files, in their order."""
         return {column.name: PANDAS[column.kind] for column in self.written}
 
+    def details(self, row: R) -> dict[str, str]:
+        """The cells that people see, by header: what the tooltip of a chart says of the row."""
+        return {column.header: column.text(row) for column in self.shown}
+
     def records(self, rows: Iterable[R]) -> list[Row]:
         """The rows with every column of files."""
         return [{column.name: column.value(row) for column in self.written} for row in rows]

@@ -11,6 +11,7 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
+from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import TunerRecord
 
@@ -46,6 +47,25 @@ def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
         else:
             found[at] = (environment, found[at][1] + 1)
     return [environment for environment, _ in sorted(found, key=lambda pair: -pair[1])]
+
+
+def recorded(points: Sequence[Point]) -> dict[str, Any]:
+    """Returns when and where the points were measured, for tuning_report.json."""
+    environment, *others = environments(points)
+    return {"measured": measured_when(points), "environment": environment, "other_environments": others}
+
+
+def recorded_warnings(points: Sequence[Point]) -> list[str]:
+    """Returns what measuring the points warned of, and whether they were measured in different environments, not
+    counting the CUDA connections, which backends and implementations set for themselves: a sentence each."""
+    identities = set()
+    for environment in environments(points):
+        identity = environment_identity(environment)
+        identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+        identities.add(key_of(identity))
+    several = ["The points were measured in different environments; see tuning_report.json for what differs."]
+    told = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
+    return [*told, *(several if len(identities) > 1 else [])]
 
 
 def measured_on(points: Sequence[Point]) -> str:

@@ -12,8 +12,8 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import TYPICAL_SCATTER, Scatter
-from overlap_sweep.workloads.copy_engine.answer import copy_row
 from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
+from overlap_sweep.workloads.copy_engine.section import copy_row
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:

@@ -40,6 +40,18 @@ class KernelCase(NamedTuple):
         return f"{self.brief} on {self.device}"
 
 
+class Beside(NamedTuple):
+    """One measurement of an implementation."""
+
+    point: str
+    times: ImplementationTimes
+    sequential: ImplementationTimes
+
+    @property
+    def clean(self) -> bool:
+        return not (self.times.launch_bound or self.sequential.launch_bound)
+
+
 @dataclass(frozen=True)
 class ImplementationRow:
     """One implementation, or a baseline, at one m: of a point, or of all points there, comparable with the others."""
@@ -47,21 +59,13 @@ class ImplementationRow:
     backend: str | None
     """None of a baseline, which the points of all backends measured."""
     name: str
-    shape: KernelShape
-    precision: str
+    config: Mapping[str, Any]
+    """Of one of its points."""
+    measured: Sequence[Beside]
     estimate: Estimate
     """Relative to the `sequential` beside it; its noise is NaN in a single point."""
     baselines_us: Mapping[str, float]
     """The times that it is compared with."""
-    relative_error: float | None
-    independent: bool
-    launch_bound: bool
-    comparable: bool
-    """Whether some point measured it when neither it nor the `sequential` beside it was launch-bound."""
-    setting: Mapping[str, Any]
-    points: tuple[str, ...]
-    quartiles_us: tuple[float, float] | None = None
-    """Of a single point."""
     chosen: bool = False
     """Whether it is the answer for its shape."""
     note: str = ""
@@ -70,6 +74,37 @@ class ImplementationRow:
     @property
     def time_us(self) -> float:
         return self.estimate.time_us
+
+    @property
+    def shape(self) -> KernelShape:
+        return KernelShape.of(self.config)
+
+    @property
+    def relative_error(self) -> float | None:
+        """The largest."""
+        errors = (one.times.relative_error for one in self.measured)
+        return max((error for error in errors if error is not None), default=None)
+
+    @property
+    def independent(self) -> bool:
+        return any(one.times.independent for one in self.measured)
+
+    @property
+    def launch_bound(self) -> bool:
+        return all(one.times.launch_bound for one in self.measured)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether some point measured it when neither it nor the `sequential` beside it was launch-bound."""
+        return any(one.clean for one in self.measured)
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return self.measured[0].times.setting
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        return tuple(one.point for one in self.measured)
 
     @property
     def bound_us(self) -> float:
@@ -84,7 +119,7 @@ class ImplementationRow:
     @property
     def link_gb_per_s(self) -> float:
         """What a GPU receives over the whole time. NaN of `gemm_only`."""
-        return math.nan if self._is(GEMM_ONLY) else self.shape.link_bytes(self.precision) / self.time_us / 1e3
+        return math.nan if self._is(GEMM_ONLY) else self.shape.link_bytes(self.config["precision"]) / self.time_us / 1e3
 
     @property
     def hidden_fraction(self) -> float:
@@ -131,8 +166,13 @@ class ShapeAnalysis:
     """By label, why it was not timed."""
     wrong: frozenset[str]
     """The labels of those left out that computed wrong numbers."""
-    contenders: list[ImplementationRow]
-    """What can be used instead of `sequential`, from simple to complex."""
+
+    @property
+    def contenders(self) -> list[ImplementationRow]:
+        """What can be used instead of `sequential`, from simple to complex: whose time says something about the device,
+        that computes the kernel, and never computed it wrong."""
+        fit = (row for row in self.implementations if row.comparable and not row.independent)
+        return [row for row in fit if row.label not in self.wrong]
 
     @property
     def chosen(self) -> ImplementationRow | None:
@@ -198,18 +238,6 @@ _Key = tuple[str | None, str]
 """Backend and name; no backend of baselines."""
 
 
-class Beside(NamedTuple):
-    """One measurement of an implementation."""
-
-    point: str
-    times: ImplementationTimes
-    sequential: ImplementationTimes
-
-    @property
-    def clean(self) -> bool:
-        return not (self.times.launch_bound or self.sequential.launch_bound)
-
-
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     """Returns the `ok` points of kernels by case and m. The points of different backends are compared through
     `sequential`, which each of them measured in turns with its implementations, so that drift between them cancels."""
@@ -239,66 +267,42 @@ def _span(ms: Sequence[int]) -> str:
     return f"{ms[0]}" if len(ms) == 1 else f"{ms[0]} to {ms[-1]}"
 
 
-def implementation_row(
-    backend: str | None,
-    name: str,
-    point: Point,
-    same: Sequence[Beside],
-    estimate: Estimate,
-    baselines_us: Mapping[str, float],
-) -> ImplementationRow:
-    """Returns what all measurements of one implementation say; `point` is one of theirs."""
-    errors = [one.times.relative_error for one in same if one.times.relative_error is not None]
-    return ImplementationRow(
-        backend=backend,
-        name=name,
-        shape=KernelShape.of(point.config),
-        precision=point.config["precision"],
-        estimate=estimate,
-        baselines_us=baselines_us,
-        relative_error=max(errors, default=None),
-        independent=any(one.times.independent for one in same),
-        launch_bound=all(one.times.launch_bound for one in same),
-        comparable=any(one.clean for one in same),
-        setting=same[0].times.setting,
-        points=tuple(one.point for one in same),
-    )
-
-
 def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAnalysis:
     measured = _measured(points)
     estimates = _estimates(measured, points[0].config["runtime"]["device"])
     baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
     rows = {
-        key: implementation_row(*key, points[0], same, estimates[key], baselines_us) for key, same in measured.items()
+        key: ImplementationRow(*key, points[0].config, same, estimates[key], baselines_us)
+        for key, same in measured.items()
     }
     left_out, wrong = _left_out(points, {row.label for row in rows.values()})
-    overlapped = [row for row in rows.values() if row.backend]
-    # Whose time says something about the device, that compute the kernel, and never computed it wrong.
-    usable = [row for row in overlapped if row.comparable and not row.independent and row.label not in wrong]
-    chosen, reason = _choose(rows[None, SEQUENTIAL], overlapped, usable)
-    binding = max(rows[None, GEMM_ONLY], rows[None, COMM_ONLY], key=lambda row: row.time_us)
+    shape = ShapeAnalysis(
+        case=case,
+        m=m,
+        points=list(points),
+        baselines={name: rows[None, name] for name in BASELINES},
+        implementations=[row for row in rows.values() if row.backend],
+        reason="",
+        left_out=left_out,
+        wrong=frozenset(wrong),
+    )
+    chosen, reason = _choose(shape)
 
     def judged(row: ImplementationRow) -> ImplementationRow:
         said = {
             "use this": row is chosen,
-            "the bound": row is binding,
+            "the bound": row is shape.binding,
             "independent": row.independent,
             "launch-bound": row.launch_bound,
             "wrong numbers in another point": row.label in wrong,
         }
         return replace(row, chosen=row is chosen, note=", ".join(words for words, holds in said.items() if holds))
 
-    return ShapeAnalysis(
-        case=case,
-        m=m,
-        points=list(points),
-        baselines={name: judged(rows[None, name]) for name in BASELINES},
-        implementations=[judged(row) for row in overlapped],
+    return replace(
+        shape,
+        baselines={name: judged(row) for name, row in shape.baselines.items()},
+        implementations=[judged(row) for row in shape.implementations],
         reason=reason,
-        left_out=left_out,
-        wrong=frozenset(wrong),
-        contenders=[judged(row) for row in usable],
     )
 
 
@@ -340,10 +344,8 @@ def _estimates(measured: Mapping[_Key, Sequence[Beside]], device_kind: str) -> d
     return {**found, (None, SEQUENTIAL): anchor}
 
 
-def _choose(
-    sequential: ImplementationRow, measured: Iterable[ImplementationRow], usable: Sequence[ImplementationRow]
-) -> tuple[ImplementationRow | None, str]:
-    """`usable` are sorted by simplicity."""
+def _choose(shape: ShapeAnalysis) -> tuple[ImplementationRow | None, str]:
+    sequential, usable = shape.sequential, shape.contenders
     if not sequential.comparable:
         return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
     if not usable:
@@ -351,7 +353,7 @@ def _choose(
             f"{row.label} is independent of its communication"
             if row.independent
             else f"{row.label} {'computed wrong numbers' if row.comparable else 'was launch-bound'}"
-            for row in measured
+            for row in shape.implementations
         )
         return sequential, f"nothing else can be used: {', '.join(unfit)}"
     choice = verdict.choose([sequential, *usable], lambda row: row.estimate)

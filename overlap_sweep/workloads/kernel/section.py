@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.kernel_shape import BASELINES, KERNELS, SEQUENTIAL
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us
+from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, KERNELS, SEQUENTIAL
+from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_names
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
@@ -33,7 +34,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments, measured_on, measured_when
+from overlap_sweep.results.provenance import measured_on, recorded, recorded_warnings
 from overlap_sweep.workloads.kernel.answer import (
     Beside,
     ImplementationRow,
@@ -41,13 +42,13 @@ from overlap_sweep.workloads.kernel.answer import (
     ShapeAnalysis,
     analyse_kernels,
     answers_in_words,
-    implementation_row,
     name_in_tables,
     subjects,
 )
-from overlap_sweep.workloads.kernel.cautions import cautions, warnings
 from overlap_sweep.workloads.kernel.chart import kernel_chart
 from overlap_sweep.workloads.kernel.result import KernelTimes
+
+K = TypeVar("K")
 
 MOST_TABLES = 3
 """More would not be read on a terminal."""
@@ -80,8 +81,8 @@ SETTING: tuple[Column[Mapping[str, Any]], ...] = (
 )
 TIME = attribute("time_us", "Of a point its median.", header="time us", show=as_us)
 OF_ONE_POINT = (
-    C("q1_us", lambda row: row.quartiles_us and row.quartiles_us[0]),
-    C("q3_us", lambda row: row.quartiles_us and row.quartiles_us[1]),
+    C("q1_us", lambda row: row.measured[0].times.time.q1_us),
+    C("q3_us", lambda row: row.measured[0].times.time.q3_us),
     attribute("repeats", kind="count", read="estimate.repeats"),
 )
 NOISE = attribute("noise_us", "95 % of it.", read="estimate.noise_us", header="noise us", show=as_us, dropped=2)
@@ -279,10 +280,9 @@ def _measured_rows(point: Point, answer: ImplementationRow | None) -> dict[str, 
         backend, told = None if name in BASELINES else point.config["backend"], name_in_tables(name, point.config)
         time = Estimate(times.time.median_us, math.nan, len(times.time.samples_us))
         alone = [Beside(point.name, times, measured[SEQUENTIAL])]
-        row = implementation_row(backend, told, point, alone, time, baselines_us)
         chosen = answer is not None and (answer.backend, answer.name) == (backend, told)
-        quartiles_us = (times.time.q1_us, times.time.q3_us)
-        rows[name] = replace(row, quartiles_us=quartiles_us, chosen=chosen, note="use this" if chosen else "")
+        note = "use this" if chosen else ""
+        rows[name] = ImplementationRow(backend, told, point.config, alone, time, baselines_us, chosen, note)
     return rows
 
 
@@ -320,22 +320,75 @@ def _answer(analysis: KernelAnalysis) -> Answer:
     )
 
 
+def cautions(analysis: KernelAnalysis) -> list[str]:
+    """Returns what to know before believing the answers, and what was left out: a sentence each."""
+    shapes = analysis.shapes
+    launch_bound = _ms_by((row.label, shape.m) for shape in shapes for row in shape.rows if row.launch_bound)
+    bound = some_names([f"{label} at {ms}" for label, ms in launch_bound.items()], most=len(launch_bound))
+    left_out = _ms_by(
+        ((label, next(iter(reason.splitlines()), "no reason given")), shape.m)
+        for shape in shapes
+        for label, reason in shape.left_out.items()
+        if label not in shape.wrong
+    )
+    return [
+        *_beyond_bound(shapes),
+        *([f"Launch-bound, their times say nothing about the device: {bound}."] if bound else []),
+        *_wrong_numbers(shapes),
+        *recorded_warnings(analysis.points),
+        *(f"Left out: {label} at {ms}: {reason.removesuffix('.')}." for (label, reason), ms in left_out.items()),
+    ]
+
+
+def _beyond_bound(shapes: Iterable[ShapeAnalysis]) -> Iterator[str]:
+    for shape in shapes:
+        faster = [
+            row
+            for row in sorted(shape.implementations, key=lambda row: row.time_us)
+            if row.comparable and row.time_us < shape.bound_us and row.estimate.differs_from(shape.binding.estimate)
+        ]
+        if not faster or shape.binding.launch_bound:
+            continue
+        same_gemm = next((row for row in faster if row.backend == "torch"), None)
+        if shape.binding.name == COMM_ONLY:
+            why = "its communication is faster than the library's"
+        elif same_gemm:
+            why = f"{same_gemm.label} has the GEMM that was measured alone, so that one is doubtful; measure it again"
+        else:
+            why = "its GEMM is faster than torch's"
+        others = f", and so do {len(faster) - 1} more" if len(faster) > 1 else ""
+        yield f"m={shape.m}: {faster[0].label} beats the bound by {-faster[0].over_bound:.1%}{others}: {why}."
+
+
+def _wrong_numbers(shapes: Iterable[ShapeAnalysis]) -> Iterator[str]:
+    found = _ms_by((label, shape.m) for shape in shapes for label in sorted(shape.wrong))
+    for label, ms in found.items():
+        why = next(shape.left_out[label] for shape in shapes if label in shape.wrong)
+        said = f"{label} computed wrong numbers at {ms} ({why.removeprefix('wrong numbers: ')})"
+        yield f"{said}: don't trust it at any m before you know why."
+
+
+def _ms_by(pairs: Iterable[tuple[K, int]]) -> dict[K, str]:
+    """Returns by what was found at which m: `m=64, 128`."""
+    found: dict[K, list[int]] = defaultdict(list)
+    for what, m in pairs:
+        found[what].append(m)
+    return {what: f"m={', '.join(map(str, ms))}" for what, ms in found.items()}
+
+
 def _report(analysis: KernelAnalysis) -> dict[str, Any]:
-    environment, *others = environments(analysis.points)
     return {
         **analysis.case._asdict(),
         "subjects": analysis.subjects,
-        "measured": measured_when(analysis.points),
-        "environment": environment,
-        "other_environments": others,
+        **recorded(analysis.points),
         "recommendation": f"{analysis.case.brief}: {answers_in_words(analysis)}",
-        "warnings": warnings(analysis),
+        "warnings": cautions(analysis),
         "answers": [
             {
                 **answer,
-                "setting": dict(shape.chosen.setting) if shape.chosen else None,
+                "setting": shape.chosen.setting if shape.chosen else None,
                 "implementations": [
-                    {**cells, "setting": dict(row.setting), "points": list(row.points)}
+                    {**cells, "setting": row.setting, "points": list(row.points)}
                     for row, cells in zip(shape.rows, COMPARED.records(shape.rows), strict=True)
                 ],
                 "left_out": shape.left_out,

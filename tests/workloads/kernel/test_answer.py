@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.results.points import read_points
-from overlap_sweep.workloads.copy_engine.answer import analyse_copies
+from overlap_sweep.workloads.copy_engine.section import analyse_copies
 from overlap_sweep.workloads.kernel.answer import ImplementationRow, ShapeAnalysis, analyse_kernels
 from overlap_sweep.workloads.kernel.result import ImplementationTimes
 from tests.make_point import ENVIRONMENT, baselines, implementation, kernel_config, make_point
