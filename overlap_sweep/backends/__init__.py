@@ -260,7 +260,9 @@ def close_all() -> None:
             sys.modules[path].close()
 
 
-def choose(device: str) -> str:
-    """Returns what `backend=auto` stands for: Megatron-LM's way to overlap where it can be measured."""
-    module = load("transformer_engine")
-    return "transformer_engine" if device == "cuda" and module.missing() is None else "torch"
+def chosen(point: Mapping[str, Any]) -> str:
+    """Returns the point's backend. `auto` stands for Megatron-LM's way to overlap where it can be measured."""
+    if point["backend"] != "auto":
+        return str(point["backend"])
+    on_gpu = point["runtime"]["device"] == "cuda"
+    return "transformer_engine" if on_gpu and load("transformer_engine").missing() is None else "torch"

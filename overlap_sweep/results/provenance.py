@@ -56,16 +56,21 @@ def recorded(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def recorded_warnings(points: Sequence[Point]) -> list[str]:
-    """Returns what measuring the points warned of, and whether they were measured in different environments, not
-    counting the CUDA connections, which backends and implementations set for themselves: a sentence each."""
+    """Returns what measuring the points warned of, and whether their environments differ: a sentence each."""
+    told = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
+    return [*told, *different_environments(points)]
+
+
+def different_environments(points: Sequence[Point]) -> list[str]:
+    """Returns a sentence where the points were measured in different environments; none where they were not. The CUDA
+    connections don't count, which backends and implementations set for themselves."""
     identities = set()
     for environment in environments(points):
         identity = environment_identity(environment)
         identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
         identities.add(key_of(identity))
-    several = ["The points were measured in different environments; see tuning_report.json for what differs."]
-    told = dict.fromkeys(warning for point in points if point.result for warning in point.result.warnings)
-    return [*told, *(several if len(identities) > 1 else [])]
+    said = "The points were measured in different environments; see tuning_report.json for what differs."
+    return [said] if len(identities) > 1 else []
 
 
 def measured_on(points: Sequence[Point]) -> str:

@@ -84,7 +84,7 @@ def test_auto_is_transformer_engine_where_it_can_run_in_every_workload(
     monkeypatch: pytest.MonkeyPatch, device: str, missing: str | None, chosen: str
 ) -> None:
     monkeypatch.setattr(transformer_engine, "missing", lambda: missing)
-    assert backends.choose(device) == chosen
+    assert backends.chosen({"backend": "auto", "runtime": {"device": device}}) == chosen
     asked = {"backend": "auto", "precision": "bf16", "runtime": {"device": device}}
     for name, point in (("operator", operator_point(**asked)), ("kernel", kernel_point(**asked))):
         assert workloads.load(name).complete(point)["backend"] == chosen

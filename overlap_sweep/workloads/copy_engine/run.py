@@ -49,14 +49,6 @@ class Work:
         with self.beside(self.copies):
             self.gemms()
 
-    def sequential(self) -> None:
-        self.gemms()
-        self.copies()
-
-    def copy_alone(self) -> None:
-        with self.beside(self.copies):
-            pass
-
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
@@ -64,10 +56,19 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
     with ExitStack() as stack, torch.no_grad():
         work = _work(point, ranks, stack)
         _check(work, ranks)
+
+        def copy(_turn: int) -> None:
+            with work.beside(work.copies):
+                pass
+
+        def sequential(_turn: int) -> None:
+            work.gemms()
+            work.copies()
+
         variants = {
             "gemm": Variant(lambda _turn: work.gemms()),
-            "copy": Variant(lambda _turn: work.copy_alone()),
-            "sequential": Variant(lambda _turn: work.sequential()),
+            "copy": Variant(copy),
+            "sequential": Variant(sequential),
             "overlapped": Variant(lambda _turn: work.overlapped()),
         }
         samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])

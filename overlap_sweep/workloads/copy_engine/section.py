@@ -4,7 +4,7 @@ direction."""
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -98,25 +98,17 @@ class CopyRow:
         return self.saving.time_us > self.saving.noise_us and self.hidden_fraction >= WORTH
 
     @property
-    def slower(self) -> bool:
-        """Beyond the noise: at once they take longer than one after the other."""
-        return self.saving.time_us < -self.saving.noise_us
-
-    @property
-    def unclear(self) -> bool:
-        """Neither faster nor slower beyond the noise, which would hide a saving that is worth it."""
-        return abs(self.saving.time_us) <= self.saving.noise_us and self.saving.noise_us > WORTH * self.ideal_us
-
-    @property
     def note(self) -> str:
         """What tells it from the others."""
         if self.launch_bound:
             return "launch-bound"
         if self.saves:
             return "hides all" if self.hidden_fraction > 0.95 else ""
-        if self.slower:
+        if self.saving.time_us < -self.saving.noise_us:
             return "slower"
-        return "cannot tell" if self.unclear else "hides nothing"
+        # Noise that would hide a saving that is worth it.
+        unclear = self.saving.time_us <= self.saving.noise_us and self.saving.noise_us > WORTH * self.ideal_us
+        return "cannot tell" if unclear else "hides nothing"
 
     def tflops(self, beside: bool) -> float:
         """Returns the GEMMs' rate, alone or over the whole time that they and the copies took at once."""
@@ -150,14 +142,11 @@ class CopyAnalysis:
         saving = [row for row in rows if row.saves]
         if not saving:
             best = max(rows, key=lambda row: row.hidden_fraction)
-            said = f"at best {best.saving.time_us:+.1f} us, noise {best.saving.noise_us:.1f}; {best.size}"
-            if all(row.slower for row in rows):
-                return f"{self.direction}: at once is slower than one after the other ({said})"
-            unclear = sum(row.unclear for row in rows)
-            if unclear == len(rows):
-                return f"{self.direction}: cannot tell whether copies hide behind a GEMM ({said})"
-            but = f"; {unclear} of {len(rows)} sizes cannot tell" if unclear else ""
-            return f"{self.direction}: copies hide behind no GEMM ({said}){but}"
+            notes = Counter(row.note for row in rows)
+            sizes = ", ".join(f"{note} at {count} of {len(rows)} sizes" for note, count in notes.items())
+            said = next(iter(notes)) if len(notes) == 1 else sizes
+            gain = f"at best {best.saving.time_us:+.1f} us, noise {best.saving.noise_us:.1f}; {best.size}"
+            return f"{self.direction}: overlap saves nothing, {said} ({gain})"
         best = max(saving, key=lambda row: row.hidden_fraction)
         typical = statistics.median(row.hidden_fraction for row in rows)
         where = f" at {len(saving)} of {len(rows)} sizes" if len(rows) > 1 else ""

@@ -26,7 +26,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     for name, same in {"m": "tokens", "iters": "repeats", "warmup_iters": "warmup"}.items():
         if point[name] is not None and point[name] != workload[same]:
             raise UserError(f"{name}={point[name]} and workload.{same}={workload[same]}: give only {name}.")
-    backend = backends.choose(device) if point["backend"] == "auto" else point["backend"]
+    backend = backends.chosen(point)
     if workload["warmup"] is None:
         workload["warmup"] = WARMUP[device]
     completed = {name: point[name] for name in _KEPT} | {

@@ -356,8 +356,8 @@ def _beyond_bound(shapes: Iterable[ShapeAnalysis]) -> Iterator[str]:
             why = f"{same_gemm.label} has the GEMM that was measured alone, so that one is doubtful; measure it again"
         else:
             why = "its GEMM is faster than torch's"
-        others = f", and so do {len(faster) - 1} more" if len(faster) > 1 else ""
-        yield f"m={shape.m}: {faster[0].label} beats the bound by {-faster[0].over_bound:.1%}{others}: {why}."
+        several = f" ({len(faster)} of {len(shape.implementations)} do)" if len(faster) > 1 else ""
+        yield f"m={shape.m}: {faster[0].label} beats the bound by {-faster[0].over_bound:.1%}{several}: {why}."
 
 
 def _wrong_numbers(shapes: Iterable[ShapeAnalysis]) -> Iterator[str]:

@@ -51,7 +51,7 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the backend, and record the configuration that each variant stands for in it, as its file is now."""
-    backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
+    backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
     recorded = {name: asdict(config) for name, config in configs.items()}

@@ -31,7 +31,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.points import Point, group_cases
-from overlap_sweep.results.provenance import measured_on, measured_when
+from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer
 from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
@@ -182,8 +182,7 @@ def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, A
     ]
     return {
         **{column.name: column.value(row) for column in OF_POINT if column.name},
-        "measured": measured_when([point]),
-        "environment": result.environment if result else {},
+        **recorded([point]),
         "warnings": result.warnings if result else [],
         "verdict": layer.verdict if layer else None,
         "variants": variants,
@@ -221,13 +220,7 @@ def _bar(row: VariantRow, best: str | None) -> charts.Bar:
         high=high,
         colour="wait" if is_floor else "good" if is_best else "bad" if change > 0 else "accent",
         bold=is_best,
-        details={
-            "variant": shown,
-            "time": time_text,
-            "of it": f"forward {as_ms(row.fwd_us)} ms, backward {as_ms(row.bwd_us)} ms",
-            f"against {row.reference}": change_text,
-            "hidden": as_percent(row.hidden_fraction),
-        },
+        details=COMPARED.details(row),
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the backend, and give knobs left null the meaning that they have in it under their method. Those that it
     does not have, and that every point is given, are null."""
-    backend = backends.choose(point["runtime"]["device"]) if point["backend"] == "auto" else point["backend"]
+    backend = backends.chosen(point)
     own = {name: value for name, value in point.items() if name != "layer"} | {"backend": backend}
     own |= dict.fromkeys(space.absent_knobs(backend, own))
     if point["phases"] is None:

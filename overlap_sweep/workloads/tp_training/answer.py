@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from overlap_sweep.report.numbers import as_ms
 from overlap_sweep.results.estimate import Interval, gap_noise_us
-from overlap_sweep.results.identity import environment_identity, key_of
+from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments
+from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 from overlap_sweep.workloads.tp_training.rows import (
     Comparison,
@@ -339,41 +339,26 @@ def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
 def cautions(analysis: TpTrainingAnalysis) -> list[str]:
     """Returns what to know before believing the answers, a sentence each."""
     rows = analysis.rows
-    lines = []
-    if diverging := [row for row in rows if row.diverges]:
-        lines.append(f"The last loss is no number, so it cannot be the fastest: {_names(diverging, rows)}.")
-    if limited := [row for row in rows if row.launch_bound]:
-        lines.append(
-            f"Launch-bound: the GPU waits for the host there, so the time is that of the host: {_names(limited, rows)}."
-        )
-    if few := [row for row in rows if row.step.repeats < FEW_STEPS]:
-        lines.append(f"Fewer than {FEW_STEPS} timed steps, so the noise is hardly known: {_names(few, rows)}.")
-    waits = [(row, row.communication) for row in rows if row.communication]
-    if waiting := [
-        f"{row.name} ({as_ms(found.waiting_us)} ms)"
-        for row, found in waits
-        if found.waiting_us > max(found.total_us, LONG_WAIT * row.time_us)
-    ]:
-        lines.append(
-            "In the profiled steps one rank waits for another, longer than it takes to communicate; comm and exposed "
-            f"are without that: {', '.join(waiting)}."
-        )
+
+    def waits(row: TpTrainingRow) -> bool:
+        found = row.communication
+        return found is not None and found.waiting_us > max(found.total_us, LONG_WAIT * row.time_us)
+
+    said = {
+        "The last loss is no number, so it cannot be the fastest": [row for row in rows if row.diverges],
+        "Launch-bound: the GPU waits for the host there, so the time is that of the host": [
+            row for row in rows if row.launch_bound
+        ],
+        f"Fewer than {FEW_STEPS} timed steps, so the noise is hardly known": [
+            row for row in rows if row.step.repeats < FEW_STEPS
+        ],
+        "In the profiled steps one rank waits for another, longer than it takes to communicate (comm_wait_us), and "
+        "comm and exposed are without that": [row for row in rows if waits(row)],
+    }
+    lines = [f"{what}: {', '.join(row.name for row in which)}." for what, which in said.items() if which]
     told: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         for warning in dict.fromkeys(w for point in row.points if point.result for w in point.result.warnings):
             told[warning].append(row.name)
     lines += (f"{', '.join(names)}: {warning}" for warning, names in told.items())
-    if len({_environment(environment) for environment in environments(analysis.points)}) > 1:
-        lines.append("The points were measured in different environments; see tuning_report.json.")
-    return lines
-
-
-def _names(rows: Sequence[TpTrainingRow], of: Sequence[TpTrainingRow]) -> str:
-    return "all settings" if 1 < len(rows) == len(of) else ", ".join(row.name for row in rows)
-
-
-def _environment(environment: dict[str, Any]) -> str:
-    """Returns its identity without what belongs to an implementation: how many connections it needs."""
-    identity = environment_identity(environment)
-    identity["variables"].pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    return key_of(identity)
+    return [*lines, *different_environments(analysis.points)]

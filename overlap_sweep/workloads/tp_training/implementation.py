@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -138,33 +138,20 @@ SKEW = 4
 whether the gradients are right."""
 
 
-class Batch(NamedTuple):
-    """[batch, sequence], int64."""
-
-    tokens: Tensor
-    labels: Tensor
-    """The next token of each."""
-
-
-class TokenBatches:
-    """The same for all implementations; of one data-parallel rank, the same on its tensor-parallel ranks."""
-
-    def __init__(self, point: Mapping[str, Any], ranks: Ranks, dp_rank: int) -> None:
-        training, profiled = point["tp_training"], point["workload"]["profiled"]
-        # One profiled step is thrown away.
-        steps = training["num_training_steps"] + profiled + 1
-        count = min(MOST_BATCHES, steps * training["gradient_accumulation_steps"])
-        self._batches = [_draw(point, ranks, dp_rank, index) for index in range(count)]
-
-    def __getitem__(self, micro_batch: int) -> Batch:
-        """Returns the tensors on the device."""
-        return self._batches[micro_batch % len(self._batches)]
+def token_batches(point: Mapping[str, Any], ranks: Ranks, dp_rank: int) -> list[tuple[Tensor, Tensor]]:
+    """Returns tokens and the next token of each, [batch, sequence], int64, on the device, by micro batch: the same for
+    all implementations, and on the tensor-parallel ranks of a data-parallel one."""
+    training, profiled = point["tp_training"], point["workload"]["profiled"]
+    # One profiled step is thrown away.
+    steps = training["num_training_steps"] + profiled + 1
+    count = min(MOST_BATCHES, steps * training["gradient_accumulation_steps"])
+    return [_draw(point, ranks, dp_rank, index) for index in range(count)]
 
 
-def _draw(point: Mapping[str, Any], ranks: Ranks, dp_rank: int, index: int) -> Batch:
+def _draw(point: Mapping[str, Any], ranks: Ranks, dp_rank: int, index: int) -> tuple[Tensor, Tensor]:
     training, vocabulary = point["tp_training"], point["language_model"]["vocab_size"]
     generator = stream(torch.device("cpu"), training["seed"], f"micro batch {index}", dp_rank)
     shape = training["batch_size"], training["seq_length"] + 1
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64) ** SKEW
     tokens = (drawn * vocabulary).long().to(ranks.device)
-    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

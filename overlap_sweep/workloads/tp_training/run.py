@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import Anchor, Mark
 from overlap_sweep.workloads.tp_training import implementation
-from overlap_sweep.workloads.tp_training.implementation import Facts, Implementation, TokenBatches, groups_of
+from overlap_sweep.workloads.tp_training.implementation import Facts, Implementation, groups_of, token_batches
 from overlap_sweep.workloads.tp_training.language_model import LESS_MEMORY, flops_per_token, least_bytes, parameters
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
@@ -66,18 +67,18 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
     """Trains, then profiles. What is returned holds nothing of the model, which is garbage then. After a failure the
     processes end, so that nothing is closed: other ranks might not be there to do it, too."""
     groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
-    batches = TokenBatches(point, ranks, groups.dp_rank)
+    batches = cycle(token_batches(point, ranks, groups.dp_rank))
     built = implementation.load(point["impl"])(point, ranks, groups)
-    steps = TrainingSteps(built, batches, point, ranks)
+    step = partial(training_step, built, batches, point["tp_training"]["gradient_accumulation_steps"], ranks)
     recording = Recording(ranks, groups.dp, point["tp_training"])
     for _ in range(point["tp_training"]["num_training_steps"]):
-        recording.add(steps.run())
+        recording.add(step())
     recording.read()
     if point["profile"] != "none":
         schedule = {"wait": 0, "warmup": 1, "active": point["workload"]["profiled"], "repeat": 1}
         output = {"chrome_trace": True, "tensorboard": False}
         recorded = {"record_shapes": False, "profile_memory": False, "with_stack": False}
-        profiled = profile_steps(steps.run, ranks, {**schedule, **output, **recorded}, directory)
+        profiled = profile_steps(step, ranks, {**schedule, **output, **recorded}, directory)
     facts = built.facts()
     built.close()
     return recording, profiled, facts
@@ -140,31 +141,24 @@ class Step:
         return [float(self.grad_norm), *(ns / 1e3 for ns in times_ns), *(taken / _GB for taken in self.memory_bytes)]
 
 
-class TrainingSteps:
-    """An implementation on its data. `run` is one step."""
-
-    def __init__(self, built: Implementation, batches: TokenBatches, point: Mapping[str, Any], ranks: Ranks) -> None:
-        self._implementation, self._batches, self._device = built, batches, ranks.device
-        self._count = point["tp_training"]["gradient_accumulation_steps"]
-        self._taken = 0
-
-    def run(self) -> Step:
-        """Enqueue one step. Collective."""
-        micro_batches, losses = [], []
-        for index in range(self._count):
-            batch, last = self._batches[self._taken * self._count + index], index == self._count - 1
-            begin = Mark(self._device)
-            loss = self._implementation.forward(batch.tokens, batch.labels, last)
-            between = Mark(self._device)
-            self._implementation.backward(loss, last)
-            micro_batches.append((begin, between, Mark(self._device)))
-            losses.append(loss.detach())
-        grad_norm = self._implementation.update().detach()
-        end = Mark(self._device)
-        self._taken += 1
-        of_memory = (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated)
-        memory_bytes = tuple(asked(self._device) for asked in of_memory if self._device.type == "cuda")
-        return Step(micro_batches, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
+def training_step(
+    built: Implementation, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, ranks: Ranks
+) -> Step:
+    """Enqueues one step on tokens and labels of so many micro batches. Collective."""
+    marks, losses = [], []
+    for left in reversed(range(micro_batches)):
+        tokens, labels = next(batches)
+        begin = Mark(ranks.device)
+        loss = built.forward(tokens, labels, last=left == 0)
+        between = Mark(ranks.device)
+        built.backward(loss, last=left == 0)
+        marks.append((begin, between, Mark(ranks.device)))
+        losses.append(loss.detach())
+    grad_norm = built.update().detach()
+    end = Mark(ranks.device)
+    asked = (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated) if ranks.device.type == "cuda" else ()
+    memory_bytes = tuple(of_memory(ranks.device) for of_memory in asked)
+    return Step(marks, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
 
 
 class Recording:

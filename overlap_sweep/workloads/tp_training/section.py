@@ -31,7 +31,7 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.results.provenance import environments, gpus_in_words, measured_on, measured_when
+from overlap_sweep.results.provenance import gpus_in_words, measured_on, recorded
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.tp_training.answer import (
     GridAnswer,
@@ -278,13 +278,10 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
     """Returns one case for tuning_report.json, with the fastest on each of its `grids` and all `settings`."""
-    environment, *others = environments(analysis.points)
     settings = zip(SETTINGS.records(analysis.rows), analysis.rows, strict=True)
     return {
         **analysis.case._asdict(),
-        "measured": measured_when(analysis.points),
-        "environment": environment,
-        "other_environments": others,
+        **recorded(analysis.points),
         "answers": in_words(analysis),
         "warnings": cautions(analysis),
         "grids": ANSWERS.records(analysis.answers),
@@ -332,8 +329,6 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Bars:
 def _bar(row: TpTrainingRow, knows_mfu: bool) -> charts.Bar:
     # A single step has no noise that is known.
     noise_us = row.step.noise_us if row.step.repeats > 1 else 0.0
-    found = row.communication
-    communication = f"{as_ms(found.total_us)} ms, {as_ms(found.exposed_us)} exposed" if found else "no trace"
     mfu = [] if not knows_mfu else [""] if row.mfu is None else [f"{row.mfu:.1%}"]
     return charts.Bar(
         name=row.name,
@@ -342,16 +337,7 @@ def _bar(row: TpTrainingRow, knows_mfu: bool) -> charts.Bar:
         high=(row.time_us + noise_us) / 1e3,
         cells=[as_ms(row.time_us), f"{row.tokens_per_s_per_gpu:,.0f}", *mfu],
         bold=row.chosen,
-        details={
-            "setting": row.name,
-            "step": f"{as_ms(row.time_us)} ms, noise {as_ms(noise_us)}",
-            **{name: f"{share:.0%}" for name, share in row.shares.items()},
-            "tokens/s": f"{row.tokens_per_s:,.0f}",
-            "TFLOP/s/GPU": f"{row.tflops_per_gpu:,.3g}",
-            "communication": communication,
-            "peak GB": "-" if row.memory_peak_gb is None else f"{row.memory_peak_gb:.1f}",
-            "note": row.note or "-",
-        },
+        details=COMPARED.details(row),
     )
 
 

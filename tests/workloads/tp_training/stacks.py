@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from torch.nn import functional
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, hugging_face, implementation
-from overlap_sweep.workloads.tp_training.implementation import TokenBatches, groups_of, initial_weights
+from overlap_sweep.workloads.tp_training.implementation import groups_of, initial_weights, token_batches
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
-from overlap_sweep.workloads.tp_training.run import TrainingSteps
+from overlap_sweep.workloads.tp_training.run import training_step
 from tests.backends import symm_mem_on_cpu
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
@@ -83,16 +84,16 @@ def _train_whole(asked: str, device: str) -> list[Trained]:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"]
     )
-    batches = [TokenBatches(point, ranks, dp_rank) for dp_rank in range(dp_size)]
+    batches = [token_batches(point, ranks, dp_rank) for dp_rank in range(dp_size)]
     losses: list[list[float]] = [[] for _ in range(dp_size)]
     norms = []
     for step in range(training["num_training_steps"]):
         for dp_rank in range(dp_size):
             of_step = 0.0
             for micro_batch in range(micro_batches):
-                batch = batches[dp_rank][step * micro_batches + micro_batch]
-                logits = model(batch.tokens).logits
-                loss = functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+                tokens, labels = batches[dp_rank][step * micro_batches + micro_batch]
+                logits = model(tokens).logits
+                loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
                 (loss / micro_batches / dp_size).backward()
                 of_step += loss.item() / micro_batches
             losses[dp_rank].append(of_step)
@@ -109,8 +110,9 @@ def train_points(ranks: Ranks, points: Mapping[str, Mapping[str, Any]]) -> dict[
     for name, point in points.items():
         groups = groups_of(ranks, point["tp_size"], point["dp_size"])
         built = implementation.load(point["impl"])(point, ranks, groups)
-        steps = TrainingSteps(built, TokenBatches(point, ranks, groups.dp_rank), point, ranks)
-        taken = [steps.run() for _ in range(point["tp_training"]["num_training_steps"])]
+        batches, training = cycle(token_batches(point, ranks, groups.dp_rank)), point["tp_training"]
+        count = training["gradient_accumulation_steps"]
+        taken = [training_step(built, batches, count, ranks) for _ in range(training["num_training_steps"])]
         assert {step.loss.dtype for step in taken} == {torch.float32}
         losses, norms = [step.loss.item() for step in taken], [step.grad_norm.item() for step in taken]
         facts = built.facts()

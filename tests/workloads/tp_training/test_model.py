@@ -16,7 +16,7 @@ from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, implementation
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
-from overlap_sweep.workloads.tp_training.implementation import TokenBatches, initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.implementation import initial_weights, padded_vocab_size, token_batches
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
@@ -44,7 +44,7 @@ def from_meta(point: dict[str, Any]) -> Any:
 def test_from_meta_it_is_the_model_that_hugging_face_makes_in_parts_that_can_be_cut(name: str, attention: str) -> None:
     tied = f"model.tie_word_embeddings={str(attention == 'eager').lower()}"
     point = tp_point(f"model.architecture={name}", f"tp_training.attn_impl={attention}", tied)
-    tokens = TokenBatches(point, ALONE, 0)[0].tokens
+    tokens = token_batches(point, ALONE, 0)[0][0]
     theirs: Any = whole_model(point)
     mine, of = from_meta(point), architecture(name)
     assert torch.allclose(mine(tokens).logits, theirs(tokens).logits, atol=1e-6)
@@ -62,7 +62,7 @@ def test_from_meta_it_is_the_model_that_hugging_face_makes_in_parts_that_can_be_
 def test_a_sliding_window_is_kept(attention: str) -> None:
     point = tp_point("model.architecture=mistral", f"tp_training.attn_impl={attention}")
     narrow = {**point, "language_model": {**point["language_model"], "sliding_window": 4}}
-    tokens = TokenBatches(point, ALONE, 0)[0].tokens
+    tokens = token_batches(point, ALONE, 0)[0][0]
     theirs: Any = whole_model(narrow)
     assert torch.allclose(from_meta(narrow)(tokens).logits, theirs(tokens).logits, atol=1e-6)
     assert not torch.allclose(from_meta(point)(tokens).logits, theirs(tokens).logits, atol=1e-3)
@@ -119,15 +119,15 @@ def test_every_rank_has_equally_many_rows() -> None:
 
 
 def test_batches_are_of_the_data_parallel_rank() -> None:
-    mine, same, other = (TokenBatches(tp_point(), ALONE, dp_rank) for dp_rank in (0, 0, 1))
-    of_other_seed = TokenBatches(tp_point("tp_training.seed=43"), ALONE, 0)
-    assert torch.equal(mine[3].tokens, same[3].tokens)
-    assert not torch.equal(mine[3].tokens, other[3].tokens)
-    assert not torch.equal(mine[3].tokens, of_other_seed[3].tokens)
-    assert not torch.equal(mine[3].tokens, mine[4].tokens)
-    assert torch.equal(mine[3].tokens[:, 1:], mine[3].labels[:, :-1])
-    assert mine[3].tokens.min() >= 0
-    assert mine[3].labels.max() < 1019
+    mine, same, other = (token_batches(tp_point(), ALONE, dp_rank) for dp_rank in (0, 0, 1))
+    of_other_seed = token_batches(tp_point("tp_training.seed=43"), ALONE, 0)
+    assert torch.equal(mine[3][0], same[3][0])
+    assert not torch.equal(mine[3][0], other[3][0])
+    assert not torch.equal(mine[3][0], of_other_seed[3][0])
+    assert not torch.equal(mine[3][0], mine[4][0])
+    assert torch.equal(mine[3][0][:, 1:], mine[3][1][:, :-1])
+    assert mine[3][0].min() >= 0
+    assert mine[3][1].max() < 1019
 
 
 def test_the_loss_leaves_logits_as_they_are() -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import autotp, implementation
-from overlap_sweep.workloads.tp_training.implementation import TokenBatches, groups_of, initial_weights
+from overlap_sweep.workloads.tp_training.implementation import groups_of, initial_weights, token_batches
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import tp_point
@@ -130,7 +130,7 @@ def _overflow(ranks: Ranks, point: dict[str, Any]) -> list[tuple[float, float, f
     groups, impl = groups_of(ranks, point["tp_size"], point["dp_size"]), point["impl"]
     make_do(impl, ranks)
     built, found = implementation.load(impl)(point, ranks, groups), []
-    batch = TokenBatches(point, ranks, groups.dp_rank)[0]
+    batch = token_batches(point, ranks, groups.dp_rank)[0]
     for step in range(3):
         spoiled = step == 1 and ranks.rank == 1
         loss = built.forward(*batch, True)
@@ -200,7 +200,7 @@ def _left_behind(ranks: Ranks, point: dict[str, Any]) -> int:
     """How many parameters are still there when their model is closed."""
     groups = groups_of(ranks, point["tp_size"], point["dp_size"])
     built = autotp.AutoTp(point, ranks, groups)
-    built.backward(built.forward(*TokenBatches(point, ranks, groups.dp_rank)[0], True), True)
+    built.backward(built.forward(*token_batches(point, ranks, groups.dp_rank)[0], True), True)
     built.update()
     parameters = [weakref.ref(parameter) for parameter in built._engine.module.parameters()]
     built.close()
