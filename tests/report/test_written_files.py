@@ -22,8 +22,8 @@ from overlap_sweep.tuner import Report
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
 from overlap_sweep.workloads.sections import analyse
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
-from overlap_sweep.workloads.tp_training.files import results
-from overlap_sweep.workloads.tp_training.rows import step_communication
+from overlap_sweep.workloads.tp_training.rows import results, step_communication
+from overlap_sweep.workloads.tp_training.section import SETTINGS
 from tests.golden.archives import unpack
 from tests.made_sweeps import (
     BEST_SLOTS,
@@ -205,7 +205,7 @@ def stacks_of(directory: Path) -> TpTrainingAnalysis:
 
 def test_rates_of_a_stack_are_of_all_data_parallel_ranks_and_leave_out_the_warm_up(tmp_path: Path) -> None:
     make_point("tp_training", tmp_path, stack_config("megatron", 2, 2), step_us=10_000.0, spread_us=100.0)
-    content = results(stacks_of(tmp_path).of_points[0])
+    content = results(stacks_of(tmp_path).of_points[0], SETTINGS)
     assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6]
     # 2048 tokens of 4 samples in 9.8 ms.
     per_s = {"tokens_per_sec": 2048 / 0.0098, "samples_per_sec": 4 / 0.0098}
@@ -219,7 +219,7 @@ def test_a_stack_whose_losses_deviate_has_the_step(tmp_path: Path) -> None:
     make_point("tp_training", tmp_path, stack_config("autotp"), losses=falling(off={3: None}))
     for impl in ("megatron", "fsdp_dtensor"):
         make_point("tp_training", tmp_path, stack_config(impl))
-    summaries = {row.impl: results(row)["summary"] for row in stacks_of(tmp_path).of_points}
+    summaries = {row.impl: results(row, SETTINGS)["summary"] for row in stacks_of(tmp_path).of_points}
     assert (summaries["megatron"]["losses_agree"], summaries["autotp"]["losses_agree"]) == (True, False)
     assert summaries["autotp"]["deviates"] == {"what": "loss", "step": 3, "relative": None}
     # Of the timed steps that have one.

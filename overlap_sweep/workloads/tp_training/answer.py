@@ -47,29 +47,30 @@ def compare(
     steps among them. Each is held against the median of all, so that one that is wrong among three or more tells
     itself; of two each is held against the other."""
     assert len(votes) > 1
-    steps = [{run: {step.step: step for step in of_run} for run, of_run in runs.items()} for runs in votes.values()]
-    numbers = sorted(set.intersection(*(set(of_run) for runs in steps for of_run in runs.values())))
+    steps = {who: {run: {one.step: one for one in steps} for run, steps in runs.items()} for who, runs in votes.items()}
+    numbers = sorted(set.intersection(*(set(of_run) for runs in steps.values() for of_run in runs.values())))
     found: dict[K, Comparison] = {}
-    for runs in steps:
-        others = steps if len(steps) > 2 else [other for other in steps if other is not runs]
-        differences: dict[K, list[tuple[Difference, Difference]]] = {run: [] for run in runs}
-        for number in numbers:
-            loss = _median(_median(one[number].loss for one in other.values()) for other in others)
-            norm = _median(_median(one[number].grad_norm for one in other.values()) for other in others)
-            for run, of_run in runs.items():
-                of_loss = Difference("loss", number, _relative(of_run[number].loss, loss))
-                of_norm = Difference("gradient norm", number, _relative(of_run[number].grad_norm, norm))
-                differences[run].append((of_loss, of_norm))
-        for run, of_run in runs.items():
-            losses = [of_loss for of_loss, _ in differences[run] if of_run[of_loss.step].loss is not None]
-            beyond = (
-                difference
-                for pair in differences[run]
-                for difference, most in zip(pair, tolerance, strict=True)
-                if difference.relative > most
-            )
-            found[run] = Comparison(max(losses, key=lambda one: one.relative, default=None), next(beyond, None))
+    for who, runs in steps.items():
+        others = [other for name, other in steps.items() if len(steps) > 2 or name != who]
+        references = {
+            (field, number): _median(_median(getattr(one[number], field) for one in other.values()) for other in others)
+            for field in _WORDS
+            for number in numbers
+        }
+        for run, own in runs.items():
+            differences = [
+                Difference(_WORDS[field], number, _relative(getattr(own[number], field), reference))
+                for (field, number), reference in references.items()
+            ]
+            losses = [one for one in differences if one.what == "loss" and own[one.step].loss is not None]
+            most = dict(zip(_WORDS.values(), tolerance, strict=True))
+            beyond = [one for one in differences if one.relative > most[one.what]]
+            largest = max(losses, key=lambda one: one.relative, default=None)
+            found[run] = Comparison(largest, min(beyond, key=lambda one: one.step, default=None))
     return found
+
+
+_WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -24,8 +24,8 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
-from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
+from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights
 
 _CUT = "tensor_model_parallel"
 """The attribute by which DeepSpeed knows parameters, and gradients, of which each rank has another part."""

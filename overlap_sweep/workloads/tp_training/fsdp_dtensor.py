@@ -37,8 +37,8 @@ from overlap_sweep.backends.symm_mem import operators
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
+from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights, padded_vocab_size
 
 SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
@@ -48,7 +48,7 @@ LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "
 
 
 class FsdpDtensor:
-    """See implementation.Implementation."""
+    """See run.Implementation."""
 
     def __init__(
         self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None

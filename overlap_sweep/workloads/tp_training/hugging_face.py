@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import get_total_norm
 
-from overlap_sweep.workloads.tp_training.implementation import padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import Architecture
+from overlap_sweep.workloads.tp_training.run import padded_vocab_size
 
 _CAUSAL = "causal_"
 """Before the name of an attention of Hugging Face's: with a mask of our own."""

@@ -31,8 +31,8 @@ from torch.overrides import TorchFunctionMode
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
-from overlap_sweep.workloads.tp_training.implementation import Facts, Groups, initial_weights, padded_vocab_size
 from overlap_sweep.workloads.tp_training.language_model import architecture
+from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights, padded_vocab_size
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 _DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

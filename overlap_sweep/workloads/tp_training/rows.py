@@ -1,5 +1,6 @@
 """What a setting of a tensor-parallel stack measured: its steps, over all points of the same setting and ranks, and how
-much of a step's communication the profiler saw hidden behind computation."""
+much of a step's communication the profiler saw hidden behind computation. And results_{impl}_tp{n}_dp{m}.json of one
+run: its fields are called as in the benchmark scripts that people know, what those lack comes after them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import msgspec
+
+from overlap_sweep.report.numbers import finite
+from overlap_sweep.report.table import Table
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
@@ -122,14 +128,18 @@ class TpTrainingRow:
         return str(self.points[0].config["impl"])
 
     @property
+    def runs(self) -> list[TpTrainingRun]:
+        return [point.measured_as(TpTrainingRun) for point in self.points]
+
+    @property
     def run(self) -> TpTrainingRun:
         """Of its first point."""
-        return self.points[0].measured_as(TpTrainingRun)
+        return self.runs[0]
 
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
         """The timed ones."""
-        return [step for point in self.points for step in point.measured_as(TpTrainingRun).timed_steps]
+        return [step for run in self.runs for step in run.timed_steps]
 
     @property
     def time_us(self) -> float:
@@ -162,10 +172,6 @@ class TpTrainingRow:
         return self.tokens_per_s / self.grid.ranks
 
     @property
-    def samples_per_s(self) -> float:
-        return self.run.samples_per_step / self.time_us * 1e6
-
-    @property
     def tflops_per_gpu(self) -> float:
         return self.run.flops_per_step / self.time_us / 1e6 / self.grid.ranks
 
@@ -180,21 +186,6 @@ class TpTrainingRow:
     def mfu(self) -> float | None:
         """Model FLOP utilisation, a share; None where the GPU's peak is not known."""
         return self.tflops_per_gpu / self.peak_tflops if self.peak_tflops else None
-
-    @property
-    def memory_allocated_gb(self) -> float | None:
-        """The most of the timed steps; so is the peak."""
-        return max((s.memory_allocated_gb for s in self.steps if s.memory_allocated_gb is not None), default=None)
-
-    @property
-    def memory_peak_gb(self) -> float | None:
-        return max((s.memory_peak_gb for s in self.steps if s.memory_peak_gb is not None), default=None)
-
-    @property
-    def host_ahead_us(self) -> float | None:
-        """The least of its points."""
-        ahead_us = (point.measured_as(TpTrainingRun).host_ahead_us for point in self.points)
-        return min((us for us in ahead_us if us is not None), default=None)
 
     @property
     def loss(self) -> float | None:
@@ -318,3 +309,96 @@ def step_communication(reading: TraceReading) -> StepCommunication | None:
         statistics.median(high_us - low.comm_busy_us for high_us, low in zip(most_us, least, strict=True)),
         startup_iterations=len(reading.startup),
     )
+
+
+def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
+    """Returns the file of a single point's row; `table` has the columns of what was measured."""
+    return msgspec.json.format(msgspec.json.encode(results(row, table)), indent=2) + b"\n"
+
+
+def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
+    """Returns the file's content."""
+    (point,) = row.points
+    config, options = point.config, dict(point.config["tp_training"])
+    vocab_parallel, seed = options.pop("vocab_parallel"), options.pop("seed")
+    return {
+        "config": {
+            "model_name": config["model"]["name"],
+            **{name: config[name] for name in ("impl", "tp_size", "dp_size")},
+            "num_layers": config["language_model"]["num_hidden_layers"],
+            "use_vocab_parallel": vocab_parallel,
+            "output_dir": str(point.directory),
+            "seed": seed,
+            **options,
+            "world_size": row.grid.ranks,
+            "device": point.case.device,
+            "profile": config.get("profile"),
+            "language_model": config["language_model"],
+        },
+        "steps": [_step(step, row) for step in row.steps],
+        "summary": _summary(row, *table.records([row])),
+    }
+
+
+def _step(step: TpTrainingStep, row: TpTrainingRow) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "loss": step.loss,
+        "step_time_s": step.step_us / 1e6,
+        "forward_time_s": step.forward_us / 1e6,
+        "backward_time_s": step.backward_us / 1e6,
+        "optimizer_time_s": step.optimizer_us / 1e6,
+        "tokens_per_sec": row.run.tokens_per_step / step.step_us * 1e6,
+        "samples_per_sec": row.run.samples_per_step / step.step_us * 1e6,
+        "memory_allocated_gb": step.memory_allocated_gb,
+        "memory_peak_gb": step.memory_peak_gb,
+        "grad_norm": step.grad_norm,
+    }
+
+
+def _summary(row: TpTrainingRow, cells: Mapping[str, Any]) -> dict[str, Any]:
+    run, steps, compared, result = row.run, row.steps, row.losses, row.points[0].result
+    assert result
+    times_ms = [step.step_us / 1e3 for step in steps]
+    losses = [step.loss for step in steps if step.loss is not None]
+    norms = [step.grad_norm for step in steps if step.grad_norm is not None]
+    mean_per_s = fmean(1e6 / step.step_us for step in steps)
+    found, deviates = row.communication, compared.deviates if compared else None
+    return {
+        "num_steps": len(steps),
+        "avg_step_time_ms": fmean(times_ms),
+        "std_step_time_ms": stdev(times_ms) if len(times_ms) > 1 else 0.0,
+        "avg_tokens_per_sec": run.tokens_per_step * mean_per_s,
+        "avg_samples_per_sec": run.samples_per_step * mean_per_s,
+        "avg_loss": fmean(losses) if losses else None,
+        "final_loss": steps[-1].loss,
+        "peak_memory_gb": cells["memory_peak_gb"],
+        "timing_breakdown": {f"{name}_pct": cells[f"{name}_pct"] for name in row.shares},
+        "median_step_time_ms": row.time_us / 1e3,
+        "q1_step_time_ms": cells["q1_us"] / 1e3,
+        "q3_step_time_ms": cells["q3_us"] / 1e3,
+        "tokens_per_sec_per_gpu": cells["tokens_per_s_per_gpu"],
+        "tflops_per_gpu": cells["tflops_per_gpu"],
+        "peak_tflops_per_gpu": row.peak_tflops,
+        "mfu_pct": cells["mfu_pct"],
+        "communication": found
+        and {
+            "total_ms": found.total_us / 1e3,
+            "hidden_ms": found.hidden_us / 1e3,
+            "exposed_ms": found.exposed_us / 1e3,
+            "hidden_pct": finite(100 * found.hidden_fraction),
+            "waiting_ms": found.waiting_us / 1e3,
+            "startup_iterations": found.startup_iterations,
+        },
+        "avg_grad_norm": fmean(norms) if norms else None,
+        "final_grad_norm": steps[-1].grad_norm,
+        "parameters": run.parameters,
+        "flops_per_step": run.flops_per_step,
+        "host_ahead_ms": None if cells["host_ahead_us"] is None else cells["host_ahead_us"] / 1e3,
+        "host_bound": cells["launch_bound"],
+        "losses_agree": cells["losses_agree"],
+        "largest_loss_difference": finite(cells["loss_difference"]),
+        "deviates": deviates and {**deviates._asdict(), "relative": finite(deviates.relative)},
+        "details": run.details,
+        "warnings": result.warnings,
+    }

@@ -43,8 +43,7 @@ from overlap_sweep.workloads.tp_training.answer import (
     ratio_interval,
 )
 from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
-from overlap_sweep.workloads.tp_training.files import results_json
-from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of, step_communication
+from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, results_json, setting_of, step_communication
 
 C = Column[TpTrainingRow]
 P = Column[PointRow[TpTrainingRow]]
@@ -59,6 +58,16 @@ def _share(part: str, about: str = "", **more: Any) -> C:
 def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
     """Returns a column of the communication in a step, empty without traces."""
     return C(name, lambda row: getattr(row.communication, what) if row.communication else None, about, **more)
+
+
+def _most(name: str, **more: Any) -> C:
+    """Returns the column of the most memory that any timed step took; empty on a CPU."""
+
+    def most(row: TpTrainingRow) -> float | None:
+        found = (getattr(step, name) for step in row.steps)
+        return max((gb for gb in found if gb is not None), default=None)
+
+    return C(name, most, **more)
 
 
 def _asked(name: str, kind: Kind = "count", **more: Any) -> P:
@@ -118,7 +127,7 @@ MEASURED = (
     _share("other", header="other", page_only=True),
     attribute("tokens_per_s", "Of all ranks.", header="tokens/s", page_only=True, **RATE),
     attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", **RATE),
-    attribute("samples_per_s", header="samples/s", **SMALL_RATE),
+    C("samples_per_s", lambda r: r.run.samples_per_step / r.time_us * 1e6, header="samples/s", **SMALL_RATE),
     attribute("tflops_per_gpu", header="TFLOP/s/GPU", **SMALL_RATE),
     C(
         "mfu_pct",
@@ -129,9 +138,13 @@ MEASURED = (
         dropped=9,
         high_first=True,
     ),
-    attribute("memory_allocated_gb", header="alloc GB", show="{:.1f}".format, page_only=True),
-    attribute("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
-    attribute("host_ahead_us", "How far the host was ahead at the end of the backward."),
+    _most("memory_allocated_gb", header="alloc GB", show="{:.1f}".format, page_only=True),
+    _most("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
+    C(
+        "host_ahead_us",
+        lambda row: min((us for us in (run.host_ahead_us for run in row.runs) if us is not None), default=None),
+        "How far the host was ahead at the end of the backward.",
+    ),
     _communication(
         *("comm_us", "total_us", "In a step, from the traces, of the rank that waits least in it."),
         header="comm ms",
@@ -245,7 +258,7 @@ def section(sources: Sources) -> Section | None:
                 directory=row.points[0].directory,
                 name=f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json",
                 kind="results_*.json",
-                content=partial(results_json, row),
+                content=partial(results_json, row, SETTINGS),
             )
             for analysis in analyses
             for row in analysis.of_points

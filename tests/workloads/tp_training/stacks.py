@@ -16,10 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.workloads.tp_training import autotp, hugging_face, implementation
-from overlap_sweep.workloads.tp_training.implementation import groups_of, initial_weights, token_batches
+from overlap_sweep.workloads.tp_training import autotp, hugging_face, run
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, architecture
-from overlap_sweep.workloads.tp_training.run import training_step
+from overlap_sweep.workloads.tp_training.run import groups_of, initial_weights, token_batches, training_step
 from tests.backends import symm_mem_on_cpu
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
@@ -109,7 +108,7 @@ def train_points(ranks: Ranks, points: Mapping[str, Mapping[str, Any]]) -> dict[
     found = {}
     for name, point in points.items():
         groups = groups_of(ranks, point["tp_size"], point["dp_size"])
-        built = implementation.load(point["impl"])(point, ranks, groups)
+        built = run.load(point["impl"])(point, ranks, groups)
         batches, training = cycle(token_batches(point, ranks, groups.dp_rank)), point["tp_training"]
         count = training["gradient_accumulation_steps"]
         taken = [training_step(built, batches, count, ranks) for _ in range(training["num_training_steps"])]

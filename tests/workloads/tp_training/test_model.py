@@ -14,10 +14,10 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.workloads import tp_training
-from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, implementation
+from overlap_sweep.workloads.tp_training import fsdp_dtensor, hugging_face, run
 from overlap_sweep.workloads.tp_training.hugging_face import vocab_parallel_cross_entropy
-from overlap_sweep.workloads.tp_training.implementation import initial_weights, padded_vocab_size, token_batches
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture, architecture
+from overlap_sweep.workloads.tp_training.run import initial_weights, padded_vocab_size, token_batches
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import FUSED, config_point, whole_model
 
@@ -149,7 +149,7 @@ def test_a_stack_refuses_what_it_has_nothing_for(
 ) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
     with pytest.raises(Refused, match=reason):
-        implementation.load(impl)(tp_point(f"impl={impl}", *overrides), ALONE, None)
+        run.load(impl)(tp_point(f"impl={impl}", *overrides), ALONE, None)
 
 
 def test_async_tp_warns_where_nothing_was_fused() -> None:

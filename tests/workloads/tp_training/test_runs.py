@@ -23,9 +23,8 @@ from tests.workloads.tp_training.stacks import differences, train_points
 
 def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[dict[str, Any], list[bool]]:
     """What the run returns, and whether its model is still there after the run's own collection of garbage."""
-    from overlap_sweep.workloads.tp_training import implementation
+    from overlap_sweep.workloads.tp_training import run
     from overlap_sweep.workloads.tp_training.fsdp_dtensor import FsdpDtensor
-    from overlap_sweep.workloads.tp_training.run import run
 
     built = []
 
@@ -34,8 +33,8 @@ def _run(ranks: Ranks, point: dict[str, Any], directory: Path) -> tuple[dict[str
         built.append(weakref.ref(new._model))
         return new
 
-    with patch.object(implementation, "load", lambda _impl: watched):
-        found = run(point, directory, ranks)
+    with patch.object(run, "load", lambda _impl: watched):
+        found = run.run(point, directory, ranks)
     return found, [model() is not None for model in built]
 
 
@@ -66,12 +65,11 @@ def test_a_run_returns_its_steps_and_leaves_their_traces_and_nothing_of_its_mode
 
 def test_a_full_device_is_told_with_what_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import overlap_sweep.workloads.tp_training.run as run
-    from overlap_sweep.workloads.tp_training import implementation
 
     def build(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
-    monkeypatch.setattr(implementation, "load", lambda _impl: build)
+    monkeypatch.setattr(run, "load", lambda _impl: build)
     monkeypatch.setattr(run, "groups_of", lambda *_: SimpleNamespace(dp_rank=0))
     with pytest.raises(torch.OutOfMemoryError) as error:
         run.run(tp_point("tp_size=1"), tmp_path, Ranks(0, 1, torch.device("cpu")))

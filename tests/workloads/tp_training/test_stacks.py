@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.workloads.tp_training import autotp, implementation
-from overlap_sweep.workloads.tp_training.implementation import groups_of, initial_weights, token_batches
+from overlap_sweep.workloads.tp_training import autotp, run
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
+from overlap_sweep.workloads.tp_training.run import groups_of, initial_weights, token_batches
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import tp_point
 from tests.workloads.tp_training.stacks import (
@@ -129,7 +129,7 @@ def _overflow(ranks: Ranks, point: dict[str, Any]) -> list[tuple[float, float, f
     infinite: with Megatron-Core all, otherwise one of one rank."""
     groups, impl = groups_of(ranks, point["tp_size"], point["dp_size"]), point["impl"]
     make_do(impl, ranks)
-    built, found = implementation.load(impl)(point, ranks, groups), []
+    built, found = run.load(impl)(point, ranks, groups), []
     batch = token_batches(point, ranks, groups.dp_rank)[0]
     for step in range(3):
         spoiled = step == 1 and ranks.rank == 1
