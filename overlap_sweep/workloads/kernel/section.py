@@ -198,18 +198,15 @@ ANSWERS = Table(
 
 LEGEND = (
     "Times are relative to the sequential beside them; TFLOP/s and GB/s (received) are of one rank. The bound is the "
-    "longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM)."
+    "longer of the GEMM alone and the communication alone; hidden is (sequential - time) / (sequential - GEMM). "
+    "independent: its GEMM does not wait for its communication, so it is no way to compute this kernel."
 )
-ABOUT_CHARTS = {
-    False: "A chart over m shows of each backend the best that can be used at each m, and rings the answer.",
-    True: "A chart at one m shows every implementation: in green the answer, hollow what cannot be one.",
-}
-"""By whether a single m was measured."""
 EXPLAINED = (
     "One GEMM with one collective, by every implementation that was measured. The bound is the longer of the GEMM "
     "alone and the communication alone, as torch and the collective library have them: no overlap of these two takes "
     "less. An implementation is taken only if it beats no overlap beyond the noise; of those within the noise of the "
-    "fastest, the simplest."
+    "fastest, the simplest. A chart over m shows of each backend the best that can be used at each m, and rings the "
+    "answer; a chart at one m shows every implementation: in green the answer, hollow what cannot be one."
 )
 
 
@@ -222,12 +219,11 @@ def section(sources: Sources) -> Section | None:
     shapes = [shape for analysis in analyses for shape in analysis.shapes]
     number_of_case = {analysis.case: number for number, analysis in enumerate(analyses)}
     rows = list(_point_rows(points, shapes, sources.reading.root))
-    singles = {len(analysis.shapes) == 1 for analysis in analyses}
     return Section(
         name="kernels",
         what="kernels",
         title="Kernels",
-        explained=" ".join([EXPLAINED, *(ABOUT_CHARTS[single] for single in sorted(singles))]),
+        explained=EXPLAINED,
         answers=[_answer(analysis) for analysis in analyses],
         points=Listing(
             *(TABLE, rows, "Every implementation of every point of a kernel, as measured in that point."),
@@ -289,9 +285,6 @@ def _measured_rows(point: Point, answer: ImplementationRow | None) -> dict[str, 
 def _answer(analysis: KernelAnalysis) -> Answer:
     case, single = analysis.case, len(analysis.shapes) == 1
     rows = [row for shape in analysis.shapes for row in shape.rows]
-    legend = LEGEND
-    if any(row.independent for row in rows):
-        legend += " independent: its GEMM does not wait for its communication, so it is no way to compute this kernel."
     of_operators = f" ({', '.join(analysis.subjects)})" if analysis.subjects else ""
     return Answer(
         title=f"{case}{of_operators}: {KERNELS[case.kernel]}",
@@ -299,16 +292,13 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         sentences=[*([] if single else [answers_in_words(analysis)]), *(shape.answer for shape in analysis.shapes)],
         cautions=cautions(analysis),
         compared=Listing(
-            COMPARED,
-            rows,
-            "Every implementation at each m; times are relative to the sequential that was measured beside them. "
-            "TFLOP/s and GB/s (received) are of one rank.",
+            *(COMPARED, rows, f"Every implementation at each m. {LEGEND}"),
             chosen=lambda row: row.chosen,
             faint=lambda row: row.backend is None,
             group=lambda row: row.shape.m,
         ),
         points=analysis.points,
-        legend=legend,
+        legend=LEGEND,
         charts=[
             Exhibit(
                 chart=partial(kernel_chart, analysis),

@@ -35,7 +35,6 @@ from overlap_sweep.workloads.tp_training.language_model import architecture
 from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights, padded_vocab_size
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
-_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Megatron:
@@ -227,23 +226,19 @@ def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
         apply_rope_fusion=on_gpu,
         # It returns its gradient in bfloat16, whatever the logits are in.
         cross_entropy_loss_fusion=on_gpu and precision == "bf16",
-        params_dtype=_DTYPE[precision],
+        params_dtype=getattr(torch, training["dtype"]),
         bf16=precision == "bf16",
         fp16=precision == "fp16",
         # The weights are drawn as for all implementations. With perform_initialization=False Megatron-Core would not
         # mark them as cut, either, and leave those of all ranks but the first out of the norm of the gradients.
-        init_method=_left_alone,
-        output_layer_init_method=_left_alone,
-        embedding_init_method=_left_alone,
+        init_method=nn.Identity(),
+        output_layer_init_method=nn.Identity(),
+        embedding_init_method=nn.Identity(),
         tensor_model_parallel_size=point["tp_size"],
         sequence_parallel=training["sequence_parallel"],
         **(recompute if training["activation_checkpointing"] else {}),
         **({"tp_comm_overlap": True, **(given["switches"] if given else {})} if overlaps(point) else {}),
     )
-
-
-def _left_alone(weight: Tensor) -> Tensor:
-    return weight
 
 
 def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: int) -> GPTModel:
