@@ -304,6 +304,7 @@ def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
 
 MOST_BARS = 30
 """As many as are looked at; the table has all."""
+BESIDE_BARS = ("step_us", "tokens_per_s_per_gpu", "mfu_pct")
 PARTS = [
     charts.Key("forward", "gemm"),
     charts.Key("backward", "series3"),
@@ -324,31 +325,26 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Bars:
     """Returns the settings by grid of ranks, from fast to slow in each."""
     rows = analysis.rows[:MOST_BARS]
     more = f"; the first {len(rows)} of {len(analysis.rows)}" if len(rows) < len(analysis.rows) else ""
-    knows_mfu = any(row.mfu is not None for row in rows)
+    beside = [column for column in Listing(COMPARED, rows).columns if column.name in BESIDE_BARS]
     return charts.Bars(
         title=f"{analysis.case.brief} on {analysis.case.device}",
         subtitle="median of the steps, slowest rank, with its noise",
         axis=charts.Axis(f"ms a step{more}"),
         parts=PARTS,
-        columns=[
-            charts.Column("step ms"),
-            charts.Column("tokens/s/GPU"),
-            *([charts.Column("MFU")] if knows_mfu else []),
-        ],
-        bars=[_bar(row, knows_mfu) for row in rows],
+        columns=[charts.Column(column.header) for column in beside],
+        bars=[_bar(row, beside) for row in rows],
     )
 
 
-def _bar(row: TpTrainingRow, knows_mfu: bool) -> charts.Bar:
+def _bar(row: TpTrainingRow, beside: Sequence[C]) -> charts.Bar:
     # A single step has no noise that is known.
     noise_us = row.step.noise_us if row.step.repeats > 1 else 0.0
-    mfu = [] if not knows_mfu else [""] if row.mfu is None else [f"{row.mfu:.1%}"]
     return charts.Bar(
         name=row.name,
         ends=[end * row.time_us / 1e3 for end in accumulate(row.shares.values())],
         low=max(0.0, row.time_us - noise_us) / 1e3,
         high=(row.time_us + noise_us) / 1e3,
-        cells=[as_ms(row.time_us), f"{row.tokens_per_s_per_gpu:,.0f}", *mfu],
+        cells=[column.text(row) for column in beside],
         bold=row.chosen,
         details=COMPARED.details(row),
     )
