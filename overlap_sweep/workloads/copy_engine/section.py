@@ -136,7 +136,7 @@ class CopyAnalysis:
             sizes = ", ".join(f"{note} at {count} of {len(rows)} sizes" for note, count in notes.items())
             said = next(iter(notes)) if len(notes) == 1 else sizes
             gain = f"at best {best.saving.time_us:+.1f} us, noise {best.saving.noise_us:.1f}; {best.size}"
-            return f"{self.direction}: overlap saves nothing, {said} ({gain})"
+            return f"{self.direction}: no clear saving: {said} ({gain})"
         best = max(saving, key=lambda row: row.hidden_fraction)
         typical = statistics.median(row.hidden_fraction for row in rows)
         where = f" at {len(saving)} of {len(rows)} sizes" if len(rows) > 1 else ""
