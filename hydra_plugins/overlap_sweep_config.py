@@ -12,6 +12,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import register
+from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
 
 
 class OverlapSweepPlugin(SearchPathPlugin):
@@ -19,10 +20,6 @@ class OverlapSweepPlugin(SearchPathPlugin):
     names back."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        # Hydra loads every plugin's module anew.
-        from hydra_plugins.overlap_sweep_launchers import LAUNCHERS
-        from hydra_plugins.overlap_sweep_sweepers import SWEEPERS
-
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
         for group, nodes in {"hydra/sweeper": SWEEPERS, "hydra/launcher": LAUNCHERS}.items():

@@ -2,52 +2,12 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import DictConfig
-
-
-@dataclass
-class TorchrunLauncherConf:
-    _target_: str = "hydra_plugins.overlap_sweep_launchers.TorchrunLauncher"
-
-
-@dataclass
-class SlurmLauncherConf(SlurmQueueConf):
-    """The stock launcher's options, resolved for every point, and how points are packed."""
-
-    _target_: str = "hydra_plugins.overlap_sweep_launchers.SlurmLauncher"
-    gpus_per_node: int | None = "${gpus_of_point:}"  # type: ignore[assignment]
-    """What the point needs: tp_size; none with runtime.device=cpu."""
-    cpus_per_task: int | None = "${cpus_of_point:}"  # type: ignore[assignment]
-    """Two for each rank's threads."""
-    points_per_job: int = 32
-    """So many points of one TP size share a job."""
-    max_jobs: int | None = 8
-    """At most so many jobs for the points of one TP size: if need be more points share one."""
-    poll_s: float = 5.0
-    """How often Slurm and the run directories are looked at."""
-
-
-@dataclass
-class OnePointLauncherConf(SlurmLauncherConf):
-    """As the stock launcher every point is a job of its own. The stock launcher itself would ask for the same GPUs at
-    every TP size, and a job that dies would end the sweep."""
-
-    points_per_job: int = 1
-    max_jobs: int | None = None
-
-
-LAUNCHERS = {
-    "torchrun": TorchrunLauncherConf(),
-    "slurm": SlurmLauncherConf(),
-    "submitit_slurm": OnePointLauncherConf(),
-}
 
 
 class TorchrunLauncher(Launcher):

@@ -3,38 +3,14 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
-
-
-@dataclass
-class GridSweeperConf(BasicSweeperConf):
-    _target_: str = "hydra_plugins.overlap_sweep_sweepers.GridSweeper"
-
-
-@dataclass
-class SearchSweeperConf:
-    search: str
-    """The function that searches."""
-    _target_: str = "hydra_plugins.overlap_sweep_sweepers.SearchSweeper"
-    params: dict[str, Any] = field(default_factory=dict)
-    """Values to choose from, by key; the command line's win."""
-
-
-SWEEPERS = {
-    # Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
-    "basic": GridSweeperConf(),
-    "bisect": SearchSweeperConf("overlap_sweep.search.sweeper:sweep"),
-    "knobs": SearchSweeperConf("overlap_sweep.search.knob_sweeper:sweep"),
-    "tuner": SearchSweeperConf("overlap_sweep.tuner.workflow:tune"),
-}
 
 
 class GridSweeper(BasicSweeper):
