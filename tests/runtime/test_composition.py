@@ -134,10 +134,10 @@ def test_an_experiment_brings_its_sweeper(sweep: Sweep, overrides: tuple[str, ..
     assert config.hydra.runtime.choices["hydra/sweeper"] == sweeper
 
 
+@pytest.mark.usefixtures("sweep")
 @pytest.mark.parametrize("group", ["launcher", "sweeper"])
-def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(sweep: Sweep, group: str) -> None:
+def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(group: str) -> None:
     """Hydra executes the plugins' modules again there, after which their classes are others."""
-    del sweep
     stored = ConfigStore.instance().repo["hydra"][group].values()
     ours = [one for one in stored if isinstance(one, ConfigNode) and one.provider == "overlap_sweep"]
     assert len(ours) >= 3

@@ -35,7 +35,7 @@ class CopyRow:
 
     @property
     def direction(self) -> str:
-        """Where the copies go, such as `device_to_host`."""
+        """Returns where the copies go, such as `device_to_host`."""
         return str(self.point.config["copy_engine"]["direction"])
 
     @property
@@ -53,12 +53,12 @@ class CopyRow:
 
     @property
     def saving_share(self) -> float:
-        """Of the time one after the other."""
+        """Returns the saving as a share of the time one after the other."""
         return self.saving.time_us / self.sequential.time_us
 
     @property
     def ideal_us(self) -> float:
-        """What hiding the shorter of the two wholly would save."""
+        """Returns what hiding the shorter of the two wholly would save."""
         return min(self.gemm.time_us, self.copy.time_us)
 
     @property
@@ -68,7 +68,7 @@ class CopyRow:
 
     @property
     def slowdown(self) -> float:
-        """By how much the two at once take longer than the longer of them alone."""
+        """Returns by how much the two at once take longer than the longer of them alone."""
         return self.overlapped.time_us / max(self.gemm.time_us, self.copy.time_us) - 1
 
     @property
@@ -88,7 +88,7 @@ class CopyRow:
 
     @property
     def note(self) -> str:
-        """What tells it from the others."""
+        """Returns what tells it from the others."""
         if self.launch_bound:
             return "launch-bound"
         if self.saves:
@@ -117,7 +117,7 @@ class CopyAnalysis:
 
     @property
     def trusted(self) -> list[CopyRow]:
-        """Those whose times say something about the device."""
+        """Returns the rows whose times say something about the device."""
         return [row for row in self.rows if not row.launch_bound]
 
     @property

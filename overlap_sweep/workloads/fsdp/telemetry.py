@@ -307,7 +307,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
-    """By rank; and what could not be read."""
+    """Returns the steps by rank, and what could not be read."""
     found, problems = {}, []
     for rank, path in find_metrics(directory).items():
         try:

@@ -121,7 +121,7 @@ class LayerAnalysis:
 
     @property
     def cautions(self) -> list[str]:
-        """What to know before believing the ratios."""
+        """Returns what to know before believing the ratios."""
         launch_bound = ", ".join(row.label for row in self.rows if row.launch_bound)
         return [
             *([f"none was not measured: ratios are to {self.reference}."] if self.reference != NONE else []),

@@ -123,7 +123,7 @@ class TpTrainingRow:
 
     @property
     def run(self) -> TpTrainingRun:
-        """Of its first point."""
+        """Returns the run of its first point."""
         return self.points[0].measured_as(TpTrainingRun)
 
     @cached_property
@@ -154,7 +154,7 @@ class TpTrainingRow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks."""
+        """Returns the rate of all ranks together."""
         return self.run.tokens_per_step / self.time_us * 1e6
 
     @property
@@ -171,7 +171,7 @@ class TpTrainingRow:
 
     @property
     def peak_tflops(self) -> float | None:
-        """Of one GPU."""
+        """Returns the peak of one GPU."""
         config, result = self.points[0].config, self.points[0].result
         gpu = result.environment.get("gpu") if result else None
         return config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
@@ -219,7 +219,7 @@ class TpTrainingRow:
 
     @property
     def note(self) -> str:
-        """What tells it from those that are simply slower."""
+        """Returns what tells it from rows that are simply slower."""
         notes = {
             "deviates": self.deviates,
             "diverges": self.diverges,
