@@ -7,11 +7,10 @@ never run launch.py's main block.
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
@@ -20,73 +19,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.composition import register
-
-
-@dataclass
-class TorchrunLauncherConf:
-    _target_: str = "hydra_plugins.overlap_sweep_config.TorchrunLauncher"
-
-
-@dataclass
-class SlurmLauncherConf(SlurmQueueConf):
-    """The stock launcher's options, resolved for every point, and how points are packed."""
-
-    _target_: str = "hydra_plugins.overlap_sweep_config.SlurmLauncher"
-    gpus_per_node: int | None = "${gpus_of_point:}"  # type: ignore[assignment]
-    """What the point needs: tp_size; none with runtime.device=cpu."""
-    cpus_per_task: int | None = "${cpus_of_point:}"  # type: ignore[assignment]
-    """Two for each rank's threads."""
-    points_per_job: int = 32
-    """So many points of one TP size share a job."""
-    max_jobs: int | None = 8
-    """At most so many jobs for the points of one TP size: if need be more points share one."""
-    poll_s: float = 5.0
-    """How often Slurm and the run directories are looked at."""
-
-
-@dataclass
-class OnePointLauncherConf(SlurmLauncherConf):
-    """As the stock launcher every point is a job of its own. The stock launcher itself would ask for the same GPUs at
-    every TP size, and a job that dies would end the sweep."""
-
-    points_per_job: int = 1
-    max_jobs: int | None = None
-
-
-@dataclass
-class GridSweeperConf(BasicSweeperConf):
-    _target_: str = "hydra_plugins.overlap_sweep_config.GridSweeper"
-
-
-@dataclass
-class SearchSweeperConf:
-    search: str
-    """The function that searches."""
-    _target_: str = "hydra_plugins.overlap_sweep_config.SearchSweeper"
-    params: dict[str, Any] = field(default_factory=dict)
-    """Values to choose from, by key; the command line's win."""
-
-
-GROUPS = {
-    "hydra/launcher": {
-        "torchrun": TorchrunLauncherConf(),
-        "slurm": SlurmLauncherConf(),
-        "submitit_slurm": OnePointLauncherConf(),
-    },
-    "hydra/sweeper": {
-        # Under the name of Hydra's own: what conf/config.yaml overrides, no experiment could override again.
-        "basic": GridSweeperConf(),
-        "bisect": SearchSweeperConf("overlap_sweep.search.sweeper:sweep"),
-        "knobs": SearchSweeperConf("overlap_sweep.search.knob_sweeper:sweep"),
-        "tuner": SearchSweeperConf("overlap_sweep.tuner.workflow:tune"),
-    },
-}
+from overlap_sweep.runtime.plugin_options import LAUNCHERS, SWEEPERS
 
 
 class OverlapSweepPlugin(SearchPathPlugin):
@@ -96,7 +34,7 @@ class OverlapSweepPlugin(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")
-        for group, nodes in GROUPS.items():
+        for group, nodes in {"hydra/sweeper": SWEEPERS, "hydra/launcher": LAUNCHERS}.items():
             for name, node in nodes.items():
                 ConfigStore.instance().store(group=group, name=name, node=node, provider="overlap_sweep")
 

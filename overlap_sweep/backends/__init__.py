@@ -103,7 +103,7 @@ KERNELS = {
     "flux": "overlap_sweep.backends.flux",
 }
 KERNELS_GROUP = "overlap_sweep.kernels"
-"""Of the entry points of other packages."""
+"""The group of other packages' entry points."""
 _KERNEL_FUNCTIONS = ("refusal", "implementations", "named", "build", "close")
 
 Purpose = Literal["point", "default", "none", "floor", "tp1"]

@@ -1,5 +1,4 @@
-"""What the commands that print rows have in common: `--format`, `--fail-if`, how a cell is written, and
-the columns in their help."""
+"""Prints rows for all commands that do: `--format`, `--fail-if`, cells, and the columns in their help."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ FormatOption = Annotated[
 
 
 def fail_if_option(example: str) -> Any:
-    """With an example of the command's own columns."""
+    """Returns the option `--fail-if`, with an example of the command's own columns."""
     help = f"Exit status 3 if it holds for any row, such as '{example}'. May be given several times."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
@@ -134,7 +133,7 @@ def header(column: str) -> str:
 
 
 def cell(column: str, value: Any) -> str:
-    """As people read it; the column's name tells the unit."""
+    """Returns the value as people read it; the column's name tells the unit."""
     value = plain(value)
     if value is None:
         return "-"

@@ -47,7 +47,7 @@ OF_MEDIANS = {
     "iteration": _count("iterations", about="How many have it."),
     "startup": LEFT_OUT,
 }
-"""What medians have in the place of other columns."""
+"""The columns of medians, by those in whose place they stand."""
 EXPOSED = _us("exposed_comm_us", "exposed us", "Communication with no computation beside it.")
 WAITING = _us("wait_us", "wait us", "Waiting for other ranks without moving data.")
 RATIO: Column[Row] = Column(

@@ -127,7 +127,7 @@ def telling_fields(datasets: Sequence[Dataset], compared: Collection[str]) -> li
 
 
 def _overlapped_keys(datasets: Sequence[Dataset]) -> list[list[Key]]:
-    """Of each dataset what it overlapped; where some overlapped nothing, all that each has."""
+    """Returns the keys of each dataset that overlap; all keys where some dataset overlaps nothing."""
     overlapped = [[key for key in dataset.keys if key.setting not in BASELINES] for dataset in datasets]
     return overlapped if all(overlapped) else [dataset.keys for dataset in datasets]
 

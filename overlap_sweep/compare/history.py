@@ -52,11 +52,11 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Times:
-    """Of one setting of a point in one environment, over all its measurements there. Microseconds."""
+    """The times of one setting of a point in one environment, over all measurements there, in microseconds."""
 
     latest: Kept
     setting: str
-    """What is told apart within a point, in a word: the settings of slots, a variant, an implementation, knobs."""
+    """A word for the part of the point: the settings of slots, a variant, an implementation, knobs."""
     sample: Sample
     """Of the latest."""
     time: Estimate
@@ -81,7 +81,7 @@ class Times:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What of the environment must be equal (`identity.environment_identity`)."""
+        """Returns the part of the environment that must be equal (`identity.environment_identity`)."""
         return environment_identity(self.environment)
 
     @property
@@ -110,7 +110,7 @@ class Times:
 
     @property
     def changed(self) -> str | None:
-        """What else is different from the environment before, in words; None of the first."""
+        """Returns in words what else differs from the environment before; None for the first."""
         return describe_change(self.previous.identity, self.identity) if self.previous else None
 
     def version(self, package: str) -> str | None:
@@ -179,7 +179,7 @@ _SeriesKey = tuple[str, str, str]
 
 
 def history(measurements: Iterable[Kept]) -> History:
-    """Of measurements in the order in which they were made, oldest first."""
+    """Returns the rows of measurements, which are given oldest first."""
     found: dict[_SeriesKey, dict[str, list[_Measurement]]] = defaultdict(lambda: defaultdict(list))
     left_out: Counter[str] = Counter()
     for kept in measurements:

@@ -56,7 +56,7 @@ def label_and_path(written: str) -> tuple[str | None, Path]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """What tells each path from the others, as short as it is clear: `r4` and `r6` of `/a/r4/tp4` and `/a/r6/tp4`."""
+    """Returns what tells each path from the others, as short as is clear: `r4`, `r6` for `/a/r4/tp4`, `/a/r6/tp4`."""
     parts = [path.resolve().parts for path in paths]
     names = [_without_suffix(path.resolve().name) for path in paths]
     if len(set(parts)) < len(parts) or len(parts) < 2:

@@ -50,7 +50,7 @@ class Match:
 
     @property
     def none_ratio(self) -> float:
-        """How much the machine changed, not the overlap; NaN where it is unknown."""
+        """Returns by how much the machine changed, not the overlap; NaN where it is unknown."""
         return ratio(self.ours.none_us, self.theirs.none_us)
 
     @property
@@ -220,7 +220,7 @@ def _matches(dataset: Dataset, base: Dataset, compared: Collection[str]) -> list
 def _unmatched(
     dataset: Dataset, base: Dataset, compared: Collection[str], telling: Sequence[str]
 ) -> Iterator[Unmatched]:
-    """Of both; `telling` are the fields to be told."""
+    """Returns the keys that only one of the two has; `telling` are the fields to name."""
     for one, other in ((base, dataset), (dataset, base)):
         ours, theirs = one.times(compared), other.times(compared)
         keys = sorted((ours[key].key for key in ours if key not in theirs), key=lambda key: key.order)
@@ -242,7 +242,7 @@ def _deviation(match: Match) -> Iterator[str]:
 
 
 def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) -> Iterator[SlotChange]:
-    """Of every slot that was overlapped in either."""
+    """Returns how each slot changed that was overlapped in either."""
     ours, theirs = dataset.decisions(compared), base.decisions(compared)
     times = {time.key: time for time in dataset.found.times}
     for key, own in sorted(ours.items(), key=lambda pair: pair[1].best.key.order):

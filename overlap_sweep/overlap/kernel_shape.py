@@ -48,7 +48,7 @@ class KernelShape:
 
     @classmethod
     def of(cls, point: Mapping[str, Any]) -> KernelShape:
-        """Of a resolved point."""
+        """Returns the shape of a resolved point's kernel."""
         return cls(*(point[name] for name in ("kernel", "m", "n", "k", "tp_size")))
 
     @property
@@ -78,7 +78,7 @@ class KernelShape:
 
     @property
     def flops(self) -> int:
-        """Of one rank: a multiplication and an addition for each product."""
+        """Returns one rank's operations: a multiplication and an addition for each product."""
         return 2 * self.m * self.n * self.k // self.tp_size
 
     def link_bytes(self, precision: str) -> float:

@@ -212,7 +212,7 @@ class PointRow(Generic[R]):
 
     @property
     def why_not_ok(self) -> str:
-        """In one line; empty where it is."""
+        """Returns the reason in one line; empty where the point is ok."""
         if self.left_out is not None:
             return next(iter(self.left_out.strip().splitlines()), "no reason given")
         return "" if self.point.status == "ok" else self.point.why_not_ok

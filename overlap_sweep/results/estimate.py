@@ -104,7 +104,7 @@ def student(error: float, freedom: float) -> float:
 
 
 def _half_width(error_us: float, freedom: float) -> float:
-    """Of the confidence interval, from a standard error."""
+    """Returns half the width of the confidence interval, from a standard error."""
     return error_us * student(1 - CONFIDENCE, freedom)
 
 

@@ -81,7 +81,7 @@ class Point:
 
     @property
     def why_not_ok(self) -> str:
-        """In one line; of a point that is not ok."""
+        """Returns the reason in one line; for points that are not ok."""
         if not self.result:
             return "no result.json: given up, or still running"
         return next(iter((self.result.error or "").strip().splitlines()), "no reason given")
@@ -108,7 +108,7 @@ class Reading:
 
     @property
     def trace_problems(self) -> list[str]:
-        """Of all points."""
+        """Returns the problems of all points' traces."""
         return [problem for point in self.points for problem in point.trace_problems]
 
 

@@ -95,7 +95,7 @@ def _passes(phases: _Phases) -> list[TraceRow]:
 
 
 def read_traces(points: Iterable[Point]) -> dict[Path, TraceReading]:
-    """By run directory; points that list no traces get an empty reading."""
+    """Returns the readings by run directory; points that list no traces have an empty one."""
     names = {point.directory: own_traces(point) for point in points}
     paths = [directory / name for directory, of_point in names.items() for name in of_point]
     files = {file.path: file for file in read_trace_files([path for path in paths if path.exists()], with_parts=False)}

@@ -32,9 +32,6 @@ from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, one_by_one, sear
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
-EXPERIMENT = "experiment=fsdp_overlap"
-"""Only searches: a run of what it found does without."""
-
 _QUEUES = "runtime.max_connections"
 """Searched whatever the workload; GPUs have them."""
 
@@ -95,18 +92,20 @@ class KnobSpace:
 
     @property
     def typed(self) -> list[str]:
-        """What a single run of the baseline is typed as. Our experiment only searches; another may set more."""
+        """Returns what a single run of the baseline is typed as: without an experiment that only searches."""
+        workload = self.point()["workload"]["name"]
+        searches = f"experiment={searchable(workload).experiment}"
         no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
         typed = [override for override in self.overrides if not override.startswith(no_part)]
-        kept = [override for override in typed if override.lstrip("+") != EXPERIMENT]
+        kept = [override for override in typed if override.lstrip("+") != searches]
         if any(override.lstrip("+").startswith("experiment=") for override in kept):
             return [*kept, "hydra.mode=RUN"]
         named = any(override.startswith("workload=") for override in kept)
-        return kept if kept == typed or named else [f"workload={self.point()['workload']['name']}", *kept]
+        return kept if kept == typed or named else [f"workload={workload}", *kept]
 
 
 def searchable(workload: str) -> Searchable:
-    """UserError where the workload's knobs cannot be searched."""
+    """Returns how the workload's points compare. UserError where its knobs cannot be searched."""
     found = workloads.load(workload).searchable
     if found is None:
         known = " and ".join(sorted(name for name in workloads.names() if workloads.load(name).searchable))
@@ -131,9 +130,7 @@ def find_spaces(
     # A single value that is given by hand is no knob, but part of every case.
     knobs = {key: texts for key, texts in spelled.items() if is_knob(key) and len(texts) > 1}
     if not knobs:
-        raise UserError(
-            "there is nothing to search: give a knob several values, such as fsdp.forward_prefetch=false,1."
-        )
+        raise UserError(f"there is nothing to search: give a knob several values, such as {known.example}.")
     fixed = {key: texts for key, texts in spelled.items() if key not in knobs}
     said = ("model", "model.name", "tp_size", "operator", *known.cases)
     more = [key for key, texts in fixed.items() if len(texts) > 1 and key.lstrip("+") not in said]

@@ -100,6 +100,10 @@ class Searchable:
     """Those of them whose values are searched apart."""
     of_gpus: tuple[str, ...] = ()
     """How the options begin that say nothing on a CPU."""
+    experiment: str | None = None
+    """One that does nothing but search: a run of what it found does without."""
+    example: str = "runtime.max_connections=1,8"
+    """How a knob is given several values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +163,7 @@ class Workload:
 
 
 GROUP = "overlap_sweep.workloads"
-"""Of the entry points of other packages."""
+"""The group of other packages' entry points."""
 BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
 
 

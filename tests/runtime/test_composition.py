@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -131,3 +132,16 @@ def test_an_experiment_brings_its_sweeper(sweep: Sweep, overrides: tuple[str, ..
     loader, _ = sweep
     config = loader.load_configuration("config", list(overrides), RunMode.MULTIRUN)
     assert config.hydra.runtime.choices["hydra/sweeper"] == sweeper
+
+
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize("group", ["launcher", "sweeper"])
+def test_what_a_slurm_job_is_given_names_no_class_of_a_plugin(group: str) -> None:
+    """Hydra executes the plugins' modules again there, after which their classes are others."""
+    stored = ConfigStore.instance().repo["hydra"][group].values()
+    ours = [one for one in stored if isinstance(one, ConfigNode) and one.provider == "overlap_sweep"]
+    assert len(ours) >= 3
+    for one in ours:
+        schema = OmegaConf.get_type(one.node)
+        assert schema is not None
+        assert not schema.__module__.startswith("hydra_plugins.")

@@ -26,8 +26,8 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 LAYER_HAS_DEFAULT = False
 
 _OFF_ANYWAY = ("set_sm_margin", "atomic_gemm", "fp8_buf")
-"""What plain torch and symmetric memory never do, so that a file may say that it is off. Without `use_ce` the copies
-would be the SMs', which not all of them are."""
+"""Knobs that plain torch and symmetric memory never use: a file may say that they are off. `use_ce` is none of them,
+since without it the SMs would copy, which not all do."""
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:

@@ -110,8 +110,8 @@ class Collectives:
         return full
 
     def pipelined_gather_into(self, shard: Tensor, product: Tensor, multiply: Multiply) -> None:
-        """As `gather_into`, but nobody gets what was gathered: each split holds some rows of every rank's shard, and
-        moves while the one before it is multiplied."""
+        """Multiply the gathered shards into `product`, in splits; what was gathered is not kept. Each split holds some
+        rows of every rank's shard, and moves while the one before it is multiplied."""
         splits = shard.tensor_split(min(self.setting["num_splits"], shard.shape[0]))
         moving = [self.comm.all_gather(split) for split in splits]
         by_rank = product.view(self.ranks.world_size, shard.shape[0], -1).tensor_split(len(splits), dim=1)

@@ -109,7 +109,7 @@ class TrainingRow(StepTimes):
 
     @property
     def note(self) -> str:
-        """What tells it from those that are simply slower."""
+        """Returns what tells it from rows that are simply slower."""
         notes = [
             *([self.standing] if self.standing.startswith("best") else []),
             *(["diverges"] if self.loss is None else []),

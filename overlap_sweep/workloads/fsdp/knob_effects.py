@@ -32,12 +32,12 @@ class KnobEffect:
 
     @property
     def change(self) -> float:
-        """Of the time that a sample takes: -0.1 is a tenth less."""
+        """Returns the change of the time that a sample takes: -0.1 is a tenth less."""
         return self.after.of_sample.time_us / self.before.of_sample.time_us - 1
 
     @property
     def noise(self) -> float:
-        """Of the change."""
+        """Returns the noise of the change."""
         ours, theirs = self.after.of_sample, self.before.of_sample
         relative = math.hypot(ours.noise_us / ours.time_us, theirs.noise_us / theirs.time_us)
         return relative * ours.time_us / theirs.time_us
@@ -77,7 +77,7 @@ class KnobContribution:
 
     @property
     def noise(self) -> float:
-        """Of the median: where there are MANY_PAIRS by how far they are apart, else that of a typical effect."""
+        """Returns the noise of the median: of MANY_PAIRS by how far they are apart, else that of a typical effect."""
         if len(self.effects) >= MANY_PAIRS:
             return estimate([effect.change for effect in self.effects]).noise_us
         return statistics.median(effect.noise for effect in self.effects)

@@ -274,7 +274,7 @@ def read_steps(path: Path, rank: int) -> tuple[dict[int, Step], str | None]:
 
 
 def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
-    """By rank; and what could not be read."""
+    """Returns the steps by rank, and what could not be read."""
     found, problems = {}, []
     for rank, path in find_metrics(directory).items():
         try:

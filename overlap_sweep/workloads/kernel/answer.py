@@ -113,12 +113,12 @@ class ImplementationRow:
 
     @property
     def tflops(self) -> float:
-        """Of one GPU, by its own part of the GEMM. NaN of `comm_only`."""
+        """Returns the rate of one GPU, by its own part of the GEMM; NaN for `comm_only`."""
         return math.nan if self._is(COMM_ONLY) else self.shape.flops / self.time_us / 1e6
 
     @property
     def link_gb_per_s(self) -> float:
-        """What a GPU receives over the whole time. NaN of `gemm_only`."""
+        """Returns what a GPU receives over the whole time; NaN for `gemm_only`."""
         return math.nan if self._is(GEMM_ONLY) else self.shape.link_bytes(self.config["precision"]) / self.time_us / 1e3
 
     @property
@@ -147,7 +147,7 @@ class ImplementationRow:
 
     @property
     def advice(self) -> str:
-        """What to do where this is the answer."""
+        """Returns what to do where this is the answer."""
         return DONT_OVERLAP if self.name == SEQUENTIAL else self.label
 
 

@@ -70,7 +70,7 @@ class SlotAnswer:
 
     @property
     def final_setting(self) -> space.Setting | None:
-        """What goes into the YAML."""
+        """Returns the setting that goes into the YAML."""
         return self.final.settings.get(self.slot)
 
 
@@ -96,12 +96,12 @@ class CaseAnalysis:
 
     @property
     def proofs(self) -> dict[int, Proof]:
-        """By TP size."""
+        """Returns the proofs by TP size."""
         return {tp_size: found for tp_size, found in self.outcomes.items() if isinstance(found, Proof)}
 
     @property
     def tp_sizes(self) -> list[int]:
-        """Those that there is a configuration for, from 2 on."""
+        """Returns the TP sizes from 2 on that have a configuration."""
         return sorted({*self.plans, *self.proofs})
 
     def tried(self, tp_size: int) -> list[PassChoice]:

@@ -90,7 +90,7 @@ def chosen_name(choice: PassChoice) -> str:
 
 
 def short_name(settings: Mapping[str, space.Setting]) -> str:
-    """Of the slots of a pass: `bulk_sm4` where dgrad and wgrad are given the same."""
+    """Returns the setting of a pass in short: `bulk_sm4` where dgrad and wgrad are given the same."""
     given = list(settings.values())
     if len(given) > 1 and all(setting == given[0] for setting in given):
         return space.brief_name(given[0])

@@ -180,12 +180,12 @@ class PassChoice:
 
     @property
     def speedup(self) -> float:
-        """Of what was chosen, over no overlap."""
+        """Returns the speedup of what was chosen over no overlap."""
         return self.none.time_us / self.chosen.time_us
 
     @property
     def hidden_fraction(self) -> float:
-        """Of what was chosen."""
+        """Returns the hidden fraction of what was chosen."""
         return hidden_fraction(self.chosen.time_us, self.none.time_us, self.floor_us)
 
     @property

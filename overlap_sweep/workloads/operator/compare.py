@@ -76,7 +76,7 @@ def _with_plain_settings(point: Point) -> Point:
 
 
 def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
-    """Of the passes that some point is about: the others were only timed beside it."""
+    """Returns the choices of the passes that some point is about: the others were only timed beside it."""
     failed = failures_by_pass(points)
     found = {}
     for case, of_case in cases.items():

@@ -98,7 +98,7 @@ class PhaseTimes:
 
     @property
     def why_not_profiled(self) -> str | None:
-        """In words; None where there are metrics."""
+        """Returns why there are no metrics, in words; None where there are."""
         if self.trace.metrics:
             return None
         if own_traces(self.point):
@@ -112,7 +112,7 @@ class PhaseTimes:
 
     @property
     def note(self) -> str:
-        """What to know of it, for people."""
+        """Returns the row's note for people."""
         return SLOWEST_IS_HOST if self.launch_bound else "chosen" if self.is_chosen else ""
 
 

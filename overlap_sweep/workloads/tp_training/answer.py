@@ -189,7 +189,7 @@ class TpTrainingAnalysis:
 
     @property
     def best(self) -> TpTrainingRow | None:
-        """Of all, by what one GPU does; None where none computes what it should."""
+        """Returns the best of all by what one GPU does; None where none computes what it should."""
         return max((row for row in self.rows if row.may_win), key=lambda row: row.tokens_per_s_per_gpu, default=None)
 
 

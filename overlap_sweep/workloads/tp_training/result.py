@@ -121,12 +121,12 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
 
     @property
     def timed_steps(self) -> list[TpTrainingStep]:
-        """Those after the warm-up."""
+        """Returns the steps after the warm-up."""
         return [step for step in self.steps if not step.warmup]
 
     @property
     def timing(self) -> Timing:
-        """Of the timed steps."""
+        """Returns the times of the timed steps."""
         times_us = [step.step_us for step in self.timed_steps]
         q1_us, median_us, q3_us = quartiles(times_us)
         return Timing(median_us, q1_us, q3_us, times_us)

@@ -133,7 +133,7 @@ class TpTrainingRow:
 
     @property
     def run(self) -> TpTrainingRun:
-        """Of its first point."""
+        """Returns the run of its first point."""
         return self.runs[0]
 
     @cached_property
@@ -164,7 +164,7 @@ class TpTrainingRow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks."""
+        """Returns the rate of all ranks together."""
         return self.run.tokens_per_step / self.time_us * 1e6
 
     @property
@@ -177,7 +177,7 @@ class TpTrainingRow:
 
     @property
     def peak_tflops(self) -> float | None:
-        """Of one GPU."""
+        """Returns the peak of one GPU."""
         config, result = self.points[0].config, self.points[0].result
         gpu = result.environment.get("gpu") if result else None
         return config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
@@ -210,7 +210,7 @@ class TpTrainingRow:
 
     @property
     def note(self) -> str:
-        """What tells it from those that are simply slower."""
+        """Returns what tells it from rows that are simply slower."""
         notes = {
             "deviates": self.deviates,
             "diverges": self.diverges,
