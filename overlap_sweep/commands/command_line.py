@@ -10,9 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from overlap_sweep.commands.compare import compare
-from overlap_sweep.commands.failing import print_error
-from overlap_sweep.commands.history import history
+from overlap_sweep.commands.compare import CompareCommand, compare
+from overlap_sweep.commands.history import HistoryCommand, history
+from overlap_sweep.commands.output import print_error
 from overlap_sweep.commands.query import QueryCommand, query
 from overlap_sweep.commands.report import ReportCommand, report
 from overlap_sweep.commands.timeline import timeline
@@ -74,9 +74,9 @@ app = typer.Typer(
 app.command(name=DEFAULT_COMMAND, cls=ReportCommand)(report)
 app.command(cls=QueryCommand)(query)
 app.command(cls=TraceCommand)(trace)
-app.command()(compare)
+app.command(cls=CompareCommand)(compare)
 app.command()(timeline)
-app.command()(history)
+app.command(cls=HistoryCommand)(history)
 
 
 def main() -> None:

@@ -4,17 +4,27 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.commands.failing import fail_for, print_warning
-from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+from overlap_sweep.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_for,
+    fail_if,
+    fail_if_option,
+    print_rows,
+    print_warning,
+    with_columns,
+)
 from overlap_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from overlap_sweep.compare.operands import Kind, Operand
     from overlap_sweep.report.comparison import Comparison
+    from overlap_sweep.report.table import Table
 
 
 class By(StrEnum):
@@ -30,6 +40,27 @@ class By(StrEnum):
 BY_OF_SWEEPS = (By.point, By.slot)
 BY_OF_TELEMETRY = (By.point,)
 BY_OF_TRACES = (By.phase, By.rank, By.class_, By.kernel, By.stream)
+
+
+def tables() -> dict[str, Table[Any]]:
+    """Returns the tables of comparisons, by heading."""
+    from overlap_sweep import workloads
+    from overlap_sweep.compare.sweep_report import POINTS, SLOTS
+    from overlap_sweep.compare.trace_report import PARTS, QUANTITIES
+
+    found: dict[str, Table[Any]] = {
+        "of points": POINTS,
+        "with --by slot": SLOTS,
+        "of traces by phase or rank": QUANTITIES,
+        "of traces by class, kernel or stream": PARTS,
+    }
+    for one in map(workloads.comparing, workloads.names()):
+        if one and one.telemetry_table:
+            found["of telemetry"] = one.telemetry_table()
+    return found
+
+
+CompareCommand = with_columns(tables)
 
 
 def compare(
@@ -73,21 +104,10 @@ def compare(
     For them --output writes summary.json, --plots <label>_timeline.png. Telemetry that is not the --candidate's is
     still summarised; results and traces that are not are left out.
 
+    COLUMNS
+
     \b
-    Columns of points and of slots (--by slot, the best of each):
-      model backend device precision tokens tp_size operator pass setting reference_setting dataset reference
-      time_us noise_us reference_us reference_noise_us ratio verdict hidden_fraction reference_hidden_fraction
-      none_us reference_none_us none_ratio floor_us reference_floor_us floor_ratio
-    and of slots also: slot phase changed reference_choice_us regret
-    Columns of traces by phase or rank:
-      dataset reference rank phase quantity value reference_value difference ratio
-    and by class, kernel or stream:
-      dataset reference phase by kind library name busy_us reference_busy_us difference_us ratio change
-      total_us reference_total_us num_events reference_num_events
-    Columns of telemetry (values are medians over the steps; verdict: better, worse, lower, higher, or same):
-      dataset reference run reference_run quantity value noise reference_value reference_noise difference ratio
-      ratio_noise verdict count reference_count
-    with the quantities
+    Quantities of telemetry:
       step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_share overlap_ratio
       kernels_exposed_comm_ms kernels_hidden_share all_reduce_ms reduce_scatter_ms auxiliary_ms
       compute_allreduce_ms compute_reducescatter_ms compute_auxiliary_ms utilisation_compute

@@ -1,13 +1,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from overlap_sweep.commands.expressions import condition
-from overlap_sweep.commands.failing import fail_for, print_aside
-from overlap_sweep.commands.output import FormatOption, TableFormat, check_fail_if, fail_if, fail_if_option, print_rows
+from overlap_sweep.commands.output import (
+    FormatOption,
+    TableFormat,
+    check_fail_if,
+    fail_for,
+    fail_if,
+    fail_if_option,
+    print_aside,
+    print_rows,
+    with_columns,
+)
+
+if TYPE_CHECKING:
+    from overlap_sweep.report.table import Table
+
+
+def tables() -> dict[str, Table[Any]]:
+    """Returns the table of a history, by heading."""
+    from overlap_sweep.compare.history import ROWS
+
+    return {"of a history": ROWS}
+
+
+HistoryCommand = with_columns(tables)
 
 
 def history(
@@ -36,22 +58,7 @@ def history(
       python analyze.py history measurements "torch == '2.13.0'" --fail-if "verdict == 'slower'"
       python analyze.py history measurements "operator == 'fc1'" --format csv > fc1.csv
 
-    \b
-    Columns:
-      text           point model backend precision operator pass setting
-                     device driver torch transformer_engine megatron_core nccl hosts
-                     first last verdict changed directory
-      whole numbers  tokens tp_size measurements
-      microseconds   time_us noise_us none_us
-      plain numbers  ratio none_ratio
-    \b
-      point          a short name that is different for every resolved configuration and setting
-      first, last    when the first and the last of its measurements began, UTC
-      none_us        the same without overlap
-      ratio          time_us over that of the environment before: below 1 is faster
-      none_ratio     the same ratio without overlap: what moved by itself
-      changed        what is different from the environment before
-      directory      of the last measurement, on its host
+    COLUMNS
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """

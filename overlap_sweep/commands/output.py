@@ -1,4 +1,5 @@
-"""Prints rows for all commands that do: `--format`, `--fail-if`, cells, and the columns in their help."""
+"""Prints what all commands print: rows with `--format` and `--fail-if`, the columns in their help, errors and warnings
+on stderr, exit statuses."""
 
 from __future__ import annotations
 
@@ -7,26 +8,48 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from overlap_sweep.commands.expressions import condition
-from overlap_sweep.commands.failing import print_aside
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import visible
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from overlap_sweep.report.table import Column, Table
+    from overlap_sweep.report.table import Column, Kind, Row, Table
 
 FAILED_IF = 3
 COLUMNS = "COLUMNS"
 """In a command's help, where its columns are to be listed."""
 HELP_WIDTH = 116
 KINDS = {"text": "text", "count": "whole numbers", "flag": "true, false", "us": "microseconds", "number": "numbers"}
+
+
+def fail_for(problems: Sequence[str]) -> None:
+    """Prints what could not be read, and exits with status 1 if there is any."""
+    for problem in problems:
+        print_error(problem)
+    if problems:
+        raise typer.Exit(1)
+
+
+def print_error(message: str) -> None:
+    print_aside(f"error: {message}")
+
+
+def print_warning(message: str) -> None:
+    print_aside(f"warning: {message}")
+
+
+def print_aside(sentence: str) -> None:
+    """Prints it to stderr, in one line."""
+    print(visible(sentence).replace("\n", r"\n"), file=sys.stderr)
 
 
 class TableFormat(StrEnum):
@@ -50,18 +73,15 @@ FormatOption = Annotated[
 
 
 def fail_if_option(example: str) -> Any:
-    """Returns the option `--fail-if`, with an example of the command's own columns."""
+    """With an example of the command's own columns."""
     help = f"Exit status 3 if it holds for any row, such as '{example}'. May be given several times."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
 
 def print_rows(
-    frame: pd.DataFrame,
-    format: TableFormat,
-    title: str = "",
-    print_table: Callable[[Console], None] | None = None,
+    frame: pd.DataFrame, format: TableFormat, print_table: Callable[[Console], None] = lambda console: None
 ) -> None:
-    """Print the rows to stdout; as a table below the title, or as `print_table` does it.
+    """Prints the rows to stdout; as a table `print_table` does it.
 
     csv, json and parquet have every row and nothing else. UserError for parquet on a terminal.
     """
@@ -80,8 +100,7 @@ def print_rows(
     else:
         from overlap_sweep.report.console import console_for
 
-        console = console_for(sys.stdout)
-        (print_table or (lambda console: print_table_of(frame, console, title)))(console)
+        print_table(console_for(sys.stdout))
 
 
 def as_json(frame: pd.DataFrame) -> str:
@@ -95,35 +114,18 @@ def as_json(frame: pd.DataFrame) -> str:
     return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
 
 
-def print_table_of(frame: pd.DataFrame, console: Console, title: str = "") -> None:
-    """A column for each; lines instead where the terminal is too narrow for them."""
+def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
+    """Returns a column for each of the frame, as people read it."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
-    from overlap_sweep.report.console import fits, print_lines
+    from overlap_sweep.report.table import Column
 
-    headers = [header(str(column)) for column in frame.columns]
-    cells = [[cell(str(column), value) for value in frame[column]] for column in frame.columns]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, column in zip(headers, frame.columns, strict=True):
-        is_number = is_numeric_dtype(frame[column].dtype) and not is_bool_dtype(frame[column].dtype)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
-    for row in zip(*cells, strict=True):
-        table.add_row(*map(Text, row))
-    if title:
-        console.print(f"\n{title}", style="bold")
-    if fits(table, console):
-        console.print(table)
-        return
-    for first, *others in zip(*cells, strict=True):
-        console.print()
-        print_lines([f"{headers[0]} {first}"], console, indent=0)
-        print_lines(
-            [", ".join(f"{h} {value}" for h, value in zip(headers[1:], others, strict=True))], console, hanging=0
-        )
-    console.print()
+    def shown(name: str) -> Column[Row]:
+        dtype = frame[name].dtype
+        kind: Kind = "flag" if is_bool_dtype(dtype) else "number" if is_numeric_dtype(dtype) else "text"
+        return Column(name, itemgetter(name), kind=kind, header=header(name), words=lambda row: cell(name, row[name]))
+
+    return [shown(str(name)) for name in frame.columns]
 
 
 def header(column: str) -> str:
@@ -133,7 +135,7 @@ def header(column: str) -> str:
 
 
 def cell(column: str, value: Any) -> str:
-    """Returns the value as people read it; the column's name tells the unit."""
+    """As people read it; the column's name tells the unit."""
     value = plain(value)
     if value is None:
         return "-"

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from overlap_sweep.commands.expressions import condition, nearest_columns
-from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
     check_fail_if,
+    columns_of,
+    fail_for,
     fail_if,
     fail_if_option,
+    print_aside,
     print_rows,
-    print_table_of,
+    print_warning,
     with_columns,
 )
 from overlap_sweep.errors import UserError
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from overlap_sweep.report.table import Table
+    from overlap_sweep.report.table import Row, Table
 
 ALL = "all"
 CASE = ("model", "backend", "device", "precision", "tokens")
@@ -103,6 +105,9 @@ def query(
 
     Exit status: 0 fine, also where no row matches, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
+    from overlap_sweep.report.console import print_table
+    from overlap_sweep.report.numbers import counted
+
     flags = context.meta[_ASKED]
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
@@ -124,12 +129,14 @@ def query(
     else:
         chosen = shown[asked] if asked else shown
 
-        def print_table(console: Console) -> None:
-            print_table_of(_without_folders(chosen), console)
-            found = f"{len(matching)} row{'s' if len(matching) > 1 else ''}"
+        def show(console: Console) -> None:
+            told = _without_folders(chosen)
+            rows: list[Row] = told.to_dict("records")  # type: ignore[assignment]
+            print_table("", columns_of(told), rows, console)
+            found = counted(len(matching), "row")
             console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
 
-        print_rows(chosen, format, print_table=print_table)
+        print_rows(chosen, format, show)
     fail_for(problems)
     fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
     check_fail_if,
+    fail_for,
     fail_if,
     fail_if_option,
+    print_aside,
     print_rows,
+    print_warning,
     with_columns,
 )
 from overlap_sweep.errors import UserError

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from overlap_sweep.commands.failing import print_warning
+from overlap_sweep.commands.output import print_warning
 from overlap_sweep.errors import UserError
+from overlap_sweep.report.numbers import counted, some_of
 
 ALL = "all"
 FEW = 3
@@ -51,9 +52,10 @@ def timeline(
     for note in made.notes:
         print_warning(note)
     _write(output, made.content)
-    ranks_text = f"{made.ranks} rank{'s' if made.ranks > 1 else ''}"
     which = f"iteration{'s' if len(made.iterations) > 1 else ''} {_span_of(made.iterations)}"
-    typer.echo(f"Written to {output}: {ranks_text}, {which}, {made.spans:,} spans; open it in https://ui.perfetto.dev.")
+    typer.echo(
+        f"Written to {output}: {counted(made.ranks, 'rank')}, {which}, {made.spans:,} spans; open it in https://ui.perfetto.dev."
+    )
 
 
 def _iteration(written: str) -> int | None:
@@ -87,9 +89,8 @@ def _traces_of(path: Path) -> list[Path]:
         return [path]
     points = find_points(path)
     if len(points) > 1:
-        names = ", ".join(point.name for point in points[:FEW])
-        more = f" and {len(points) - FEW} more" if len(points) > FEW else ""
-        raise UserError(f"{path} has {len(points)} points; give one of them: {names}{more}.")
+        names = some_of((point.name for point in points), FEW)
+        raise UserError(f"{path} has {len(points)} points; give one of them: {names}.")
     directory = points[0] if points else path
     traces = find_traces(directory)
     for refused in refused_links(directory):
@@ -100,9 +101,10 @@ def _traces_of(path: Path) -> list[Path]:
     own = [trace for trace in traces if not _variant(trace)]
     variants = list(dict.fromkeys(variant for trace in traces if (variant := _variant(trace))))
     if not own and len(variants) > 1:
-        names = ", ".join(variants[:FEW]) + (", ..." if len(variants) > FEW else "")
         example = directory / f"trace_{variants[0]}_rank*.json.gz"
-        raise UserError(f"{directory} has traces of several variants ({names}); give those of one: {example}.")
+        raise UserError(
+            f"{directory} has traces of several variants ({some_of(variants, FEW)}); give those of one: {example}."
+        )
     return own or traces
 
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from overlap_sweep.commands.failing import fail_for, print_aside, print_warning
 from overlap_sweep.commands.output import (
     FormatOption,
     TableFormat,
     check_fail_if,
+    fail_for,
     fail_if,
     fail_if_option,
+    print_aside,
     print_rows,
+    print_warning,
     with_columns,
 )
-from overlap_sweep.report.numbers import some_ranks
+from overlap_sweep.report.numbers import some_of
 
 if TYPE_CHECKING:
     from overlap_sweep.report.table import Table
@@ -34,6 +36,7 @@ class Grouping(StrEnum):
 
 
 WITHOUT_PARTS = (Grouping.phase, Grouping.rank)
+RANKS_NAMED = 16
 OTHERS = "other ranks may be slower, or wait for this one."
 
 
@@ -112,7 +115,7 @@ def trace(
     for warning in (
         *(warning for file in files for warning in file.warnings),
         *of_startup(files),
-        *(f"{run.name}: nothing of rank {some_ranks(run.missing)}." for run in several if run.missing),
+        *(f"{run.name}: nothing of rank {some_of(run.missing, RANKS_NAMED)}." for run in several if run.missing),
         *([] if is_one_file else _of_alone(alone)),
     ):
         print_warning(warning)
@@ -145,7 +148,7 @@ def trace(
         console = console_for(sys.stdout)
         summaries = [row for file in good for row in trace_rows.median_rows(file, asked)]
         if by is Grouping.phase:
-            trace_rows.print_table([] if medians else rows, summaries, console)
+            trace_rows.print_phases([] if medians else rows, summaries, console)
         if by in WITHOUT_PARTS:
             for run in several:
                 trace_rows.print_ranks(run, asked, console)

@@ -12,6 +12,7 @@ from operator import itemgetter
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep.report.console import print_table
 from overlap_sweep.report.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -191,22 +192,25 @@ def as_csv(rows: Sequence[Row], fields: Iterable[str]) -> str:
     return stream.getvalue().rstrip("\n")
 
 
-def print_table(rows: Sequence[Row], medians: Sequence[Row], console: Console) -> None:
+def print_phases(rows: Sequence[Row], medians: Sequence[Row], console: Console) -> None:
     """Prints one table for each file, its medians below its iterations where there are several."""
     columns = {column.name: column for column in PHASES.columns}
-    for file in dict.fromkeys(row["file"] for row in (*rows, *medians)):
-        iterations, below = ([row for row in of if row["file"] == file] for of in (rows, medians))
-        if iterations and all(row["iterations"] + row["startup_iterations"] == 1 for row in below):
-            below = []
-        blocks = [iterations, [{**row, "iteration": MEDIAN} for row in below]]
-        _print(file, [columns[name] for name in _PHASE_CELLS], blocks, console)
+    by_file: dict[str, list[Row]] = {}
+    for row in rows:
+        by_file.setdefault(row["file"], []).append(row)
+    for row in medians:
+        if row["file"] not in by_file or row["iterations"] + row["startup_iterations"] > 1:
+            by_file.setdefault(row["file"], []).append({**row, "iteration": MEDIAN})
+    for file, shown in by_file.items():
+        cells = [columns[name] for name in _PHASE_CELLS]
+        print_table(file, cells, shown, console, group=lambda row: row["iteration"] == MEDIAN)
 
 
 def print_ranks(run: RunRanks, phases: Sequence[str], console: Console) -> None:
     """Prints the slowest and the fastest rank of every phase, by their medians; of all phases unless some are given."""
     if rows := rank_rows(run, phases):
         title = f"Ranks of {run.name}, medians; exposed, wait and ratio are the slowest's"
-        _print(title, RANKS.shown, [rows], console)
+        print_table(title, RANKS.columns, rows, console)
 
 
 def print_parts(rows: Sequence[Row], summaries: Sequence[Row], console: Console) -> None:
@@ -227,32 +231,7 @@ def print_parts(rows: Sequence[Row], summaries: Sequence[Row], console: Console)
         # A class has no name beside its kind and library.
         named = [] if by == "class" else [_text("name", by)]
         title = f"{file}{rank}, {phase}: {span_us:,.1f} us{over}"
-        _print(title, [*named, *(columns[name] for name in _PART_CELLS)], [shown], console)
-
-
-def _print(title: str, columns: Sequence[Column[Row]], blocks: Iterable[Sequence[Row]], console: Console) -> None:
-    """Prints a table, blank lines between blocks of rows; where the terminal is too narrow, lines for each row."""
-    from overlap_sweep.report.console import print_lines
-
-    shown = [[[_cell(column, row) for column in columns] for row in rows] for rows in blocks if rows]
-    headers = [column.header for column in columns]
-    widths = [max(map(len, cells)) for cells in zip(headers, *(row for rows in shown for row in rows), strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        sides = [cell.rjust if column.is_number else cell.ljust for cell, column in zip(cells, columns, strict=True)]
-        return f" {'   '.join(side(width) for side, width in zip(sides, widths, strict=True))} "
-
-    console.print(f"\n{title}", style="bold")
-    # Looks as other tables do: with hundreds of traces, rich takes seconds to lay them out.
-    head = line(headers)
-    if len(head) <= console.width:
-        console.print(f"\n{head}", style="bold")
-        text = "\n\n".join("\n".join(map(line, rows)) for rows in shown)
-        console.print(f" {'─' * (len(head) - 2)}\n{text}\n")
-        return
-    for row in (row for rows in shown for row in rows):
-        print_lines([", ".join(f"{header} {cell}" for header, cell in zip(headers, row, strict=True))], console, 0)
-    console.print()
+        print_table(title, [*named, *(columns[name] for name in _PART_CELLS)], shown, console)
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
@@ -273,8 +252,3 @@ def _without_middle(name: str) -> str:
         return name
     kept = LONGEST_NAME - len("...")
     return f"{name[: kept - kept // 2]}...{name[-(kept // 2) :]}"
-
-
-def _cell(column: Column[Row], row: Row) -> str:
-    """What is unknown, such as the rank of some traces, or undefined is `-`."""
-    return "-" if column.value(row) is None else column.text(row)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from rich.console import Console
 
 from overlap_sweep import workloads
-from overlap_sweep.report.comparison import counted, print_table, ratio_column
-from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.comparison import ratio_column, verdict_style
+from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.numbers import as_us, counted
 from overlap_sweep.report.table import Column, Row, Table, attribute, through
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
@@ -139,13 +139,19 @@ def _version(name: str, package: str = "") -> Column[Times]:
     return Column(name, lambda times: times.version(package or name), kind="text")
 
 
-RATIO: Column[Times] = ratio_column("ratio", lambda times: times.ratio, "ratio")
-NONE_RATIO: Column[Times] = ratio_column("none_ratio", lambda times: times.none_ratio, "none", dropped=1)
+RATIO: Column[Times] = ratio_column(
+    "ratio", lambda times: times.ratio, "ratio", about="time_us over that of the environment before: below 1 is faster."
+)
+NONE_RATIO: Column[Times] = ratio_column(
+    *("none_ratio", lambda times: times.none_ratio, "none"),
+    about="The same ratio without overlap: what moved by itself.",
+    dropped=1,
+)
 ROWS: Table[Times] = Table(
     "rows",
     "one row per point and environment",
     (
-        attribute("point", read="key", kind="text"),
+        attribute("point", "Short, and different for every resolved configuration and setting.", "text", "key"),
         Column("model", lambda times: times.point["model"]["name"], kind="text"),
         Column("backend", lambda times: times.point["backend"], kind="text"),
         Column("precision", lambda times: times.point["precision"], kind="text"),
@@ -159,19 +165,17 @@ ROWS: Table[Times] = Table(
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
         attribute("measurements", kind="count"),
-        attribute("first", kind="text"),
-        attribute("last", kind="text"),
+        attribute("first", "When the first of its measurements began, UTC.", "text"),
+        attribute("last", "When the last of them began.", "text"),
         attribute("time_us", read="time.time_us"),
         attribute("noise_us", read="time.noise_us"),
-        attribute("none_us"),
+        attribute("none_us", "The same without overlap."),
         *(RATIO, NONE_RATIO),
         attribute("verdict", kind="text"),
-        attribute("changed", kind="text"),
-        attribute("directory", read="latest.directory", kind="text"),
+        attribute("changed", "What is different from the environment before.", "text"),
+        attribute("directory", "Of the last measurement, on its host.", "text", "latest.directory"),
     ),
 )
-"""Times are microseconds; ratio is time_us over that of the same point in the environment before, on the same kind of
-machine: below 1 is faster."""
 
 _Measurement = tuple[Kept, Sample]
 _SeriesKey = tuple[str, str, str]
@@ -315,7 +319,7 @@ def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: C
         for of_one, name in zip(shown, names, strict=False)
         for times in of_one
     ]
-    print_table("Points by environment", COLUMNS, lines, console)
+    print_table("Points by environment", COLUMNS, lines, console, style=lambda line: verdict_style(line.times.verdict))
     said = [_summary(rows, len(of_points))]
     if len(shown) < len(of_points):
         said.insert(0, f"... and {len(of_points) - len(shown)} more; --format csv prints all of them")

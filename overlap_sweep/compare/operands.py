@@ -19,6 +19,10 @@ class Kind(StrEnum):
     telemetry = "telemetry"
 
 
+WITH_RUNS = {Kind.telemetry, Kind.results}
+"""What a directory of training runs may be taken for."""
+
+
 class Operand(NamedTuple):
     """One of those that are compared."""
 
@@ -97,6 +101,8 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
     if path.is_file():
         if path.name.endswith("_metrics.jsonl"):
             raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
+        if not path.name.endswith((".json", ".json.gz")):
+            raise UserError(f"{path} is neither results nor a trace; give a directory, or .json or .json.gz files.")
         return Kind.traces, [path]
     if find_telemetry(path):
         return Kind.telemetry, []
@@ -111,32 +117,13 @@ def _content(path: Path) -> tuple[Kind, list[Path]]:
 
 def only_kind(operands: Sequence[Operand]) -> Kind:
     """Returns what all of them are. UserError where they are of several kinds."""
-    first = {operand.kind: operand for operand in reversed(operands)}
-    if len(first) == 1:
-        return operands[0].kind
-    other = next(operand for kind, operand in first.items() if kind is not Kind.traces)
-    for operand in operands:
-        if operand.path.is_file() and not _is_trace(operand.path):
-            raise UserError(
-                f"{operand.path} is neither {other.kind} nor a trace; give {other.kind}, as {other.path} is."
-            )
-    if Kind.traces in first:
-        traces = first[Kind.traces].path
-        raise UserError(
-            f"{traces} is traces and {other.path} is {other.kind}; compare traces with traces: give files of it."
-        )
-    raise UserError(
-        f"{first[Kind.telemetry].path} is telemetry of training runs and {first[Kind.results].path} is results without "
-        "any; compare like with like. Of training runs, copy the rank_<r>_metrics.jsonl, too."
-    )
-
-
-def _is_trace(path: Path) -> bool:
-    """As far as a file's beginning tells; one whose name says so may be a damaged one."""
-    from overlap_sweep.trace.disk import beginning
-
-    start, _ = beginning(path)
-    return b'"traceEvents"' in start or start.lstrip()[:1] == b"[" or "trace" in path.name
+    first = operands[0]
+    for other in operands:
+        if other.kind != first.kind:
+            found = f"{first.path} is {first.kind} and {other.path} is {other.kind}"
+            hint = ", and copy the rank_<r>_metrics.jsonl, too" if {first.kind, other.kind} == WITH_RUNS else ""
+            raise UserError(f"{found}; compare like with like{hint}.")
+    return first.kind
 
 
 def reference_and_candidate(

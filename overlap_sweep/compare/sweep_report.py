@@ -27,15 +27,13 @@ from overlap_sweep.report.comparison import (
     Comparison,
     as_ratio,
     by_label,
-    counted,
-    print_table,
     ratio_column,
     ratios_file,
-    some_of,
     timeline_file,
+    verdict_style,
 )
-from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import as_percent, as_us
+from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
 from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.comparable import Drift
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
@@ -283,7 +281,7 @@ def _print_slots(slots: Sequence[SlotChange], telling: Sequence[str], console: C
         Column("", _both_settings, kind="text", header=f"best in {theirs}, in {ours}"),
         *map(_once_a_pass, (RATIO, VERDICT, REGRET)),
     )
-    print_table("The best of each slot", columns, slots, console)
+    print_table("The best of each slot", columns, slots, console, style=_style)
     if any(slot.changed for slot in slots):
         print_lines([f"{REGRET.header}: how much longer {theirs}'s choice takes in {ours}"], console, indent=0)
 
@@ -322,9 +320,13 @@ def _print_points(matches: Sequence[Match], compared: SweepComparison, all_point
     if not all_points and len(matches) > FEW_POINTS:
         shown = sorted(matches, key=lambda match: (match.verdict == "same", -abs(math.log(match.ratio))))[:FEW_POINTS]
     title = "Matching points" if len(shown) == len(matches) else "Matching points, those that changed most"
-    print_table(title, columns, shown, console)
+    print_table(title, columns, shown, console, style=_style)
     if len(shown) < len(matches):
         print_lines([f"... and {len(matches) - len(shown)} more; --by point prints all of them"], console)
+
+
+def _style(match: Match) -> str:
+    return verdict_style(match.verdict)
 
 
 def _noise_us(match: Match) -> float:

@@ -27,14 +27,13 @@ from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Key, Line, Line
 from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
-    counted,
-    print_table,
     ratio_column,
     ratios_file,
     timeline_file,
+    verdict_style,
 )
-from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import PASS_WORDS, as_sentence, as_us
+from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.numbers import PASS_WORDS, as_sentence, as_us, counted
 from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.trace import TraceRow
 
@@ -213,7 +212,11 @@ def _print_parts(title: str, parts: Sequence[PartMatch], most: int | None, conso
         CHANGE,
         attribute("", read="name", kind="text", header=what),
     )
-    print_table(f"{title}, whole iteration", columns, shown, console, cut_last=True)
+
+    def style(part: PartMatch) -> str:
+        return verdict_style(part.change)
+
+    print_table(f"{title}, whole iteration", columns, shown, console, style=style, cut_last=True)
     if len(shown) < len(parts):
         print_lines([f"... and {len(parts) - len(shown)} more; --by {what} prints all of them"], console)
 

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts import Form, figures
-from overlap_sweep.report.console import fits, print_lines
+from overlap_sweep.report.numbers import shortened, some_of
 from overlap_sweep.report.table import Column, Table, csv_of, to_frame
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.points import Point
@@ -31,10 +28,12 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-NARROWEST_NAME = 20
-"""The shortest that a kernel's name is cut to, in columns."""
-STYLES = {"green": ("faster", "better", "disappeared"), "red": ("slower", "worse"), "yellow": ("appeared",)}
-FEW_NAMES = 5
+STYLES = {
+    **dict.fromkeys(("faster", "better", "disappeared"), "green"),
+    **dict.fromkeys(("slower", "worse"), "red"),
+    "appeared": "yellow",
+}
+"""Of a row by its verdict."""
 FEW_VALUES = 3
 LONGEST_VALUE = 60
 TABLE_FILE = "comparison"
@@ -98,6 +97,8 @@ class Comparing:
     telemetry: CompareTelemetry | None = None
     """Compares directories with telemetry, given with their labels; the label of the reference, and of the only one
     that is to be compared with it; and whether tables have every quantity of each run, however many."""
+    telemetry_table: Callable[[], Table[Any]] | None = None
+    """Returns the table of such comparisons."""
 
 
 def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plots: bool) -> list[Path]:
@@ -146,88 +147,18 @@ def _word(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", label[:LONGEST_WORD]).strip("-.") or "dataset"
 
 
-def print_table(
-    title: str, columns: Sequence[Column[R]], rows: Sequence[R], console: Console, cut_last: bool = False
-) -> None:
-    """Prints the columns that have a header. On a narrow terminal those go first that may be dropped, and the last is
-    shortened if it may be cut; lines instead, where that does not help."""
-    shown = [column for column in columns if column.header]
-    cells = [[column.text(row) for column in shown] for row in rows]
-    optional = sorted((column for column in shown if column.dropped), key=lambda column: column.dropped)
-    console.print(f"\n{title}:")
-    for few in range(len(optional) + 1):
-        dropped = optional[:few]
-        kept = [i for i, column in enumerate(shown) if column not in dropped]
-        table = _table([shown[i] for i in kept], [[row[i] for i in kept] for row in cells], cut_last, console)
-        if table and fits(table, console):
-            console.print(table)
-            if dropped:
-                names = ", ".join(column.header.strip() for column in reversed(dropped))
-                print_lines([f"No room for {names}: a wider terminal shows them."], console, indent=0)
-            return
-    headers = [column.header for column in shown]
-    for row in cells:
-        named = {header: text for header, text in zip(headers, row, strict=True) if text}
-        first = [_named(header, named.pop(header, "")) for header in (headers[-1:] if cut_last else _identity(shown))]
-        print_lines([" ".join(filter(None, first))], console, indent=0)
-        print_lines([", ".join(f"{header} {value}" for header, value in named.items())], console, hanging=0)
-
-
-def _table(
-    columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], cut_last: bool, console: Console
-) -> RichTable | None:
-    """None where the last column would be cut too short."""
-    room = None
-    if cut_last:
-        widths = [max(map(len, [column.header, *(row[i] for row in rows)])) for i, column in enumerate(columns[:-1])]
-        room = console.width - sum(widths) - 3 * len(widths) - 2
-        if room < NARROWEST_NAME:
-            return None
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column.header, justify="right" if column.is_number else "left", no_wrap=True)
-    for row in rows:
-        *others, last = (_styled(column, text) for column, text in zip(columns, row, strict=True))
-        table.add_row(*others, last if room is None else shortened(str(last), room))
-    return table
-
-
-def _styled(column: Column[Any], text: str) -> Text:
-    styles = (style for style, words in STYLES.items() if text in words)
-    return Text(text, next(styles, "") if column.header in ("verdict", "change") else "")
-
-
-def _named(header: str, value: str) -> str:
-    return f"TP={value}" if header == "TP" and value.isdigit() else value
-
-
-def _identity(columns: Sequence[Column[Any]]) -> list[str]:
-    """What a line begins with: all up to the last of the leading names."""
-    leading = next((i for i, column in enumerate(columns) if column.header != "TP" and column.is_number), len(columns))
-    return [column.header for column in columns[: max(leading, 1)]]
-
-
 def ratio_column(name: str, value: Callable[[R], float], header: str, **more: Any) -> Column[R]:
     """A column of ratios to the reference's."""
     return Column(name, value, header=header, words=lambda row: as_ratio(value(row)), **more)
 
 
+def verdict_style(verdict: str | None) -> str:
+    """Returns the colour of a row."""
+    return STYLES.get(verdict or "", "")
+
+
 def as_ratio(ratio: float) -> str:
     return "-" if math.isnan(ratio) else f"{ratio:.3f}"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def some_of(names: Sequence[str], most: int = FEW_NAMES) -> str:
-    """`a, b`; of many the first ones, and how many more."""
-    more = f", ... and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
-
-
-def shortened(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: max(longest - 3, 0)]}..."
 
 
 def by_label(values: Mapping[str, Any], several: bool = False) -> str:
@@ -235,8 +166,7 @@ def by_label(values: Mapping[str, Any], several: bool = False) -> str:
     told = []
     for label, value in values.items():
         every = value if several else [value]
-        more = f" and {len(every) - FEW_VALUES} more" if len(every) > FEW_VALUES else ""
-        told.append(f"{label}={' or '.join(map(_value, every[:FEW_VALUES])) or '-'}{more}")
+        told.append(f"{label}={some_of(map(_value, every), FEW_VALUES, ' or ') or '-'}")
     return ", ".join(told)
 
 

@@ -1,19 +1,28 @@
-"""Where text goes: a terminal of any width, or a pipe or file in which nothing may be wrapped or cut."""
+"""Lines and tables on a terminal of any width, or in a pipe or file in which nothing may be wrapped or cut."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
-from typing import IO
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import IO, Any, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
-from rich.table import Table
+from rich.text import Text
 
-from overlap_sweep.report.numbers import visible
+from overlap_sweep.report.numbers import shortened, visible
+from overlap_sweep.report.table import Column
+
+R = TypeVar("R")
 
 UNBOUNDED = 10_000
 """The width of what is no terminal, in columns."""
+GAP = 2
+"""Columns between two cells."""
+NARROWEST_NAME = 20
+"""The shortest that a name in the last column is cut to, in columns."""
 
 
 class _Visible:
@@ -40,11 +49,6 @@ def console_for(stream: IO[str]) -> Console:
     return console
 
 
-def fits(table: Table, console: Console) -> bool:
-    """Whether the table can be printed whole; rich would cut off what a narrow terminal cannot show."""
-    return console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum <= console.width
-
-
 def print_lines(lines: Iterable[str], console: Console, indent: int = 2, hanging: int = 2) -> None:
     """Each line indented by so many columns; on a terminal what it must wrap is indented further by `hanging`."""
     for line in lines:
@@ -59,3 +63,66 @@ def print_lines(lines: Iterable[str], console: Console, indent: int = 2, hanging
             break_on_hyphens=False,
         )
         console.print("\n".join(wrapped))
+
+
+def print_table(
+    title: str,
+    columns: Sequence[Column[R]],
+    rows: Sequence[R],
+    console: Console,
+    *,
+    style: Callable[[R], str] = lambda row: "",
+    group: Callable[[R], Any] = lambda row: None,
+    cut_last: bool = False,
+) -> None:
+    """Prints the columns that have a header. Rows next to each other of another `group` are set apart.
+
+    On a narrow terminal those columns go first that may be dropped, and the last is shortened if it may be cut; each
+    row is lines of text instead, where that does not help.
+    """
+    if title:
+        console.print(f"\n{title}", style="bold")
+    shown = [(column, [column.header, *map(column.text, rows)]) for column in columns if column.header]
+    for turn in sorted({0, *(column.dropped for column, _ in shown)}):
+        kept = [(column, texts) for column, texts in shown if not 0 < column.dropped <= turn]
+        widths = [max(map(cell_len, texts)) for _, texts in kept]
+        room = console.width - sum(width + GAP for width in widths[:-1])
+        if room >= widths[-1] or (cut_last and room >= NARROWEST_NAME):
+            break
+    else:
+        _print_stacked([column for column, _ in shown], rows, console)
+        return
+    # Laid out once, where rich would weigh each cell of thousands of rows.
+    widths[-1] = min(widths[-1], room)
+    cells = [
+        [_padded(column, text, width) for text in texts] for (column, texts), width in zip(kept, widths, strict=True)
+    ]
+    header, *body = ((" " * GAP).join(line).rstrip() for line in zip(*cells, strict=True))
+    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(widths) + GAP * (len(widths) - 1))
+    styled = [(header, "bold"), (rule, "")]
+    for i, (line, row) in enumerate(zip(body, rows, strict=True)):
+        ends_group = i + 1 < len(rows) and group(rows[i + 1]) != group(row)
+        styled.append((line + "\n" * ends_group, style(row)))
+    console.print()
+    for look, lines in groupby(styled, key=lambda one: one[1]):
+        console.print(Text("\n".join(text for text, _ in lines), look), soft_wrap=True)
+    if dropped := sorted((column for column, _ in shown if 0 < column.dropped <= turn), key=lambda one: -one.dropped):
+        names = ", ".join(column.header.strip() for column in dropped)
+        print_lines([f"No room for {names}: a wider terminal shows them."], console, indent=0)
+
+
+def _padded(column: Column[Any], text: str, width: int) -> str:
+    cut = shortened(text, width) if len(text) > width else text
+    gap = " " * (width - cell_len(cut))
+    return gap + cut if column.is_number else cut + gap
+
+
+def _print_stacked(columns: Sequence[Column[R]], rows: Sequence[R], console: Console) -> None:
+    """Prints each row as lines: its texts first, then what needs its header to be understood."""
+    for row in rows:
+        texts = [column.text(row) for column in columns if column.kind == "text" and column.header != "note"]
+        notes = [column.text(row) for column in columns if column.header == "note"]
+        told = f" ({notes[0]})" if any(notes) else ""
+        print_lines([f"{', '.join(filter(None, texts))}{told}"], console)
+        named = [(column.header.strip(), column.text(row)) for column in columns if column.kind != "text"]
+        print_lines([", ".join(f"{header} {text}" for header, text in named if text)], console, indent=4)

@@ -12,7 +12,7 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import finite
-from overlap_sweep.report.page.page import page_files
+from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis, Section
 from overlap_sweep.report.table import csv_of, to_frame
 from overlap_sweep.report.terminal import SUMMARY_FILE, summary_text

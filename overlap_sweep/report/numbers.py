@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 PASS_WORDS = {"fwd": "forward", "bwd": "backward"}
-
-RANKS_NAMED = 16
 
 
 def as_us(time_us: float) -> str:
@@ -39,19 +37,22 @@ def as_sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def some_ranks(ranks: Sequence[int]) -> str:
-    """`1, 2, 3`; of many the first ones, and how many more."""
-    more = f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else ""
-    return f"{', '.join(map(str, ranks[:RANKS_NAMED]))}{more}"
-
-
 NAMES_TOLD = 4
 
 
-def some_names(names: Sequence[str], most: int = NAMES_TOLD) -> str:
-    """`a; b`; of many the first ones, and how many more."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{'; '.join(names[:most])}{more}"
+def some_of(names: Iterable[Any], most: int = NAMES_TOLD, separator: str = ", ") -> str:
+    """`a, b`; of many the first ones, and how many more."""
+    told = list(map(str, names))
+    more = f" and {len(told) - most} more" if len(told) > most else ""
+    return f"{separator.join(told[:most])}{more}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: max(longest - 3, 0)]}..."
 
 
 def visible(text: str) -> str:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
-from overlap_sweep.report.console import console_for, print_lines
-from overlap_sweep.report.numbers import some_names
+from overlap_sweep.report.console import console_for, print_lines, print_table
+from overlap_sweep.report.numbers import counted, some_of
 from overlap_sweep.report.searches import knob_searches, pass_searches, print_titled
 from overlap_sweep.report.section import Analysis, Answer, Card, Exhibit, Section
-from overlap_sweep.report.table import Column, Listing
+from overlap_sweep.report.table import Listing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import launch_commands
 
 R = TypeVar("R")
 
 SUMMARY_FILE = "summary.txt"
-GAP = 2
-"""Columns between two cells."""
 
 
 def summary_text(analysis: Analysis) -> str:
@@ -49,10 +44,8 @@ def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> 
         print_section(section, console, whole)
     counts = {name: count for name, count in analysis.counts.items() if count}
     points = counts.pop("points")
-    console.print(
-        f"\n{points} point{'s' if points > 1 else ''}: "
-        + ", ".join(f"{count} {name}" for name, count in counts.items())
-    )
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    console.print(f"\n{counted(points, 'point')}: {told}")
     _print_not_ok(reading.points, console)
 
 
@@ -77,16 +70,14 @@ def _print_not_ok(points: Sequence[Point], console: Console) -> None:
         if point.status != "ok":
             reasons.setdefault((point.status, point.why_not_ok), []).append(point.name)
     for (status, reason), names in reasons.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print_lines([f"{status}: {names[0]}{more}: {reason}"], console)
+        print_lines([f"{status}: {some_of(names, 1)}: {reason}"], console)
 
 
 def print_section(section: Section, console: Console, whole: bool = False) -> None:
     """Prints what sums all answers up, then each with the table that it comes from, of very many only what to know
     before believing them; `whole`: all of them, with all rows of each."""
     if section.summary:
-        console.print(f"\n{section.summary.caption}", style="bold")
-        print_listing(section.summary, console, section.file, whole)
+        print_listing(section.summary, console, section.file, whole, section.summary.caption)
     if not whole and section.most_tables is not None and len(section.answers) > section.most_tables:
         print_lines(_cautions_of_all(section.answers), console, indent=0)
         where = "Reasons, and all that was compared, are in summary.txt and report.html."
@@ -104,7 +95,7 @@ def _cautions_of_all(answers: Sequence[Answer]) -> list[str]:
     for answer in answers:
         for caution in answer.cautions:
             found.setdefault(caution, []).append(answer.brief)
-    return [f"{some_names(briefs)}: {caution}" for caution, briefs in found.items()]
+    return [f"{some_of(briefs, separator='; ')}: {caution}" for caution, briefs in found.items()]
 
 
 def print_answer(answer: Answer, console: Console, file: str, whole: bool = False) -> None:
@@ -142,7 +133,7 @@ def print_exhibit(exhibit: Exhibit, console: Console, whole: bool) -> None:
     print_lines([*([exhibit.explained] if exhibit.explained else []), *exhibit.notes], console, indent=0)
 
 
-def print_listing(listing: Listing[R], console: Console, file: str, whole: bool = False) -> None:
+def print_listing(listing: Listing[R], console: Console, file: str, whole: bool = False, title: str = "") -> None:
     """Prints the rows below their headers; one below the other where the terminal is too narrow. Of more than
     `most_rows` the first, the chosen and the reference, unless the `whole` table is wanted: `file` has all."""
     most = None if whole else listing.most_rows
@@ -153,68 +144,11 @@ def print_listing(listing: Listing[R], console: Console, file: str, whole: bool 
     ]
     if not rows:
         return
+
+    def style(row: R) -> str:
+        return "green" if listing.chosen(row) else "dim" if listing.faint(row) else ""
+
     columns = [column for column in listing.columns if not column.page_only]
-    texts = [[column.text(row) for column in columns] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip([column.header for column in columns], *texts, strict=True)]
-    dropped = _dropped(columns, widths, console.width)
-    if dropped is None:
-        _print_stacked(columns, rows, console)
-    else:
-        kept = [i for i, column in enumerate(columns) if column not in dropped]
-        _print_table(listing, rows, texts, [(i, columns[i], widths[i]) for i in kept], console)
-        if dropped:
-            names = ", ".join(column.header for column in reversed(dropped))
-            print_lines([f"No room for {names}: a wider terminal shows them."], console, indent=0)
+    print_table(title, columns, rows, console, style=style, group=listing.group)
     if len(rows) < len(listing.rows):
         print_lines([f"... and {len(listing.rows) - len(rows)} more, all in {file}"], console, indent=0)
-
-
-def _dropped(columns: Sequence[Column[Any]], widths: Sequence[int], room: int) -> Sequence[Column[Any]] | None:
-    """Returns the columns that a terminal of so many columns has no room for, the first to go first; None where it is
-    too narrow even without them."""
-    optional = sorted((column for column in columns if column.dropped), key=lambda column: column.dropped)
-    for count in range(len(optional) + 1):
-        dropped = optional[:count]
-        if sum(w + GAP for column, w in zip(columns, widths, strict=True) if column not in dropped) - GAP <= room:
-            return dropped
-    return None
-
-
-def _print_table(
-    listing: Listing[R],
-    rows: Sequence[R],
-    texts: Sequence[Sequence[str]],
-    kept: Sequence[tuple[int, Column[R], int]],
-    console: Console,
-) -> None:
-    """Prints a table of maybe thousands of rows: laid out once from its texts, where rich would weigh each cell."""
-
-    def line(cells: Sequence[str]) -> str:
-        padded = []
-        for i, column, width in kept:
-            room = " " * (width - cell_len(cells[i]))
-            padded.append(room + cells[i] if column.is_number else cells[i] + room)
-        return (" " * GAP).join(padded).rstrip()
-
-    headers = {i: column.header for i, column, _ in kept}
-    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (sum(width + GAP for _, _, width in kept) - GAP)
-    styled = [(line([headers.get(i, "") for i in range(len(texts[0]))]), "bold"), (rule, "")]
-    groups = [listing.group(row) for row in rows]
-    for i, (row, cells) in enumerate(zip(rows, texts, strict=True)):
-        ends_group = i + 1 < len(rows) and groups[i + 1] != groups[i]
-        style = "green" if listing.chosen(row) else "dim" if listing.faint(row) else ""
-        styled.append((line(cells) + "\n" * ends_group, style))
-    console.print()
-    for style, lines in groupby(styled, key=lambda one: one[1]):
-        console.print(Text("\n".join(text for text, _ in lines), style), soft_wrap=True)
-
-
-def _print_stacked(columns: Sequence[Column[Any]], rows: Sequence[Any], console: Console) -> None:
-    """Prints each row as lines: its texts first, then its numbers by their headers."""
-    for row in rows:
-        texts = [column.text(row) for column in columns if not column.is_number and column.header != "note"]
-        notes = [column.text(row) for column in columns if column.header == "note"]
-        told = f" ({notes[0]})" if any(notes) else ""
-        print_lines([f"{', '.join(filter(None, texts))}{told}"], console)
-        numbers = [(column.header, column.text(row)) for column in columns if column.is_number]
-        print_lines([", ".join(f"{header} {text}" for header, text in numbers if text)], console, indent=4)

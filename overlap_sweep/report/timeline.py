@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import PASS_WORDS, some_ranks
+from overlap_sweep.report.numbers import PASS_WORDS, some_of
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, IGNORE, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
 from overlap_sweep.trace.disk import TIMELINE_MARK, beginning
 from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
@@ -36,6 +36,7 @@ KINDS = {
 """From top to bottom: title, category, and one of chrome://tracing's colours; Perfetto colours by name."""
 LONGEST_NUMBER = 20
 """Digits of a stream's number; what is longer is a name."""
+RANKS_NAMED = 16
 STREAMS_NAMED = 3
 """In the name of a track that several share."""
 
@@ -183,7 +184,7 @@ def _missing_ranks(ranks: Sequence[RankTimeline]) -> list[str]:
     (size,) = sizes
     missing = sorted(set(range(size)) - {rank.rank for rank in ranks})
     are = "are" if len(missing) > 1 else "is"
-    return [f"{len(missing)} of {size} ranks {are} missing: {some_ranks(missing)}."] if missing else []
+    return [f"{len(missing)} of {size} ranks {are} missing: {some_of(missing, RANKS_NAMED)}."] if missing else []
 
 
 def _shifts_ns(ranks: Sequence[RankTimeline]) -> tuple[list[int], list[str]]:
@@ -288,8 +289,7 @@ def _streams(rank: RankTimeline, lanes: Iterable[int]) -> str:
     """Returns what a track is called by its streams: `stream 7`, `streams 7, 359, 366 and 5 more`, `threads 12, 13`."""
     named = [rank.streams[lane] for lane in lanes]
     noun = ("thread" if rank.device == "CPU" else "stream") + ("s" if len(named) > 1 else "")
-    more = f" and {len(named) - STREAMS_NAMED} more" if len(named) > STREAMS_NAMED else ""
-    return f"{noun} {', '.join(named[:STREAMS_NAMED])}{more}"
+    return f"{noun} {some_of(named, STREAMS_NAMED)}"
 
 
 def _natural(lane: tuple[str, str]) -> tuple[tuple[bool, int, str], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlap_sweep.commands import query, report, trace_rows
+from overlap_sweep.commands import compare, history, query, report, trace_rows
 from overlap_sweep.commands.output import kind_in_words
 
 COLUMNS_MD = Path(__file__).parent.parent.parent / "docs" / "columns.md"
@@ -18,7 +18,14 @@ What `--format csv`, `json` and `parquet` print, and what an expression may ask 
 def reference() -> str:
     """Returns docs/columns.md."""
     parts = [HEAD]
-    for command, tables in (("query", query.headed()), ("report", report.tables()), ("trace", trace_rows.TABLES)):
+    tables_of = {
+        "query": query.headed(),
+        "report": report.tables(),
+        "trace": trace_rows.TABLES,
+        "compare": compare.tables(),
+        "history": history.tables(),
+    }
+    for command, tables in tables_of.items():
         for heading, table in tables.items():
             parts.append(f"## `{command}` {heading}\n\n{table.rows[0].upper()}{table.rows[1:]}.\n")
             rows = [

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from overlap_sweep.overlap.overlap_cfg import without_folders
-from overlap_sweep.report.page.tables import page_table, points_table, summary_table
+from overlap_sweep.report.page import page_table, points_table, summary_table
 from overlap_sweep.report.section import Answer, Section
 from overlap_sweep.report.table import DIRECTORY, ERROR, STATUS, Column, Listing, PointRow, Table, of_measured
 from overlap_sweep.report.terminal import print_section

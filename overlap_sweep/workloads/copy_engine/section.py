@@ -12,7 +12,7 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from overlap_sweep.report import charts
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_names
+from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_of
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
@@ -299,7 +299,7 @@ def cautions(rows: list[CopyRow]) -> list[str]:
     """Returns what to know before believing the answers, a sentence each."""
     bound = [row.point.name for row in rows if row.launch_bound]
     points = [row.point for row in rows]
-    launch_bound = f"Launch-bound, their times say nothing about the device: {some_names(bound)}."
+    launch_bound = f"Launch-bound, their times say nothing about the device: {some_of(bound, separator='; ')}."
     return [*([launch_bound] if bound else []), *slowed_gpus(points), *recorded_warnings(points)]
 
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import NAMES_TOLD, some_names
+from overlap_sweep.report.numbers import NAMES_TOLD, some_of
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
 from overlap_sweep.results.points import Point
@@ -131,7 +131,7 @@ def _not_compiled(analysis: TrainingAnalysis) -> Iterator[str]:
             reason = next(iter(row.compiled.removeprefix("no").removeprefix(":").strip().splitlines()), "")
             found[reason or "no reason given"].append(row.setting)
     for reason, settings in found.items():
-        yield f"The layers could not be compiled in {some_names(settings)}: {reason.removesuffix('.')}."
+        yield f"The layers could not be compiled in {some_of(settings, separator='; ')}: {reason.removesuffix('.')}."
 
 
 def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
     worst = max(changes, key=abs, default=0.0)
     if abs(worst) >= NOTABLE_DRIFT:
         as_measured = [row.setting for row in analysis.rows if not row.relative]
-        but = f", but for {some_names(as_measured)}" if as_measured else ""
+        but = f", but for {some_of(as_measured, separator='; ')}" if as_measured else ""
         how = f"settings are compared by the one that was measured beside them{but}"
         if len(as_measured) == len(analysis.rows):
             how = "settings are compared by their times as measured"
@@ -156,7 +156,7 @@ def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
 def _where(settings: list[str], analysis: TrainingAnalysis) -> str:
     if len(settings) < len(analysis.rows) or len(settings) == 1:
         several = f"{len(settings)} of {len(analysis.rows)} settings: " if len(settings) > NAMES_TOLD else ""
-        return f"in {several}{some_names(settings)}"
+        return f"in {several}{some_of(settings, separator='; ')}"
     return "in all settings"
 
 

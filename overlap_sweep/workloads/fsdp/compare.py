@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.comparison import Comparing, Comparison, flat, some_of
+from overlap_sweep.report.comparison import Comparing, Comparison, flat
+from overlap_sweep.report.numbers import some_of
+from overlap_sweep.report.table import Table
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
@@ -70,12 +72,19 @@ def _compare(operands: Sequence[tuple[str, Path]], reference: str, candidate: st
     return report(compare_telemetry(datasets, reference, candidate), all_runs)
 
 
+def _table() -> Table[Any]:
+    from overlap_sweep.workloads.fsdp.compare_report import ROWS
+
+    return ROWS
+
+
 COMPARED = Comparing(
     measured,
     samples,
     # How long it trains before its steps are timed, where that is written, and how it is looked at.
     changes_nothing=("training.max_steps", "training.log_interval", "training.output_dir", "profiling", "telemetry"),
     telemetry=_compare,
+    telemetry_table=_table,
 )
 
 

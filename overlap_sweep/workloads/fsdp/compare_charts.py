@@ -12,7 +12,8 @@ import numpy as np
 
 from overlap_sweep.report.charts import Area, Axis, Event, Line, LinePoint, Lines
 from overlap_sweep.report.charts.palette import SERIES
-from overlap_sweep.report.comparison import Chart, counted, shortened, timeline_file
+from overlap_sweep.report.comparison import Chart, timeline_file
+from overlap_sweep.report.numbers import counted, shortened
 from overlap_sweep.workloads.fsdp.compare import RunMatch, TelemetryComparison, TelemetryDataset
 from overlap_sweep.workloads.fsdp.telemetry_steps import MeasuredRun, Series, series
 

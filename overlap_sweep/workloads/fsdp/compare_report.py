@@ -10,17 +10,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from overlap_sweep.report.comparison import (
-    Comparison,
-    as_ratio,
-    by_label,
-    counted,
-    print_table,
-    ratio_column,
-    some_of,
-)
-from overlap_sweep.report.console import print_lines
-from overlap_sweep.report.numbers import some_names
+from overlap_sweep.report.comparison import Comparison, as_ratio, by_label, ratio_column, verdict_style
+from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.numbers import counted, some_of
 from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.provenance import describe_machine, launch_commands
 from overlap_sweep.results.verdict import MARGIN
@@ -214,7 +206,7 @@ def _answer_of_one(match: RunMatch) -> str:
     step, told = match.quantities["step_ms"], []
     if match.different_work:
         causes = [f"{name} {by_label(values)}" for name, values in match.different_work.items()]
-        told.append(f"not the same work ({some_names(causes, FEW_CAUSES)})")
+        told.append(f"not the same work ({some_of(causes, FEW_CAUSES, '; ')})")
         told += _changes(match, "samples_per_s")
     told.append(f"step time: ratio {as_ratio(step.ratio)} ({step.verdict})")
     if match.believed:
@@ -279,7 +271,8 @@ def _print_runs(matches: Sequence[RunMatch], console: Console) -> None:
         Column("", lambda row: _by_marks_or_kernels(row.match, "exposed_comm_ms"), header="exposed ms", dropped=3),
         Column("", lambda row: _both(row.match, "dips"), header="dips", dropped=1),
     )
-    print_table("Steps of all runs", columns, [_Row(match, match.quantities["step_ms"]) for match in matches], console)
+    rows = [_Row(match, match.quantities["step_ms"]) for match in matches]
+    print_table("Steps of all runs", columns, rows, console, style=_style)
 
 
 def _step_noise(row: _Row) -> str:
@@ -314,7 +307,11 @@ def _print_quantities(match: RunMatch, console: Console) -> None:
         and (not row.one.quantity.startswith(_DETAILS) or row.one.verdict not in ("same", None))
     ]
     other = "" if match.theirs.name == match.ours.name else f", beside {match.theirs.name}"
-    print_table(f"{match.ours.name}{other}", columns, rows, console)
+    print_table(f"{match.ours.name}{other}", columns, rows, console, style=_style)
+
+
+def _style(row: _Row) -> str:
+    return verdict_style(row.one.verdict)
 
 
 def _shown(one: QuantityRatio, known: Aggregate | None) -> str:
@@ -354,7 +351,7 @@ def _dip_lines(dataset: TelemetryDataset) -> Iterator[str]:
     for measured in dataset.runs:
         if measured.dips:
             run = f" {measured.name}" if len(dataset.runs) > 1 else ""
-            numbers = some_of(list(map(str, measured.dips)), FEW_DIPS)
+            numbers = some_of(measured.dips, FEW_DIPS)
             dips = f"{counted(len(measured.dips), 'dip')} in {counted(len(measured.selection.measured), 'step')}"
             steps = "steps" if len(measured.dips) > 1 else "step"
             yield f"{dataset.label}{run}: {dips}, much slower or less hidden: {steps} {numbers}"

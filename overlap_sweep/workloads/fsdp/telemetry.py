@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import some_names
+from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import find_metrics, find_points, find_telemetry
@@ -322,7 +322,11 @@ def _names(directories: list[Path], root: Path) -> dict[Path, str]:
 def _launch_bound(runs: Sequence[Run]) -> list[str]:
     """At most one sentence."""
     names = [run.name for run in runs if run.point and run.point.result and run.point.result.launch_bound]
-    return [f"Launch-bound, the host could not enqueue as fast as the GPU ran: {some_names(names)}."] if names else []
+    return (
+        [f"Launch-bound, the host could not enqueue as fast as the GPU ran: {some_of(names, separator='; ')}."]
+        if names
+        else []
+    )
 
 
 def _cautions(run: Run) -> list[str]:

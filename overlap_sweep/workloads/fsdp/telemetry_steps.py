@@ -7,16 +7,17 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.workloads.fsdp.cautions import Exposed
 from overlap_sweep.workloads.fsdp.result import hidden
 from overlap_sweep.workloads.fsdp.telemetry import ALL_REDUCE, AUXILIARY, COMPUTE, REDUCE_SCATTER, Run, Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 WARM_UP_SHARE = 0.1
 
@@ -138,7 +139,7 @@ QUANTITIES = {
 }
 """What is compared, in order. Where a name has no unit, it is a plain number."""
 
-Series = dict[str, NDArray[np.float64]]
+Series: TypeAlias = "dict[str, NDArray[np.float64]]"
 """By quantity one value for each of the same steps; NaN where it is undefined."""
 
 
@@ -286,6 +287,8 @@ def slow_devices(run: Run, numbers: Sequence[int]) -> list[str]:
 
 def series(run: Run, numbers: Sequence[int]) -> Series:
     """Returns each step over the ranks, without what no step tells."""
+    import numpy as np
+
     every = [_of_all(run, number) for number in numbers]
     found = {
         name: np.array([quantity.of_step(steps) for steps in every], np.float64)
@@ -299,6 +302,8 @@ def series(run: Run, numbers: Sequence[int]) -> Series:
 
 def aggregate(values: Sequence[float] | NDArray[np.float64]) -> Aggregate | None:
     """Returns what those that are defined come to; None where none is."""
+    import numpy as np
+
     known = np.asarray(values, np.float64)
     known = known[~np.isnan(known)]
     if not len(known):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES, COMM_ONLY, KERNELS, SEQUENTIAL
-from overlap_sweep.report.numbers import as_percent, as_rate, as_us, some_names
+from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
@@ -314,7 +314,7 @@ def cautions(analysis: KernelAnalysis) -> list[str]:
     """Returns what to know before believing the answers, and what was left out: a sentence each."""
     shapes = analysis.shapes
     launch_bound = _ms_by((row.label, shape.m) for shape in shapes for row in shape.rows if row.launch_bound)
-    bound = some_names([f"{label} at {ms}" for label, ms in launch_bound.items()], most=len(launch_bound))
+    bound = "; ".join(f"{label} at {ms}" for label, ms in launch_bound.items())
     left_out = _ms_by(
         ((label, next(iter(reason.splitlines()), "no reason given")), shape.m)
         for shape in shapes

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.report.page.page import page_files
+from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.workloads.sections import analyse
 

@@ -152,7 +152,7 @@ def test_a_page_has_charts_of_some_kernels_and_answers_of_all(tmp_path: Path, mo
 
 def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'id="kernels-table"' in page_of(made("kernels"))
-    monkeypatch.setattr("overlap_sweep.report.page.page.MOST_ROWS", 10)
+    monkeypatch.setattr("overlap_sweep.report.page.MOST_ROWS", 10)
     page = page_of(made("kernels"))
     assert 'id="kernels-table"' not in page
     assert "21 rows here: see kernels.csv" in page
@@ -294,7 +294,7 @@ def test_pngs_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image
     def timelines_alone(chart: Figure) -> bytes:
         return png(chart) if "timeline" in chart.name else b""
 
-    monkeypatch.setattr("overlap_sweep.report.page.page.png", timelines_alone)
+    monkeypatch.setattr("overlap_sweep.report.page.png", timelines_alone)
     write_traced(tmp_path / "traced")
     timelines = [content for name, content in files_of(tmp_path / "traced").items() if "_timeline_" in name]
     assert len(timelines) > 4
