@@ -46,7 +46,7 @@ def tables() -> dict[str, Table[Any]]:
     """Returns the tables of comparisons, by heading."""
     from overlap_sweep import workloads
     from overlap_sweep.compare.sweep_report import POINTS, SLOTS
-    from overlap_sweep.compare.trace_report import PARTS, QUANTITIES
+    from overlap_sweep.compare.traces import PARTS, QUANTITIES
 
     found: dict[str, Table[Any]] = {
         "of points": POINTS,
@@ -157,7 +157,7 @@ def compare(
 
 def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | None, by: By | None) -> Comparison:
     from overlap_sweep import workloads
-    from overlap_sweep.compare import sweep_report, trace_report
+    from overlap_sweep.compare import sweep_report, traces
     from overlap_sweep.compare.operands import Kind
 
     if kind is Kind.telemetry:
@@ -166,5 +166,5 @@ def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | 
         return compare_telemetry([(one.label, one.path) for one in operands], base, wanted, by is By.point)
     compared = [operand for operand in operands if wanted is None or operand.label in (base, wanted)]
     if kind is Kind.traces:
-        return trace_report.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)
+        return traces.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)
     return sweep_report.compare([(one.label, one.path) for one in compared], base, by)

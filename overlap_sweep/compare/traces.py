@@ -7,20 +7,29 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from operator import add
 from pathlib import Path
 from statistics import median, median_low
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from rich.console import Console
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report import charts
+from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Key
+from overlap_sweep.report.comparison import Chart, Comparison, ratio_column, ratios_file, verdict_style
+from overlap_sweep.report.console import print_lines, print_table
+from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.verdict import ratio
 from overlap_sweep.trace import Grouping, Overlap, PhaseSummary, summarise
 from overlap_sweep.trace.files import TraceFile, of_startup, read_trace_files
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 PHASES = ("fwd", "bwd", "recompute", "all")
-QUANTITIES = Overlap.__struct_fields__
-"""Microseconds, a ratio, and numbers of events."""
+FEW_KERNELS = 15
+CHARTED = ("span_us", "gemm_busy_us", "comm_busy_us", "overlap_us", "exposed_comm_us", "wait_us", "idle_us")
 
 Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
 
@@ -34,7 +43,6 @@ class TraceDataset:
     files: list[TraceFile]
     """Those that could be analysed."""
     problems: list[str]
-    warnings: list[str]
 
     @property
     def ranks(self) -> dict[int, TraceFile]:
@@ -43,12 +51,11 @@ class TraceDataset:
         return found if len(found) == len(self.files) else {}
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """One trace beside the reference's of the same rank."""
 
     rank: int | None
-    """Of both; None where they are matched by their order, or only one of each is there."""
+    """Of both; None of single traces that don't tell the same."""
     ours: TraceFile
     theirs: TraceFile
 
@@ -80,20 +87,10 @@ class QuantityMatch:
         return ratio(self.value, self.reference_value)
 
 
-class Busy(NamedTuple):
-    """What a part took: medians over the iterations but start-up, and over the ranks; an iteration without it counts
-    0."""
-
-    busy_us: float
-    """The union of its spans."""
-    total_us: float
-    """The sum of its spans."""
-    num_events: float
-
-
 @dataclass(frozen=True)
 class PartMatch:
-    """A class of kernels, a kernel or a stream."""
+    """A class of kernels, a kernel or a stream: what it took, medians over the ranks and then over the iterations but
+    start-up; what lacks it counts 0."""
 
     dataset: str
     reference: str
@@ -102,30 +99,22 @@ class PartMatch:
     kind: str
     library: str
     name: str
-    ours: Busy
-    theirs: Busy
-    apart: bool
-    """Whether every iteration's busy time in the one is longer than every iteration's in the other."""
+    busy_us: float
+    """The union of its spans."""
+    reference_busy_us: float
+    num_events: float
+    reference_num_events: float
+    change: Change
+    """`same` where the iterations of both overlap."""
 
     @property
     def difference_us(self) -> float:
-        return self.ours.busy_us - self.theirs.busy_us
+        return self.busy_us - self.reference_busy_us
 
     @property
     def ratio(self) -> float:
         """NaN where it appeared."""
-        return ratio(self.ours.busy_us, self.theirs.busy_us)
-
-    @property
-    def change(self) -> Change:
-        """`same` where the iterations of both overlap."""
-        if not self.theirs.num_events and self.ours.num_events:
-            return "appeared"
-        if not self.ours.num_events and self.theirs.num_events:
-            return "disappeared"
-        if not self.apart or not self.difference_us:
-            return "same"
-        return "slower" if self.difference_us > 0 else "faster"
+        return ratio(self.busy_us, self.reference_busy_us)
 
 
 @dataclass(frozen=True)
@@ -142,19 +131,75 @@ class TraceComparison:
     """By dataset and phase, first over the ranks and then of each rank."""
     parts: list[PartMatch]
     """By dataset, phase and grouping, the largest difference first."""
-    problems: list[str]
-    warnings: list[str]
+
+
+RATIO: Column[Any] = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
+_WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
+QUANTITIES: Table[QuantityMatch] = Table(
+    "rows",
+    "one row per quantity, phase and dataset, of each rank or over the ranks",
+    (
+        *_WHO,
+        attribute("rank", kind="count", header="rank"),
+        attribute("phase", kind="text", header="phase"),
+        attribute("quantity", kind="text", header="quantity"),
+        attribute("reference_value", header="reference", show="{:,.6g}".format),
+        attribute("value", header="value", show="{:,.6g}".format),
+        attribute("difference", header="difference", show="{:+,.6g}".format),
+        RATIO,
+    ),
+)
+PARTS: Table[PartMatch] = Table(
+    "rows",
+    "one row per class of kernels, kernel or stream, phase and dataset",
+    (
+        *_WHO,
+        *(attribute(name, kind="text") for name in ("phase", "by", "kind", "library")),
+        attribute("reference_busy_us", header="reference us", show=as_us),
+        attribute("busy_us", header="busy us", show=as_us),
+        attribute("difference_us", header="difference", show="{:+,.1f}".format),
+        RATIO,
+        attribute("reference_num_events", header="reference runs", show="{:g}".format, dropped=1),
+        attribute("num_events", header="runs", show="{:g}".format, dropped=1),
+        attribute("change", kind="text", header="change"),
+        # Kernels' names are longer than any terminal is wide, so they are last and the only ones to be cut.
+        attribute("name", kind="text", header="name"),
+    ),
+)
+
+
+def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str, by: str) -> Comparison:
+    """Compares traces: labels, directories or files, and the traces that these have. UserError where no rank is in
+    both. Rows are `by` phase, rank, class, kernel or stream."""
+    compared = compare_traces([read_trace_dataset(*operand) for operand in operands], reference)
+    table: Table[Any] = QUANTITIES if by in ("phase", "rank") else PARTS
+    rows: Sequence[Any] = [match for match in compared.quantities if (match.rank is not None) == (by == "rank")]
+    if table is PARTS:
+        rows = [part for part in compared.parts if part.by == by]
+    if by == "rank" and not rows:
+        raise UserError("--by rank: the traces don't tell their ranks, or are of different ones; use --by phase.")
+    files = [file for dataset in compared.datasets for file in dataset.files]
+    return Comparison(
+        table=table,
+        rows=rows,
+        show=lambda console: _print(compared, console, by, rows),
+        summary=lambda: _summary(compared),
+        charts=lambda: [
+            Chart(ratios_file(label, list(compared.pairs)), [_dots(compared, label)]) for label in compared.pairs
+        ],
+        problems=[problem for dataset in compared.datasets for problem in dataset.problems],
+        warnings=[*(warning for file in files for warning in file.warnings), *of_startup(files)],
+    )
 
 
 def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDataset:
     """Reads the traces, those of `path`. UserError when none can be analysed."""
     read = read_trace_files(files)
     problems = [file.problem for file in read if file.problem]
+    if len(problems) == len(read):
+        raise UserError(problems[0])
     good = sorted((f for f in read if not f.problem), key=lambda file: (file.rank is None, file.rank or 0))
-    if not good:
-        raise UserError(problems[0] if problems else f"{path} holds no traces; give files of torch.profiler.")
-    warnings = [*(warning for file in good for warning in file.warnings), *of_startup(good)]
-    return TraceDataset(label, path, good, problems, warnings)
+    return TraceDataset(label, path, good, problems)
 
 
 def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceComparison:
@@ -166,7 +211,12 @@ def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceCom
         datasets=list(datasets),
         reference=reference,
         pairs=pairs,
-        unmatched=[said for other in others for said in _unmatched(other, base)],
+        unmatched=[
+            f"{one.label} has traces of ranks {', '.join(map(str, only))}, {another.label} has not: left out."
+            for other in others
+            for one, another in ((base, other), (other, base))
+            if (only := sorted(one.ranks.keys() - another.ranks.keys())) and len(one.files) > 1
+        ],
         quantities=[match for label, of_one in pairs.items() for match in _quantities(label, reference, of_one)],
         parts=[
             part
@@ -174,142 +224,165 @@ def compare_traces(datasets: Sequence[TraceDataset], reference: str) -> TraceCom
             for phase in PHASES
             for part in _parts(label, reference, of_one, phase)
         ],
-        problems=[problem for dataset in datasets for problem in dataset.problems],
-        warnings=[warning for dataset in datasets for warning in dataset.warnings],
     )
 
 
-def own_medians(dataset: TraceDataset) -> dict[str, dict[str, float | None]]:
-    """Returns by phase and quantity the median over the iterations, and over all ranks of the dataset, whether matched
-    or not."""
-    summaries = [_summaries(file) for file in dataset.files]
-    return {
-        phase: {name: _over_ranks(getattr(s[phase], name) for s in summaries if phase in s) for name in QUANTITIES}
-        for phase in PHASES
-        if any(phase in of_file for of_file in summaries)
-    }
-
-
 def _pairs(dataset: TraceDataset, base: TraceDataset) -> list[Pair]:
-    """By rank, where both tell them; one trace of each is a pair whosever they are. UserError where no rank is in
-    both."""
+    """By rank; one trace of each is a pair whosever they are. UserError where no rank is in both."""
     if len(dataset.files) == len(base.files) == 1:
         (one,), (other,) = dataset.files, base.files
         return [Pair(one.rank if one.rank == other.rank else None, one, other)]
-    if not (dataset.ranks and base.ranks):
-        return [Pair(None, one, other) for one, other in zip(dataset.files, base.files, strict=False)]
     common = sorted(dataset.ranks.keys() & base.ranks.keys())
     if not common:
-        raise UserError(
-            f"{dataset.label} has traces of {_named(dataset.ranks)}, {base.label} of {_named(base.ranks)}: no rank is "
-            "in both; compare one file with one."
-        )
+        found = (f"{one.label} of {sorted(one.ranks) or 'unknown ones'}" for one in (dataset, base))
+        raise UserError(f"No rank is in both: {', '.join(found)}; compare one file with one.")
     return [Pair(rank, dataset.ranks[rank], base.ranks[rank]) for rank in common]
-
-
-def _unmatched(dataset: TraceDataset, base: TraceDataset) -> Iterator[str]:
-    """A sentence for each of the two that has more."""
-    if len(dataset.files) == len(base.files) == 1:
-        return
-    if not (dataset.ranks and base.ranks):
-        if len(dataset.files) != len(base.files):
-            yield (
-                f"{dataset.label} has {len(dataset.files)} traces, {base.label} {len(base.files)}: they don't tell "
-                "their ranks and are matched by their order."
-            )
-        return
-    for one, other in ((base, dataset), (dataset, base)):
-        if only := one.ranks.keys() - other.ranks.keys():
-            yield f"{one.label} has traces of {_named(only)}, {other.label} has not: left out."
-
-
-def _named(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> Iterator[QuantityMatch]:
     both = [(pair.rank, _summaries(pair.ours), _summaries(pair.theirs)) for pair in pairs]
     for phase in PHASES:
-        of_phase = [(rank, a[phase], b[phase]) for rank, a, b in both if phase in a and phase in b]
-        if not of_phase:
-            continue
-        for name in QUANTITIES:
-            value = _over_ranks(getattr(ours, name) for _, ours, _ in of_phase)
-            other = _over_ranks(getattr(theirs, name) for _, _, theirs in of_phase)
-            yield QuantityMatch(dataset, reference, None, phase, name, value, other)
-        for rank, ours, theirs in of_phase:
-            for name in QUANTITIES if rank is not None else ():
-                yield QuantityMatch(dataset, reference, rank, phase, name, getattr(ours, name), getattr(theirs, name))
+        each = [
+            (rank, [(ours[phase], theirs[phase])]) for rank, ours, theirs in both if phase in ours and phase in theirs
+        ]
+        whole = [(None, [values for _, of_rank in each for values in of_rank])] if each else []
+        for rank, members in [*whole, *(one for one in each if one[0] is not None)]:
+            for name in Overlap.__struct_fields__:
+                value, other = (_median(getattr(summaries[i], name) for summaries in members) for i in (0, 1))
+                yield QuantityMatch(dataset, reference, rank, phase, name, value, other)
 
 
 def _summaries(file: TraceFile) -> dict[str, PhaseSummary]:
     return {summary.phase: summary for summary in summarise(file.steady_rows)}
 
 
-def _over_ranks(values: Iterable[Any]) -> Any:
+def _median(values: Iterable[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known:
         return None
     return median_low(known) if isinstance(known[0], int) else median(known)
 
 
-class _Part(NamedTuple):
-    by: Grouping
-    kind: str
-    library: str
-    name: str
-
-
-_Iterations = dict[int, Busy]
-"""Of one trace, by iteration."""
+_Part = tuple[Grouping, str, str, str]
 
 
 def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> list[PartMatch]:
     """Of one phase, by grouping, the largest difference first; none where only one of the two has the phase."""
-    ours, theirs = _of_phase([pair.ours for pair in pairs], phase), _of_phase([pair.theirs for pair in pairs], phase)
+    import numpy as np
+
+    ours, theirs = _by_turn([pair.ours for pair in pairs], phase), _by_turn([pair.theirs for pair in pairs], phase)
     found = []
-    for part in dict.fromkeys([*theirs.parts, *ours.parts]) if ours.nothing and theirs.nothing else ():
-        one, other = ours.parts.get(part, ours.nothing), theirs.parts.get(part, theirs.nothing)
-        apart = _apart(_busy_by_turn(one), _busy_by_turn(other))
-        found.append(PartMatch(dataset, reference, phase, *part, _medians(one), _medians(other), apart))
+    for part in dict.fromkeys([*theirs, *ours]) if ours and theirs else ():
+        # What is in no trace took nothing.
+        one, other = (side[part] if part in side else next(iter(side.values())) * 0 for side in (ours, theirs))
+        (busy_us, count), (other_us, other_count) = (map(float, np.median(turns, axis=0)) for turns in (one, other))
+        change = _change(one, other)
+        found.append(PartMatch(dataset, reference, phase, *part, busy_us, other_us, count, other_count, change))
     return sorted(found, key=lambda part: (part.by, -abs(part.difference_us)))
 
 
-class _OfPhase(NamedTuple):
-    parts: dict[_Part, list[_Iterations]]
-    """By part of each trace that has the phase its iterations but start-up."""
-    nothing: list[_Iterations]
-    """What a part has that is in no trace."""
+def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]]:
+    """Returns busy time and number of events of each part in the first, second, ... iteration of the traces [turns, 2],
+    medians over the traces that have so many: the iterations' numbers need not be the same."""
+    import numpy as np
 
-
-def _of_phase(files: Sequence[TraceFile], phase: str) -> _OfPhase:
-    iterations = [[row.iteration for row in file.steady_rows if row.phase == phase] for file in files]
-    nothing: list[_Iterations] = [dict.fromkeys(of_file, Busy(0.0, 0.0, 0)) for of_file in iterations]
-    found: dict[_Part, list[_Iterations]] = defaultdict(lambda: [dict(of_file) for of_file in nothing])
+    iterations = [sorted({row.iteration for row in file.steady_rows if row.phase == phase}) for file in files]
+    nothing = np.full((len(files), max(map(len, iterations)), 2), np.nan)
+    for number, of_file in enumerate(iterations):
+        nothing[number, : len(of_file)] = 0.0
+    found: dict[_Part, NDArray[Any]] = defaultdict(nothing.copy)
     for number, file in enumerate(files):
-        for row in file.steady_parts:
-            if row.phase == phase and row.iteration in nothing[number]:
-                # What a stream carries may change; it is the same stream all the same.
-                what = ("", "") if row.by == "stream" else (row.kind, row.library)
-                values = found[_Part(row.by, *what, row.name)][number]
-                sums = map(add, values[row.iteration], (row.busy_us, row.total_us, row.num_events))
-                values[row.iteration] = Busy(*sums)
-    parts = {part: [of_file for of_file in of_part if of_file] for part, of_part in found.items()}
-    return _OfPhase(parts, [of_file for of_file in nothing if of_file])
+        for row in (row for row in file.steady_parts if row.phase == phase):
+            # What a stream carries may change; it is the same stream all the same.
+            what = ("", "") if row.by == "stream" else (row.kind, row.library)
+            turn = iterations[number].index(row.iteration)
+            found[row.by, *what, row.name][number, turn] += (row.busy_us, row.num_events)
+    return {part: np.nanmedian(values, axis=0) for part, values in found.items()}
 
 
-def _medians(traces: Iterable[_Iterations]) -> Busy:
-    """Over the iterations of each trace, and then over the traces."""
-    each = [[median(column) for column in zip(*of_trace.values(), strict=True)] for of_trace in traces]
-    return Busy(*(median(column) for column in zip(*each, strict=True)))
+def _change(ours: NDArray[Any], theirs: NDArray[Any]) -> Change:
+    if not theirs.any() and ours.any():
+        return "appeared"
+    if not ours.any() and theirs.any():
+        return "disappeared"
+    if ours[:, 0].min() > theirs[:, 0].max():
+        return "slower"
+    return "faster" if ours[:, 0].max() < theirs[:, 0].min() else "same"
 
 
-def _busy_by_turn(traces: Iterable[_Iterations]) -> list[float]:
-    """The median over the traces, by their first, second, ... iteration: these need not have the same numbers."""
-    busy_us = [[of_trace[iteration].busy_us for iteration in sorted(of_trace)] for of_trace in traces]
-    return [median(time for time in turn if time is not None) for turn in zip_longest(*busy_us)]
+def _summary(compared: TraceComparison) -> dict[str, Any]:
+    """Whose traces were compared, the medians of every phase, and what the time went to."""
+    return {
+        "kind": "traces",
+        "reference": compared.reference,
+        "datasets": {
+            dataset.label: {
+                "path": str(dataset.path),
+                "files": [str(file.path) for file in dataset.files],
+                "ranks": [file.rank for file in dataset.files],
+                "startup_iterations": max(len(file.startup) for file in dataset.files),
+            }
+            for dataset in compared.datasets
+        },
+        "quantities": QUANTITIES.records(match for match in compared.quantities if match.rank is None),
+        "classes": PARTS.records(part for part in compared.parts if part.by == "class"),
+        "unmatched": compared.unmatched,
+    }
 
 
-def _apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    return min(one) > max(other) or max(one) < min(other)
+def _print(compared: TraceComparison, console: Console, by: str, rows: Sequence[Any]) -> None:
+    """Prints the quantities of every phase, and what the time of the whole iteration went to: by class, and by kernel
+    or stream."""
+    for label, pairs in compared.pairs.items():
+        console.print(f"\n{label} against {compared.reference}", style="bold")
+        ranks = ", ".join(str(pair.rank) for pair in pairs if pair.rank is not None)
+        print_lines([f"matched by rank: {ranks}" if ranks else "one trace of each"], console)
+        if by in ("phase", "rank"):
+            listing = Listing(QUANTITIES, [match for match in rows if match.dataset == label])
+            print_table("", listing.columns, listing.rows, console, group=lambda match: (match.rank, match.phase))
+        parts = [part for part in compared.parts if part.dataset == label and part.phase == "all"]
+        _print_parts("Classes of kernels", [part for part in parts if part.by == "class"], console)
+        if by in ("kernel", "stream"):
+            _print_parts(f"{by.capitalize()}s", [part for part in parts if part.by == by], console)
+        else:
+            changed = [part for part in parts if part.by == "kernel" and part.change != "same"]
+            _print_parts("Kernels that changed most", changed[:FEW_KERNELS], console)
+            if len(changed) > FEW_KERNELS:
+                print_lines([f"... and {len(changed) - FEW_KERNELS} more; --by kernel prints all"], console)
+    print_lines(compared.unmatched, console)
+    console.print(f"\nMedians; ratio: over {compared.reference}'s; same: the iterations of both overlap.")
+
+
+def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> None:
+    if parts:
+        title = f"{title}, whole iteration"
+        print_table(title, PARTS.columns, parts, console, style=lambda part: verdict_style(part.change), cut_last=True)
+
+
+def _dots(compared: TraceComparison, label: str) -> Dots:
+    """Returns for each phase the times of both, and their ratios."""
+    rows: list[DotRow] = []
+    for match in compared.quantities:
+        if match.dataset != label or match.rank is not None or match.quantity not in CHARTED:
+            continue
+        ours, theirs = (match.value or 0.0) / 1000, (match.reference_value or 0.0) / 1000
+        worse = ours < theirs if match.quantity == "overlap_us" else ours > theirs
+        own = "wait" if ours == theirs else "bad" if worse else "good"
+        dots = [Dot(theirs, colour="ink", shape="ring"), Dot(ours, colour=own)]
+        cell = "new" if math.isnan(match.ratio) else f"{match.ratio:.2f}x"
+        rows.append(DotRow(name=f"{match.phase} {match.quantity.removesuffix('_us')}", dots=dots, cells=[cell]))
+    most_ms = max(dot.at for row in rows for dot in row.dots)
+    return Dots(
+        title=f"{label} against {compared.reference}",
+        subtitle="medians over iterations and ranks; number: ratio of the two",
+        axis=Axis("ms", domain=(0.0, most_ms * 1.05)),
+        columns=[charts.Column("ratio")],
+        rows=rows,
+        legend=[
+            Key(compared.reference, "ink", shape="ring"),
+            Key(f"{label}, better", "good", shape="dot"),
+            Key(f"{label}, worse", "bad", shape="dot"),
+            Key(f"{label}, the same", "wait", shape="dot"),
+        ],
+        connected=True,
+    )

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from overlap_sweep.commands.trace_rows import PARTS, PHASES, RANKS
-from overlap_sweep.compare import history, sweep_report, trace_report
+from overlap_sweep.compare import history, sweep_report, traces
 from overlap_sweep.report.terminal import print_section
 from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.copy_engine import section as copies
@@ -79,11 +79,11 @@ TABLES: dict[str, Sequence[str]] = {
     "trace ranks/ranks --by rank": list(RANKS.types),
     "compare compared/old compared/new": list(sweep_report.POINTS.types),
     "compare compared/old compared/new --by slot": list(sweep_report.SLOTS.types),
-    f"compare {NONE} {DEFAULT}": list(trace_report.QUANTITIES.types),
-    f"compare {NONE} {DEFAULT} --by rank": list(trace_report.QUANTITIES.types),
-    f"compare {NONE} {DEFAULT} --by class": list(trace_report.PARTS.types),
-    f"compare {NONE} {DEFAULT} --by kernel": list(trace_report.PARTS.types),
-    f"compare {NONE} {DEFAULT} --by stream": list(trace_report.PARTS.types),
+    f"compare {NONE} {DEFAULT}": list(traces.QUANTITIES.types),
+    f"compare {NONE} {DEFAULT} --by rank": list(traces.QUANTITIES.types),
+    f"compare {NONE} {DEFAULT} --by class": list(traces.PARTS.types),
+    f"compare {NONE} {DEFAULT} --by kernel": list(traces.PARTS.types),
+    f"compare {NONE} {DEFAULT} --by stream": list(traces.PARTS.types),
     "compare compared/cuda compared/rocm": list(compare_report.ROWS.types),
     "history store/measurements.sqlite": list(history.ROWS.types),
 }

@@ -119,8 +119,8 @@ def compared(kind: str, directory: Path, *labels: str, reference: str = "old") -
     if kind == "trace":
         traces = compare_traces([read_trace_dataset(*of, sorted(of[1].iterdir())) for of in paths.items()], reference)
         parts = [part for part in traces.parts if (part.by, part.phase, part.kind) == ("class", "all", subject)]
-        found = {part.dataset: (part.ours.busy_us / part.theirs.busy_us, part.change) for part in parts}
-        return Seen(found, traces.unmatched, traces.problems)
+        found = {part.dataset: (part.ratio, part.change) for part in parts}
+        return Seen(found, traces.unmatched, [problem for dataset in traces.datasets for problem in dataset.problems])
     points = sweeps(directory, *labels, reference=reference)
     matches = [match for match in points.matches if match.ours.key.setting == subject]
     return Seen({m.dataset: (m.ratio, m.verdict) for m in matches}, points.unmatched, points.problems)
