@@ -156,7 +156,7 @@ def test_a_path_may_hold_equals_signs(tmp_path: Path) -> None:
 def test_every_point_is_printed_with_by_point(made: Made) -> None:
     many = (made("compared") / "many" / "old", made("compared") / "many" / "new")
     printed = analyze("compare", *many, "--by", "point").stdout
-    points = [line for line in printed.partition("Matching points")[2].splitlines() if line.startswith("  2  ")]
+    points = [line for line in printed.partition("Matching points")[2].splitlines() if line.startswith(" 2  ")]
     assert (len(points), " more" in printed) == (25, False)
 
 
