@@ -109,11 +109,9 @@ def compare(
     \b
     Quantities of telemetry:
       step_ms compute_ms comm_ms hidden_comm_ms exposed_comm_ms hidden_share overlap_ratio
-      kernels_exposed_comm_ms kernels_hidden_share all_reduce_ms reduce_scatter_ms auxiliary_ms
-      compute_allreduce_ms compute_reducescatter_ms compute_auxiliary_ms utilisation_compute
-      utilisation_all_reduce utilisation_reduce_scatter utilisation_auxiliary mean_concurrency max_concurrency
-      samples_per_s sm_clock_mhz power_w temperature_c dips grad_norm final_loss point_ms none_ms floor_ms speedup
-      hidden_fraction peak_memory_gb
+      all_reduce_ms reduce_scatter_ms auxiliary_ms compute_allreduce_ms compute_reducescatter_ms
+      compute_auxiliary_ms samples_per_s sm_clock_mhz power_w temperature_c final_loss
+      point_ms none_ms floor_ms speedup hidden_fraction peak_memory_gb
 
     \b
     Examples:

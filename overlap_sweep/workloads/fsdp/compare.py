@@ -3,7 +3,6 @@ time in its history."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,34 +15,36 @@ from overlap_sweep.report.comparison import Comparing, Comparison, flat
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.report.table import Table
 from overlap_sweep.results.comparable import Comparable, Sample
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import differ, mean_ratio, ratio
 from overlap_sweep.workloads.fsdp import result as training_result
-from overlap_sweep.workloads.fsdp.cautions import disagreement, exposed
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, setting_in_words
 from overlap_sweep.workloads.fsdp.telemetry import Run, read_telemetry
-from overlap_sweep.workloads.fsdp.telemetry_steps import (
-    QUANTITIES,
-    Aggregate,
-    MeasuredRun,
-    measure,
-    select,
-    slow_devices,
-)
+from overlap_sweep.workloads.fsdp.telemetry_steps import QUANTITIES, MeasuredRun, measure, tell_dips
 
 Verdict = Literal["better", "worse", "same", "lower", "higher"]
 """`lower` and `higher` where neither is better."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
-_WORK = ("ranking.", "training.batch_size", "training.gradient_accumulation", "precision")
-"""Settings, or what their names begin with, that change how much there is to do; the model's sizes and the number of
-ranks do, too."""
 _ANOTHER_MODEL = ("model.", "ranking.")
+_WORK = (*_ANOTHER_MODEL, "training.batch_size", "training.gradient_accumulation", "precision", "ranks")
+"""Settings, or what their names begin with, that change how much there is to do."""
 _NAMES_ONLY = ("model.name", "model.source")
-_KNOBS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
-_WHOLE_KNOBS = ("backend", "precision")
+_KNOBS = (
+    "repetition",
+    "backend",
+    "precision",
+    "model",
+    "ranking",
+    "fsdp",
+    "training",
+    "distributed",
+    "streams",
+    "compile",
+)
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
@@ -103,45 +104,41 @@ class TelemetryDataset:
 class QuantityRatio:
     """One quantity of a run beside the reference's; either is None where only one of them knows it."""
 
+    dataset: str
+    reference: str
+    run: str
+    reference_run: str
     quantity: str
-    ours: Aggregate | None
-    theirs: Aggregate | None
+    ours: Estimate | None
+    theirs: Estimate | None
     judged: bool = True
     """Otherwise it is neither better nor worse: both did not do the same work."""
-    believed: bool = True
-    """Otherwise it has no verdict: it follows from marks that disagree with the kernels."""
 
     @property
     def ratio(self) -> float:
         """NaN where it is undefined."""
-        return ratio(self.ours.median if self.ours else None, self.theirs.median if self.theirs else None)
+        return ratio(self.ours.time_us if self.ours else None, self.theirs.time_us if self.theirs else None)
 
     @property
     def ratio_noise(self) -> float:
         """Half-width: both relative noises, added as independent errors are. NaN where the ratio or a noise is."""
-        ours, theirs = (one.estimate if one else None for one in (self.ours, self.theirs))
-        if not ours or not theirs:
+        if not self.ours or not self.theirs:
             return math.nan
-        shares = (one.noise_us / (one.time_us or math.nan) for one in (ours, theirs))
+        shares = (one.noise_us / (one.time_us or math.nan) for one in (self.ours, self.theirs))
         return abs(self.ratio) * math.hypot(*shares)
 
     @property
     def verdict(self) -> Verdict | None:
-        """`same` where `verdict.differ` says so. None where the noise is unknown, and of what is not believed."""
-        ours, theirs = (one.estimate if one else None for one in (self.ours, self.theirs))
-        if ours is None or theirs is None or not self.believed:
+        """`same` where `verdict.differ` says so. None where a noise is unknown."""
+        if not self.ours or not self.theirs or math.isnan(self.ours.noise_us + self.theirs.noise_us):
             return None
-        if not differ(ours, theirs):
+        if not differ(self.ours, self.theirs):
             return "same"
-        change: Literal["lower", "higher"] = "lower" if ours.time_us < theirs.time_us else "higher"
+        change: Verdict = "lower" if self.ours.time_us < self.theirs.time_us else "higher"
         better = QUANTITIES[self.quantity].better
         if not better or not self.judged:
             return change
         return "better" if change == better else "worse"
-
-
-Differences = dict[str, dict[str, Any]]
-"""By setting and label the value, the reference's first."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +151,13 @@ class RunMatch:
     theirs: MeasuredRun
     quantities: dict[str, QuantityRatio]
     """In the order of QUANTITIES, those that either knows; `step_ms` both know."""
-    settings: Differences
-    """Knobs that differ, where both are known."""
-    different_work: Differences
-    """Those of them that change how much there is to do, and the `ranks`; empty where both do the same."""
+    settings: dict[str, dict[str, Any]]
+    """By setting that differs and label the value, the reference's first: knobs, where both are known, and `ranks`."""
 
     @property
-    def believed(self) -> bool:
-        return self.ours.believed and self.theirs.believed
+    def different_work(self) -> list[str]:
+        """The settings that differ and change how much there is to do; empty where both do the same."""
+        return [name for name in self.settings if name.startswith(_WORK) and name not in _NAMES_ONLY]
 
 
 @dataclass(frozen=True)
@@ -175,8 +171,6 @@ class TelemetryComparison:
     matches: list[RunMatch]
     unmatched: list[str]
     """A sentence for each side that has runs which the other has not."""
-    problems: list[str]
-    warnings: list[str]
 
     def of(self, label: str) -> list[RunMatch]:
         return [match for match in self.matches if match.dataset == label]
@@ -186,30 +180,18 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
     """UserError when no run can be read, or none has two steps that count."""
     reading = read_telemetry(path)
     problems, warnings, runs = list(reading.problems), list(reading.warnings), []
-    for run in reading.runs:
-        selection = select(run)
-        if len(selection.measured) < 2:
+    for run in map(measure, reading.runs):
+        if len(run.numbers) > 1:
+            runs.append(run)
+            warnings += [tell_dips(run)] if run.dips else []
+        else:
             problems.append(
-                f"{run.directory} has {len(selection.measured) or 'no'} step of all ranks beside warm-up and the "
+                f"{run.run.directory} has {len(run.numbers) or 'no'} step of all ranks beside warm-up and the "
                 "profiler's, too few; train for more."
             )
-            continue
-        try:
-            kernels = exposed(run.point) if run.point else None
-        except UserError as error:
-            kernels = None
-            warnings.append(str(error))
-        runs.append(measure(run, selection, kernels))
-        if selection.incomplete:
-            steps = [str(number) for number in selection.incomplete]
-            named = f"step{'s' if len(steps) > 1 else ''} {some_of(steps)}"
-            warnings.append(f"{run.name}: {named} left out: not all ranks recorded it.")
-        warnings += slow_devices(run, selection.measured)
-        if kernels and kernels.disagree:
-            warnings.append(disagreement(run.name, kernels))
     if not runs:
         raise UserError(problems[0])
-    return TelemetryDataset(label, path, runs, problems, warnings)
+    return TelemetryDataset(label, path, runs, problems, [f"{label}: {warning}" for warning in warnings])
 
 
 def compare_telemetry(
@@ -227,23 +209,16 @@ def compare_telemetry(
             f"No run is in both: {' '.join(unmatched)} Give runs of the same names, or of the same settings but for "
             "those that differ throughout, or one run of each."
         )
-    return TelemetryComparison(
-        datasets=list(datasets),
-        reference=reference,
-        candidates=[dataset.label for dataset in compared],
-        matches=matches,
-        unmatched=unmatched,
-        problems=[problem for dataset in datasets for problem in dataset.problems],
-        warnings=[f"{dataset.label}: {warning}" for dataset in datasets for warning in dataset.warnings],
-    )
+    return TelemetryComparison(list(datasets), reference, list(pairs), matches, unmatched)
 
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Its knobs, as result.json has them: by `fsdp.forward_prefetch` and the like; empty of logs alone."""
-    config = run.point.config if run.point else {}
-    nested = {name: config[name] for name in (*_WHOLE_KNOBS, *_KNOBS) if name in config}
-    connections = config.get("runtime", {}).get("max_connections")
-    return flat(nested) | ({"runtime.max_connections": connections} if config else {})
+    if not run.point:
+        return {}
+    config = run.point.config
+    connections = {"max_connections": config["runtime"].get("max_connections")}
+    return flat({"runtime": connections, **{name: config[name] for name in _KNOBS if name in config}})
 
 
 _Pair = tuple[MeasuredRun, MeasuredRun]
@@ -262,28 +237,21 @@ def _pairs(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_
 
 def _pairs_by_settings(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
     """None of logs alone, and none of runs that several of a dataset are the same as."""
-    own, others = ([_comparable(one.run) for one in runs] for runs in (ours, theirs))
+    own, others = ([settings_of(one.run) for one in runs] for runs in (ours, theirs))
     if not all(own) or not all(others):
         return []
+    # As text, in which true is not 1.
     swept = [
         name
-        for name in dict.fromkeys(name for settings in (*own, *others) for name in settings)
-        if any(len({settings.get(name) for settings in of_runs}) > 1 for of_runs in (own, others))
+        for name in set().union(*own, *others)
+        if any(len({str(one.get(name)) for one in of_runs}) > 1 for of_runs in (own, others))
     ]
-    our_keys, their_keys = ([tuple(map(settings.get, swept)) for settings in of_runs] for of_runs in (own, others))
+    our_keys, their_keys = ([[str(one.get(name)) for name in swept] for one in of_runs] for of_runs in (own, others))
     return [
         (ours[our_keys.index(key)], one)
         for key, one in zip(their_keys, theirs, strict=True)
         if our_keys.count(key) == their_keys.count(key) == 1
     ]
-
-
-def _comparable(run: Run) -> dict[str, str]:
-    """Settings as text, so that lists can be keys and `true` is not 1; with the repetition, which is none."""
-    settings = settings_of(run)
-    if run.point and settings:
-        settings["repetition"] = run.point.config.get("repetition")
-    return {name: json.dumps(value, sort_keys=True) for name, value in settings.items() if value is not None}
 
 
 def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequence[_Pair]) -> Iterator[str]:
@@ -296,12 +264,10 @@ def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequenc
             yield f"{len(only)} only in {one.label}, not in {other.label}: {some_of(only)}."
 
 
-def settings_throughout(matches: Sequence[RunMatch]) -> Differences:
+def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, dict[str, Any]]:
     """The settings that differ in every pair, and in the same way."""
-    first = matches[0].settings if matches else {}
-    return {
-        name: values for name, values in first.items() if all(match.settings.get(name) == values for match in matches)
-    }
+    first, *others = (match.settings for match in matches)
+    return {name: values for name, values in first.items() if all(one.get(name) == values for one in others)}
 
 
 def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
@@ -315,33 +281,17 @@ def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
 
 
 def _match(label: str, reference: str, ours: MeasuredRun, theirs: MeasuredRun) -> RunMatch:
-    own, others = settings_of(ours.run), settings_of(theirs.run)
+    own, others = ({**settings_of(one.run), "ranks": one.run.num_ranks} for one in (ours, theirs))
+    # Of logs alone only the ranks are known.
+    names = own.keys() & others.keys() if min(len(own), len(others)) == 1 else {**others, **own}
     settings = {
-        name: {reference: others.get(name), label: own.get(name)}
-        for name in dict.fromkeys([*others, *own])
-        if own and others and own.get(name) != others.get(name)
+        name: {reference: others.get(name), label: own.get(name)} for name in names if own.get(name) != others.get(name)
     }
-    work = {name: values for name, values in settings.items() if _is_work(name)}
-    if ours.run.num_ranks != theirs.run.num_ranks:
-        work["ranks"] = {reference: theirs.run.num_ranks, label: ours.run.num_ranks}
-    believed = ours.believed and theirs.believed
-    quantities = {
-        name: QuantityRatio(
-            name,
-            ours.aggregates.get(name),
-            theirs.aggregates.get(name),
-            judged=not work or (name == "samples_per_s" and not any(map(_is_model, work))),
-            believed=believed or not quantity.by_marks,
-        )
-        for name, quantity in QUANTITIES.items()
-        if name in ours.aggregates or name in theirs.aggregates
-    }
-    return RunMatch(label, reference, ours, theirs, quantities, settings, work)
-
-
-def _is_work(setting: str) -> bool:
-    return setting.startswith(_WORK) or _is_model(setting)
-
-
-def _is_model(setting: str) -> bool:
-    return setting.startswith(_ANOTHER_MODEL) and setting not in _NAMES_ONLY
+    match = RunMatch(label, reference, ours, theirs, {}, settings)
+    work = match.different_work
+    for name in QUANTITIES:
+        pair = ours.aggregates.get(name), theirs.aggregates.get(name)
+        if any(pair):
+            judged = not work or (name == "samples_per_s" and not any(one.startswith(_ANOTHER_MODEL) for one in work))
+            match.quantities[name] = QuantityRatio(label, reference, ours.name, theirs.name, name, *pair, judged)
+    return match

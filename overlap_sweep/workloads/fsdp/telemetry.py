@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point, read_points
-from overlap_sweep.results.run_directory import find_metrics, find_points, find_telemetry
-from overlap_sweep.trace.disk import links_out
-from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
 
 if TYPE_CHECKING:
     from overlap_sweep.trace.intervals import Intervals
@@ -186,20 +183,17 @@ class Run:
     @property
     def num_ranks(self) -> int:
         """Also of which not all have telemetry here, as far as that is known."""
-        if self.point and self.point.workload == "fsdp":
-            return int(self.point.config["distributed"]["dp_size"])
-        return self.ranks[-1] + 1
+        return int(self.point.config["distributed"]["dp_size"]) if self.point else self.ranks[-1] + 1
 
     @property
-    def measured(self) -> TrainingRun | None:
+    def result(self) -> Result | None:
         """What was measured besides; None where that is not recorded."""
-        measured = self.point.result.measured if self.point and self.point.result else None
-        return measured if isinstance(measured, TrainingRun) else None
+        return self.point.result if self.point else None
 
     @property
     def environment(self) -> dict[str, Any]:
         """Of the machine; empty where it is not recorded."""
-        return self.point.result.environment if self.point and self.point.result else {}
+        return self.result.environment if self.result else {}
 
 
 @dataclass(frozen=True)
@@ -216,19 +210,13 @@ class TelemetryReading:
 def read_telemetry(root: Path) -> TelemetryReading:
     """Read all runs at or below `root`. UserError when there is no telemetry, or none of it can be read."""
     directories = find_telemetry(root)
-    points, problems, warnings = _points(root)
-    problems += [
-        f"{link} is a link that leads out of {root}, so it is not read; copy the directory there."
-        for link in links_out(root)
-        if link.is_dir() and find_metrics(link)
-    ]
-    names = _names(directories, root)
-    runs: list[Run] = []
+    # Logs that were copied alone have no results.
+    results = read_points(root) if find_points(root) else None
+    points = {point.directory: point for point in results.points if point.workload == "fsdp"} if results else {}
+    problems, warnings = list(results.problems) if results else [], []
+    names, runs = _names(directories, root), []
     for directory in directories:
         point = points.get(directory)
-        if not directory.relative_to(root).as_posix().isprintable():
-            problems.append(f"{str(directory)!a} has a name that cannot be shown, so it is not read; rename it.")
-            continue
         if point and point.status not in ("ok", "missing"):
             warnings.append(f"{names[directory]} is left out: {point.status}: {point.why_not_ok}")
             continue
@@ -237,21 +225,35 @@ def read_telemetry(root: Path) -> TelemetryReading:
         if steps:
             runs.append(Run(names[directory], directory, steps, point))
             warnings += _cautions(runs[-1])
-    warnings += _launch_bound(runs)
-    warnings += [
-        f"{point.name} is left out: it has no telemetry beside its result; copy its rank_<r>_metrics.jsonl, too."
-        for directory, point in points.items()
-        if point.workload == "fsdp" and point.status == "ok" and directory not in names
-    ]
     if not runs:
-        reason = [*problems, *warnings][:1] or ["it holds no rank_<r>_metrics.jsonl; give a run's directory."]
-        raise UserError(f"{root} has no telemetry to compare: {reason[0]}")
+        reason = [*problems, *warnings, "it holds no rank_<r>_metrics.jsonl; give a run's directory."][0]
+        raise UserError(f"{root} has no telemetry to compare: {reason}")
     return TelemetryReading(runs, problems, warnings)
 
 
-def read_steps(path: Path, rank: int) -> tuple[dict[int, Step], str | None]:
-    """Returns the steps by number; and in one sentence which lines of the file are damaged. A last line without its end
-    is left out without a word, since runs are killed."""
+def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
+    """Returns the steps by rank, and a sentence for each file that could not be read, or not whole."""
+    found, problems = {}, []
+    for rank, path in find_metrics(directory).items():
+        try:
+            check_place(path, root, MOST_BYTES)
+            steps, wrong = _read_steps(path, rank)
+        except (UserError, OSError) as error:
+            problems.append(str(error))
+            continue
+        if wrong:
+            more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
+            problems.append(f"{path}: {wrong[0]}{more}: left out.")
+        elif not steps:
+            problems.append(f"{path} has no whole step; remove it.")
+        if steps:
+            found[rank] = steps
+    return found, problems
+
+
+def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
+    """Returns the steps by number, and what is wrong with other lines. A last line without its end is left out without
+    a word, since runs are killed."""
     steps: dict[int, Step] = {}
     wrong: list[str] = []
     with path.open("rb") as file:
@@ -263,50 +265,11 @@ def read_steps(path: Path, rank: int) -> tuple[dict[int, Step], str | None]:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 wrong.append(f"line {number} is no telemetry of a step ({error})")
                 continue
-            if step.rank != rank:
-                wrong.append(f"line {number} is of rank {step.rank}")
-            elif step.step in steps:
-                wrong.append(f"line {number} has step {step.step} once more")
+            if step.rank != rank or step.step in steps:
+                wrong.append(f"line {number} is of rank {step.rank}, step {step.step}: another rank's, or there twice")
             else:
                 steps[step.step] = step
-    more = f", and {len(wrong) - 1} more lines" if len(wrong) > 1 else ""
-    return steps, f"{path}: {wrong[0]}{more}: left out." if wrong else None
-
-
-def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], list[str]]:
-    """Returns the steps by rank, and what could not be read."""
-    found, problems = {}, []
-    for rank, path in find_metrics(directory).items():
-        try:
-            check_place(path, root, MOST_BYTES)
-            steps, problem = read_steps(path, rank)
-        except UserError as error:
-            problems.append(str(error))
-            continue
-        except OSError as error:
-            problems.append(f"{path} cannot be read ({error.strerror}); copy it again.")
-            continue
-        if problem:
-            problems.append(problem)
-        if steps:
-            found[rank] = steps
-        elif not problem:
-            problems.append(f"{path} has no whole step; remove it.")
-    return found, problems
-
-
-def _points(root: Path) -> tuple[dict[Path, Point], list[str], list[str]]:
-    """By directory, of whatever workload; problems and warnings. Logs that were copied alone have none."""
-    if not find_points(root):
-        return {}, [], []
-    reading = read_points(root)
-    others = Counter(point.workload for point in reading.points if point.workload != "fsdp")
-    warnings = [
-        f"{root} also has {number} result{'s' if number > 1 else ''} of workload={workload}, left out; "
-        "give directories without telemetry to compare them."
-        for workload, number in others.items()
-    ]
-    return {point.directory: point for point in reading.points}, list(reading.problems), warnings
+    return steps, wrong
 
 
 def _names(directories: list[Path], root: Path) -> dict[Path, str]:
@@ -319,22 +282,10 @@ def _names(directories: list[Path], root: Path) -> dict[Path, str]:
     }
 
 
-def _launch_bound(runs: Sequence[Run]) -> list[str]:
-    """At most one sentence."""
-    names = [run.name for run in runs if run.point and run.point.result and run.point.result.launch_bound]
-    return (
-        [f"Launch-bound, the host could not enqueue as fast as the GPU ran: {some_of(names, separator='; ')}."]
-        if names
-        else []
-    )
-
-
-def _cautions(run: Run) -> list[str]:
-    found = []
+def _cautions(run: Run) -> Iterator[str]:
     if run.num_ranks > len(run.ranks):
-        found.append(f"{run.name} has the telemetry of {len(run.ranks)} of {run.num_ranks} ranks.")
-    if run.point and run.point.status == "missing":
-        found.append(f"{run.name} has no result: it was given up, or is still running.")
-    if run.point and run.point.result:
-        found += [f"{run.name}: {warning}" for warning in run.point.result.warnings]
-    return found
+        yield f"{run.name} has the telemetry of {len(run.ranks)} of {run.num_ranks} ranks."
+    if run.result and run.result.launch_bound:
+        yield f"{run.name} is launch-bound: the host could not enqueue as fast as the GPU ran."
+    for warning in run.result.warnings if run.result else []:
+        yield f"{run.name}: {warning}"

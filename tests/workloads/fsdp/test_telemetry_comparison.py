@@ -1,12 +1,10 @@
-"""Training runs beside each other: verdicts, and what is other work. Which runs match, what is left out and what marks
-that disagree with kernels come to: telemetry, made/compared and made/telemetry_troubles among the golden files."""
+"""Training runs beside each other: verdicts, and what is other work. Which runs match and what is left out: telemetry,
+made/compared and made/telemetry_troubles among the golden files."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ import msgspec
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.points import read_points
-from overlap_sweep.workloads.fsdp.cautions import exposed
+from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.workloads.fsdp.compare import (
     QuantityRatio,
     RunMatch,
@@ -27,13 +24,9 @@ from overlap_sweep.workloads.fsdp.compare import (
     settings_throughout,
 )
 from overlap_sweep.workloads.fsdp.compare_report import telemetry_summary
-from overlap_sweep.workloads.fsdp.telemetry_steps import Aggregate, aggregate
 from tests.make_point import make_point, resolved
-from tests.results.traces_by_hand import write_trace
-from tests.sweeps import ROOT
 from tests.workloads.fsdp.telemetry_logs import record, write_logs, write_run
 
-DDP = ROOT / "tests" / "data" / "h200x2_fsdp" / "ddp_one_connection"
 POINT = resolved("fsdp", **{"distributed.dp_size": 2})
 
 
@@ -53,8 +46,12 @@ def run(directory: Path, point: dict[str, Any], factor: float = 1.0, **measured:
     return write_run(make_point("fsdp", directory.parent, point, name=directory.name, **measured), factor=factor)
 
 
-def around(median: float, noise: float | None) -> Aggregate:
-    return Aggregate(median, median - 1, median + 1, median, noise, 20)
+def around(median: float, noise: float) -> Estimate:
+    return Estimate(median, noise, 20)
+
+
+def beside(quantity: str, ours: Estimate | None, theirs: Estimate | None) -> QuantityRatio:
+    return QuantityRatio("b", "a", "run", "run", quantity, ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +72,11 @@ def around(median: float, noise: float | None) -> Aggregate:
     ],
 )
 def test_verdicts_beside_the_noise(quantity: str, ours: float, theirs: float, noise: float, expected: Verdict) -> None:
-    assert QuantityRatio(quantity, around(ours, noise), around(theirs, noise)).verdict == expected
+    assert beside(quantity, around(ours, noise), around(theirs, noise)).verdict == expected
 
 
 def test_ratios_and_their_noise() -> None:
-    one = QuantityRatio("step_ms", around(110.0, 1.1), around(100.0, 2.0))
+    one = beside("step_ms", around(110.0, 1.1), around(100.0, 2.0))
     assert one.ratio == pytest.approx(1.1)
     assert one.ratio_noise == pytest.approx(1.1 * math.hypot(0.01, 0.02))
 
@@ -89,14 +86,12 @@ def test_ratios_and_their_noise() -> None:
     [
         (None, around(1.0, 0.1), None),
         (around(1.0, 0.1), None, None),
-        (aggregate([3.0]), aggregate([4.0]), None),
+        (estimate([3.0]), estimate([4.0]), None),
         (around(1.0, 0.1), around(0.0, 0.1), "worse"),
     ],
 )
-def test_what_is_unknown_has_no_noise(
-    ours: Aggregate | None, theirs: Aggregate | None, verdict: Verdict | None
-) -> None:
-    one = QuantityRatio("step_ms", ours, theirs)
+def test_what_is_unknown_has_no_noise(ours: Estimate | None, theirs: Estimate | None, verdict: Verdict | None) -> None:
+    one = beside("step_ms", ours, theirs)
     assert math.isnan(one.ratio_noise)
     assert one.verdict == verdict
 
@@ -127,7 +122,8 @@ def test_other_work_has_no_better_times(tmp_path: Path, changes: dict[str, Any],
 
 def test_logs_of_other_ranks_are_other_work(tmp_path: Path) -> None:
     match = only_match(a=write_run(tmp_path / "two", ranks=2), b=write_run(tmp_path / "four", ranks=4, factor=0.5))
-    assert match.different_work == {"ranks": {"a": 2, "b": 4}}
+    assert match.settings == {"ranks": {"a": 2, "b": 4}}
+    assert match.different_work == ["ranks"]
     assert match.quantities["step_ms"].verdict == "lower"
 
 
@@ -149,31 +145,6 @@ def test_a_quantity_that_one_of_both_knows_has_no_ratio(tmp_path: Path) -> None:
     summary = telemetry_summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
     ratios = msgspec.json.decode(msgspec.json.encode(summary))["datasets"]["b"]["ratios"]["fsdp"]
     assert ratios["quantities"]["point_ms"] == {"ratio": None, "noise": None, "verdict": None}
-
-
-def test_a_profiled_step_that_is_startup_counts_neither_by_marks_nor_by_kernels(tmp_path: Path) -> None:
-    directory = make_point("fsdp", tmp_path, POINT, traces=["trace_rank0.json.gz"])
-    # Microseconds, since one step follows another after a millisecond there.
-    trace = write_trace(tmp_path / "trace.json", 0, [700.0, 10.0, 10.0], 100.0)
-    (directory / "trace_rank0.json.gz").write_bytes(trace.read_bytes())
-    exposed_ms = [80.0, 0.09, 0.09]
-    write_logs(directory, [record(40 + i, exposed_ms=ms, profiled=True) for i, ms in enumerate(exposed_ms)])
-    (point,) = read_points(directory).points
-    found = exposed(point)
-    assert found
-    assert (found.by_marks_ms, found.kernels_ms) == (0.09, [0.09, 0.09])
-
-
-def test_marks_and_kernels_are_compared_where_both_were_recorded_on_a_gpu(tmp_path: Path) -> None:
-    directory = shutil.copytree(DDP, tmp_path / "run")
-    (point,) = read_points(directory).points
-    assert exposed(point)
-    on_cpu = {**point.config, "runtime": {**point.config["runtime"], "device": "cpu"}}
-    assert exposed(replace(point, config=on_cpu)) is None
-    for name in ("rank_0_metrics.jsonl", "trace_rank0.json.gz"):
-        (directory / name).rename(tmp_path / name)
-        assert exposed(point) is None
-        (tmp_path / name).rename(directory / name)
 
 
 def write_sweep_of_runs(directory: Path, settings: Sequence[Mapping[str, Any]], **throughout: Any) -> Path:
@@ -217,8 +188,8 @@ def test_sweeps_match_by_what_was_swept_where_a_setting_differs_throughout(
     assert found.unmatched == []
     assert all(ours == theirs for theirs, ours in map(swept_of, found.matches))
     assert {name: of["rocm"] for name, of in settings_throughout(found.matches).items()} == throughout
-    told = telemetry_summary(found)["datasets"]["rocm"]["settings_that_differ_throughout"]
-    assert told[CTAS] == {"cuda": None, "rocm": "8"}
+    for told in telemetry_summary(found)["datasets"]["rocm"]["ratios"].values():
+        assert told["settings_that_differ"][CTAS] == {"cuda": None, "rocm": "8"}
     assert all(bool(match.different_work) == (len(throughout) > 1) for match in found.matches)
 
 
