@@ -6,23 +6,15 @@ every dataset has one of them.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlap_sweep import workloads
-from overlap_sweep.compare.datasets import (
-    Dataset,
-    compared_fields,
-    differing_values,
-    telling_fields,
-    without_common_words,
-)
+from overlap_sweep.compare.datasets import Dataset, compared_fields, overlapped_keys, telling_fields
 from overlap_sweep.report.comparison import flat
 from overlap_sweep.results.comparable import Key, KeyedTime
-from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.verdict import VERDICTS, Verdict, mean_ratio, ratio, verdict
 
@@ -67,90 +59,44 @@ class SlotChange(Match):
     setting: str
     """Of this slot."""
     reference_setting: str
-    reference_choice_us: float | None
-    """The time in the dataset of what is best in the reference; None where it was not measured."""
-    first_of_pass: bool
-    """The pass's other slot has the same times."""
-
-    @property
-    def changed(self) -> bool:
-        return self.setting != self.reference_setting
-
-    @property
-    def regret(self) -> float:
-        """What keeping the reference's choice costs in the dataset, as a fraction of the best; NaN where unknown."""
-        return ratio(self.reference_choice_us, self.ours.time.time_us) - 1
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Matching points taken together: of a pass of an operator at one TP size, or all of them. Ratios are geometric
-    means."""
+    """Matching points taken together: of one pass, or all of them. Ratios are geometric means."""
 
     dataset: str
-    case: str
-    """Empty where there is only one."""
-    tp_size: int | None
-    operator: str | None
-    """None, like the pass, for all together."""
-    pass_name: str | None
+    key: Key | None
+    """The pass, without a setting; None for all together."""
     matches: list[Match]
-    best_ratio: float
-    """Of the best settings, whether the same or not; NaN where no slots were decided."""
-    none_ratio: float
-    floor_ratio: float
+    best: list[Match]
+    """The best settings of each pass, whether the same or not."""
 
     @property
     def ratio(self) -> float:
         return mean_ratio(match.ratio for match in self.matches)
 
     @property
+    def best_ratio(self) -> float:
+        """NaN where no slots were decided."""
+        return mean_ratio(match.ratio for match in self.best)
+
+    @property
     def counts(self) -> dict[Verdict, int]:
         found = Counter(match.verdict for match in self.matches)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
-    @property
-    def name(self) -> str:
-        """Empty for all together."""
-        return f"{self.case} {self.operator} {self.pass_name}".strip() if self.operator else ""
 
-
-@dataclass(frozen=True)
-class Totals:
-    """One dataset as a whole: sums over the passes that were decided in all datasets. Microseconds."""
-
-    label: str
-    common_passes: int
-    best_us: float
-    none_us: float
-    floor_us: float
-
-    @property
-    def speedup(self) -> float:
-        return ratio(self.none_us, self.best_us)
-
-    @property
-    def hidden_fraction(self) -> float:
-        return hidden_fraction(self.best_us, self.none_us, self.floor_us)
-
-    def over(self, base: Totals) -> dict[str, float]:
-        """Returns the ratios to another dataset's."""
-        names = ("best", "none", "floor")
-        return {name: ratio(getattr(self, f"{name}_us"), getattr(base, f"{name}_us")) for name in names}
-
-
-@dataclass(frozen=True)
-class Unmatched:
+class Unmatched(NamedTuple):
     """What one dataset has and another has not."""
 
     only_in: str
     missing_in: str
     points: list[str]
-    """With what became of it in the other, where it did not succeed there."""
 
 
 Differences = dict[str, dict[str, list[Any]]]
-"""What is not the same everywhere, by name and dataset: one value, or all that its points have; empty where it is not
+"""What is not the same everywhere, by name and dataset: all values that its points have; empty where it is not
 recorded."""
 
 
@@ -160,21 +106,19 @@ class SweepComparison:
 
     datasets: list[Dataset]
     reference: str
-    compared: dict[str, dict[str, Any]]
-    """What differs though points match, such as the backend: by field and dataset its value."""
+    compared: Differences
+    """What differs though points match, such as the backend."""
     telling: list[str]
     """The fields of keys that tell cases apart, such as the model, where there are several of them."""
     matches: list[Match]
     slots: list[SlotChange]
     aggregates: list[Aggregate]
-    """Of each dataset but the reference: by TP size, operator and pass, and last all together."""
-    totals: list[Totals]
+    """Of each dataset but the reference: by pass, and last all together."""
     unmatched: list[Unmatched]
     deviations: list[str]
     """A sentence for each match that computes something else than in the reference, as far as is known."""
     environment: Differences
     configuration: Differences
-    problems: list[str]
 
     @property
     def candidates(self) -> list[str]:
@@ -184,30 +128,28 @@ class SweepComparison:
 
 def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparison:
     """`reference` is the label of one of them. UserError where nothing matches."""
-    datasets = without_common_words(datasets)
     compared = compared_fields(datasets)
     telling = telling_fields(datasets, compared)
     base = next(dataset for dataset in datasets if dataset.label == reference)
     others = [dataset for dataset in datasets if dataset is not base]
     matches = {other.label: _matches(other, base, compared) for other in others}
     slots = {other.label: list(_slot_changes(other, base, compared)) for other in others}
-    all_matches = [match for of_one in matches.values() for match in of_one]
+    labels = [dataset.label for dataset in datasets]
+    values = [[{name: getattr(key, name) for name in compared} for key in of] for of in overlapped_keys(datasets)]
     environments = {d.label: [flat(p.result.environment) for p in d.points if p.result] for d in datasets}
     configurations = {d.label: [_own_options(p) for p in d.points if p.status == "ok"] for d in datasets}
     return SweepComparison(
-        datasets=datasets,
+        datasets=list(datasets),
         reference=reference,
-        compared=differing_values(datasets, compared),
+        compared=_differences(dict(zip(labels, values, strict=True))),
         telling=telling,
-        matches=all_matches,
+        matches=[match for of_one in matches.values() for match in of_one],
         slots=[slot for of_one in slots.values() for slot in of_one],
-        aggregates=[one for label in matches for one in _aggregates(label, matches[label], slots[label], telling)],
-        totals=_totals(datasets, compared),
+        aggregates=[one for label in matches for one in _aggregates(label, matches[label], slots[label])],
         unmatched=[found for other in others for found in _unmatched(other, base, compared, telling)],
-        deviations=[said for match in all_matches for said in _deviation(match)],
+        deviations=[said for of_one in matches.values() for match in of_one for said in _deviation(match)],
         environment=_differences(environments),
         configuration=_differences(configurations),
-        problems=[problem for dataset in datasets for problem in dataset.problems],
     )
 
 
@@ -225,14 +167,7 @@ def _unmatched(
         ours, theirs = one.times(compared), other.times(compared)
         keys = sorted((ours[key].key for key in ours if key not in theirs), key=lambda key: key.order)
         if keys:
-            yield Unmatched(one.label, other.label, [_with_fate(key, other, telling) for key in keys])
-
-
-def _with_fate(key: Key, missing_in: Dataset, telling: Sequence[str]) -> str:
-    name = f"{key.case(telling)} TP={key.tp_size} {key.operator} {key.pass_name} {key.setting}".strip()
-    # Failed points don't tell their device, so of several cases it is not sure whose fate it is.
-    fate = None if telling else missing_in.found.not_ok.get((key.tp_size, key.operator, key.pass_name, key.setting))
-    return f"{name} ({fate})" if fate else name
+            yield Unmatched(one.label, other.label, [f"{key.named(telling)} {key.setting}" for key in keys])
 
 
 def _deviation(match: Match) -> Iterator[str]:
@@ -244,64 +179,26 @@ def _deviation(match: Match) -> Iterator[str]:
 def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) -> Iterator[SlotChange]:
     """Returns how each slot changed that was overlapped in either."""
     ours, theirs = dataset.decisions(compared), base.decisions(compared)
-    times = {time.key: time for time in dataset.found.times}
     for key, own in sorted(ours.items(), key=lambda pair: pair[1].best.key.order):
-        if key not in theirs:
-            continue
-        other = theirs[key]
-        kept = times.get(own.best.key._replace(setting=other.best.key.setting))
-        tried = [slot for slot in own.slots if slot in own.tried | other.tried]
-        for slot in tried:
-            yield SlotChange(
-                dataset=dataset.label,
-                reference=base.label,
-                ours=own.best,
-                theirs=other.best,
-                slot=slot,
-                setting=own.slots[slot],
-                reference_setting=other.slots[slot],
-                reference_choice_us=kept.time.time_us if kept else None,
-                first_of_pass=slot == tried[0],
-            )
+        if other := theirs.get(key):
+            for slot in own.slots:
+                if slot in own.tried | other.tried:
+                    settings = own.slots[slot], other.slots[slot]
+                    yield SlotChange(dataset.label, base.label, own.best, other.best, slot, *settings)
 
 
-def _aggregates(
-    dataset: str, matches: Sequence[Match], slots: Sequence[SlotChange], telling: Sequence[str]
-) -> Iterator[Aggregate]:
-    """By case, TP size, operator and pass, and last all together. Matches and slots are all of the dataset."""
-
-    def group_of(match: Match) -> tuple[str, int | None, str | None, str | None]:
-        key = match.ours.key
-        return key.case(telling), key.tp_size, key.operator, key.pass_name
-
-    for group in [*dict.fromkeys(map(group_of, matches)), ("", None, None, None)]:
-        own = [match for match in matches if group[1] is None or group_of(match) == group]
-        best = [slot for slot in slots if slot.first_of_pass and (group[1] is None or group_of(slot) == group)]
-        # All settings of a pass have the same baselines.
-        passes = {match.ours.key._replace(setting=""): match for match in own}.values()
-        yield Aggregate(
-            dataset,
-            *group,
-            matches=own,
-            best_ratio=mean_ratio(slot.ratio for slot in best),
-            none_ratio=mean_ratio(match.none_ratio for match in passes),
-            floor_ratio=mean_ratio(match.floor_ratio for match in passes),
-        )
+def _aggregates(dataset: str, matches: Sequence[Match], slots: Sequence[SlotChange]) -> Iterator[Aggregate]:
+    """By pass, and last all together. Matches and slots are all of the dataset."""
+    # The slots of a pass have the same times.
+    best = {_pass_of(slot): slot for slot in slots}
+    for key in dict.fromkeys(map(_pass_of, matches)):
+        own = [match for match in matches if _pass_of(match) == key]
+        yield Aggregate(dataset, key, own, [best[key]] if key in best else [])
+    yield Aggregate(dataset, None, list(matches), list(best.values()))
 
 
-def _totals(datasets: Sequence[Dataset], compared: Collection[str]) -> list[Totals]:
-    decisions = [dataset.decisions(compared) for dataset in datasets]
-    common = set.intersection(*map(set, decisions))
-    return [
-        Totals(
-            label=dataset.label,
-            common_passes=len(common),
-            best_us=math.fsum(own[key].best.time.time_us for key in common),
-            none_us=math.fsum(own[key].best.none_us or math.nan for key in common),
-            floor_us=math.fsum(own[key].best.floor_us or math.nan for key in common),
-        )
-        for dataset, own in zip(datasets, decisions, strict=True)
-    ]
+def _pass_of(match: Match) -> Key:
+    return match.ours.key._replace(setting="")
 
 
 def _own_options(point: Point) -> dict[str, Any]:

@@ -35,14 +35,12 @@ class Key(NamedTuple):
     setting: Any
     """What the pass is given, in a word: knobs of slots, a variant, an implementation; empty for the pass, whatever
     its setting."""
-    swept: str | None = None
-    """Of a setting of several words, those without what differs between datasets throughout; matched where settings
-    are compared. None: the setting is one word."""
 
-    def case(self, telling: Sequence[str]) -> str:
-        """Returns what tells it from the other cases, where there are several: the values of these fields."""
+    def named(self, telling: Sequence[str]) -> str:
+        """Returns the pass in words, behind what tells it from other cases: the values of these fields."""
         values = {name: str(getattr(self, name)) for name in telling if getattr(self, name) is not None}
-        return " ".join(f"{value} tokens" if name == "tokens" else value for name, value in values.items())
+        case = [f"{value} tokens" if name == "tokens" else value for name, value in values.items()]
+        return " ".join([*case, f"TP={self.tp_size} {self.operator} {self.pass_name}"])
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -95,16 +93,6 @@ class Decision(NamedTuple):
     """The slots that some point overlapped."""
 
 
-class Drift(NamedTuple):
-    """The time without overlap that was measured beside one point."""
-
-    number: int
-    """Of the point, in the order of measuring."""
-    change: float
-    """From the median of all that measured the same, as a fraction."""
-    name: str
-
-
 @dataclass(frozen=True)
 class Comparable:
     """What a workload gives to the comparison of one dataset."""
@@ -112,11 +100,8 @@ class Comparable:
     times: list[KeyedTime]
     decisions: dict[Key, Decision] = field(default_factory=dict)
     """By key without a setting."""
-    not_ok: dict[tuple[int, str, str, str], str] = field(default_factory=dict)
-    """By TP size, operator, pass and setting: what became of that which has no time."""
     proofs: list[str] = field(default_factory=list)
     """What was proven of whole layers, or could not be."""
-    drift: list[Drift] = field(default_factory=list)
     lacking: str = ""
     """Why there are no times though there are points that are ok, behind the directory's name."""
 
@@ -126,9 +111,7 @@ def together(parts: Sequence[Comparable]) -> Comparable:
     return Comparable(
         times=[time for part in parts for time in part.times],
         decisions={key: decision for part in parts for key, decision in part.decisions.items()},
-        not_ok={what: status for part in parts for what, status in part.not_ok.items()},
         proofs=[proof for part in parts for proof in part.proofs],
-        drift=[drift for part in parts for drift in part.drift],
         lacking=next((part.lacking for part in parts if part.lacking), ""),
     )
 

@@ -170,7 +170,7 @@ DAMAGED: dict[str, tuple[tuple[str, ...], str]] = {
     "report whole --format csv --output empty/../cuda/rank_0_metrics.jsonl": (("cannot be written to",), "fc1_dgrad"),
     "report sweep --fail-if hidden_fraction<0.3 --format csv": (CUT, "fc1_dgrad"),
     "query sweep tp_size==2 --format csv": (CUT, "tp2_fc2_fprop_pipeline_sm8_split4"),
-    "compare sweep whole": (CUT, "matching points"),
+    "compare sweep whole": (CUT, "Matching points"),
     f"trace empty {CPU} --format csv": (("empty holds no traces",), str(CPU)),
     f"trace {CPU} gone.json --format csv": (("gone.json does not exist",), str(CPU)),
     "compare cuda rocm": (("rank_1_metrics.jsonl: line 5 is no telemetry of a step",), "rocm against cuda"),
@@ -209,7 +209,7 @@ FAIL_IF: dict[str, tuple[int, str]] = {
     "compare compared/old compared/new --fail-if ratio>1.05": (
         *(3, "holds for 1 of 3 points, first dgrad bulk_sm4 + wgrad bulk_sm4 at TP=2 (ratio 1.250)"),
     ),
-    "compare compared/old compared/new --by slot --fail-if regret>0.2": (3, "regret"),
+    "compare compared/old compared/new --by slot --fail-if ratio>0.2": (3, "ratio"),
     "compare none default --by class --fail-if change=='slower'&difference_us>700": (3, "cublas gemm"),
     "compare none default --fail-if difference>1200&phase=='fwd'": (3, "first fwd overlap_us (difference"),
     "compare compared/cuda compared/rocm --fail-if quantity=='step_ms'&verdict=='worse'": (3, "step_ms"),

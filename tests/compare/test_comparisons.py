@@ -123,7 +123,8 @@ def compared(kind: str, directory: Path, *labels: str, reference: str = "old") -
         return Seen(found, traces.unmatched, [problem for dataset in traces.datasets for problem in dataset.problems])
     points = sweeps(directory, *labels, reference=reference)
     matches = [match for match in points.matches if match.ours.key.setting == subject]
-    return Seen({m.dataset: (m.ratio, m.verdict) for m in matches}, points.unmatched, points.problems)
+    problems = [problem for dataset in points.datasets for problem in dataset.problems]
+    return Seen({m.dataset: (m.ratio, m.verdict) for m in matches}, points.unmatched, problems)
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (0.8, "faster"), (1.25, "slower")])

@@ -1,11 +1,9 @@
-"""The passes of operators in comparisons: every setting that was measured, what is best for each slot, and how the
-baseline held; and a point's time in its history."""
+"""The passes of operators in comparisons: every setting that was measured, and what is best for each slot; and a
+point's time in its history."""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -13,12 +11,12 @@ from msgspec import structs
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT
 from overlap_sweep.report.comparison import Comparing
-from overlap_sweep.results.comparable import Comparable, Decision, Drift, Key, KeyedTime, Sample, key_of_pass
+from overlap_sweep.results.comparable import Comparable, Decision, Key, KeyedTime, Sample, key_of_pass
 from overlap_sweep.results.points import Case, Point, group_cases
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all, failures_by_pass, of_pass
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, choose_all, failures_by_pass
 from overlap_sweep.workloads.operator.proof import outcomes
 from overlap_sweep.workloads.operator.result import OperatorTimes
 
@@ -31,9 +29,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
     return Comparable(
         times=[time for key, choice in choices.items() for time in _times(key, choice)],
         decisions={key: _decision(key, choice) for key, choice in choices.items()},
-        not_ok=_not_ok(points),
         proofs=[f"TP={outcome.tp_size}: {outcome.verdict}" for outcome in outcomes(records.tuners, points, cases)],
-        drift=_drift(points),
     )
 
 
@@ -113,36 +109,3 @@ def _decision(key: Key, choice: PassChoice) -> Decision:
         slots={slot: space.brief_name(settings.get(slot)) for slot in slots},
         tried=choice.tried_slots,
     )
-
-
-def _not_ok(points: Iterable[Point]) -> dict[tuple[int, str, str, str], str]:
-    found: dict[tuple[int, str, str, str], str] = {}
-    for point in points:
-        launch_bound = point.result is not None and point.result.launch_bound
-        if point.workload != "operator" or (point.status == "ok" and not launch_bound):
-            continue
-        status = "launch-bound" if point.status == "ok" else point.status
-        asked = {slot: plain_setting(slot, setting) for slot, setting in space.settings(point.config).items()}
-        for name in space.passes(point.config):
-            setting = space.settings_name(of_pass(asked, name))
-            found[point.config["tp_size"], point.config["operator"], name, setting] = status
-    return found
-
-
-def _drift(points: Iterable[Point]) -> list[Drift]:
-    """In the order of measuring."""
-    operators = (point for point in points if point.workload == "operator")
-    ok = [(point, point.result) for point in operators if point.status == "ok" and point.result]
-    ok.sort(key=lambda pair: (pair[1].started or "", str(pair[0].directory)))
-    nones: dict[tuple[Case, str], list[tuple[int, float]]] = defaultdict(list)
-    for number, (point, result) in enumerate(ok, start=1):
-        for name in space.passes(point.config):
-            time_us = result.measured_as(OperatorTimes).times[name].none.median_us
-            nones[point.case, f"TP={point.config['tp_size']} {point.config['operator']} {name}"].append(
-                (number, time_us)
-            )
-    found = []
-    for (_, name), times in nones.items():
-        middle_us = statistics.median(time_us for _, time_us in times)
-        found += [Drift(number, time_us / middle_us - 1, name) for number, time_us in times]
-    return sorted(found, key=lambda drift: drift.number)

@@ -60,7 +60,6 @@ def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
         operator=f"DP={row.grid.dp_size}, {case.num_layers} layers, batch {case.batch_size}{micro_batches}",
         pass_name=STEP,
         setting=options or DEFAULTS,
-        swept=options,
     )
     return KeyedTime(key, row.step, None, None, tuple(point.name for point in row.points), _Trained(case, row))
 
