@@ -27,7 +27,7 @@ from overlap_sweep.workloads.copy_engine.section import copy_row
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
-from overlap_sweep.workloads.layer import answer as layers
+from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Observation, choose
 from overlap_sweep.workloads.operator.result import PassTimes
@@ -102,8 +102,8 @@ def of_kernels(faster: Sequence[float], noise: Noise) -> tuple[int | None, float
     (analysis,) = kernels.analyse_kernels(points)
     (shape,) = analysis.shapes
     assert shape.chosen
-    one = shape.implementations[0].estimate
-    sequential = shape.baselines["sequential"].estimate
+    one = shape.rows[-1].estimate
+    sequential = shape.rows[0].estimate
     name = shape.chosen.name
     return (int(name.rpartition("_")[2]) if name.startswith("ring") else None), _noise(one, sequential)
 

@@ -30,7 +30,7 @@ from overlap_sweep.results.verdict import verdict
 from overlap_sweep.workloads.fsdp import answer as training
 from overlap_sweep.workloads.kernel import answer as kernels
 from overlap_sweep.workloads.kernel.result import KernelTimes
-from overlap_sweep.workloads.layer import answer as layers
+from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator import choice
 from overlap_sweep.workloads.tp_training import answer as tp_training
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
@@ -93,7 +93,7 @@ def of_kernels(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[
             for group in groups(measured, 2):
                 renamed = [_as_implementation(point, name, number) for number, point in enumerate(group)]
                 ((analysed,),) = (analysis.shapes for analysis in kernels.analyse_kernels(renamed))
-                first, second = (row.estimate for row in analysed.implementations)
+                first, second = (row.estimate for row in analysed.rows if row.backend)
                 told.append(first.differs_from(second))
             yield f"{shape[0]} m={shape[1]} {name}", 2, scatter, told
 

@@ -197,24 +197,15 @@ class PointRow(Generic[R]):
     measured: R | None
     """What a point that is ok measured."""
     part: str = ""
-    """What the row is about, of a point that has several rows: an implementation."""
-    left_out: str | None = None
-    """Why this part of a point that is ok was not measured."""
+    """What the row is about, of a point that has several rows: a phase."""
 
     @property
     def directory(self) -> str:
         return self.point.directory.relative_to(self.root).as_posix()
 
     @property
-    def status(self) -> str:
-        """The point's; `left_out` of a part that was not measured."""
-        return self.point.status if self.left_out is None else "left_out"
-
-    @property
     def why_not_ok(self) -> str:
         """Returns the reason in one line; empty where the point is ok."""
-        if self.left_out is not None:
-            return next(iter(self.left_out.strip().splitlines()), "no reason given")
         return "" if self.point.status == "ok" else self.point.why_not_ok
 
     @property
@@ -223,13 +214,10 @@ class PointRow(Generic[R]):
 
 
 def _status(row: PointRow[Any]) -> str:
-    status = row.status.replace("_", " ")
-    return f"{status}, launch-bound" if row.is_launch_bound else status
+    return f"{row.point.status}, launch-bound" if row.is_launch_bound else row.point.status
 
 
 def _error(row: PointRow[Any]) -> str | None:
-    if row.left_out is not None:
-        return row.left_out
     if row.point.result:
         return row.point.result.error
     return "no result.json: the point was given up, or is still running"
@@ -246,10 +234,10 @@ PRECISION: Column[PointRow[Any]] = Column(
     "precision", lambda row: row.point.case.precision, kind="text", header="precision"
 )
 STATUS: Column[PointRow[Any]] = Column(
-    *("status", lambda row: row.status, "ok, failed, timeout, skipped or missing.", "text"),
+    *("status", lambda row: row.point.status, "ok, failed, timeout, skipped or missing.", "text"),
     header="status",
     words=_status,
-    style=lambda row: "doubtful" if row.is_launch_bound else row.status,
+    style=lambda row: "doubtful" if row.is_launch_bound else row.point.status,
 )
 ERROR: Column[PointRow[Any]] = Column("error", _error, "Why the point is not ok.", "text")
 

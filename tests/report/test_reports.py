@@ -105,7 +105,7 @@ def test_tables_of_few_kernels_are_printed_those_of_all_are_written(
     printed = analyze(tmp_path).stdout
     assert ("gemm_only" in printed, "summary.txt and report.html" in printed) == (tables, not tables)
     # Whatever is printed, what makes an answer doubtful is.
-    assert "beats the bound" in printed
+    assert "Faster than the bound" in printed
     assert (tmp_path / "summary.txt").read_text().count("gemm_only") == cases
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from overlap_sweep.overlap.overlap_cfg import without_folders
-from overlap_sweep.report.page import page_table, points_table, summary_table
+from overlap_sweep.report.page import page_table, summary_table
 from overlap_sweep.report.section import Answer, Section
-from overlap_sweep.report.table import DIRECTORY, ERROR, STATUS, Column, Listing, PointRow, Table, of_measured
+from overlap_sweep.report.table import Column, Listing, PointRow, Table
 from overlap_sweep.report.terminal import print_section
-from tests.make_point import make_point
-from tests.results.reading import layer_point
 
 N = Column[tuple[str, int]]
 TABLE = Table(
@@ -43,17 +40,6 @@ def test_the_page_orders_rows_and_links_them_to_answers() -> None:
     listing = Listing(TABLE, ROWS, order=lambda row: row[1], link=lambda row: ROWS.index(row))
     assert [row[0].text for row in page_table(listing).rows] == ["1", "3"]
     assert [row[0].link for row in summary_table(listing, ["first", "second"]).rows] == ["second", "first"]
-
-
-def test_a_part_of_a_point_may_be_left_out(tmp_path: Path) -> None:
-    make_point("operator", tmp_path)
-    point, number = layer_point(tmp_path), Column[int]("number", lambda value: value, kind="count", header="number")
-    table = Table("parts", "one row per part", (DIRECTORY, STATUS, ERROR, of_measured(number)))
-    rows = [PointRow(point, tmp_path, 7), PointRow(point, tmp_path, None, part="b", left_out="too large\nby far")]
-    told = [(row["status"], row["error"], row["number"]) for row in table.records(rows)]
-    assert told == [("ok", None, 7), ("left_out", "too large\nby far", None)]
-    cells = [[cell.text for cell in row[:3]] for row in points_table(Listing(table, rows)).rows]
-    assert cells == [["ok", "7", ""], ["left out", "", "too large"]]
 
 
 def section(most_tables: int | None, caution: Callable[[int], str]) -> Section:

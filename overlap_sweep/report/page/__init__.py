@@ -323,7 +323,7 @@ def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
 
 
 def _note(listing: Listing[PointRow[Any]], row: PointRow[Any]) -> Cell:
-    if row.status != "ok":
+    if row.point.status != "ok":
         return Cell(row.why_not_ok, kind="reason")
     notes = [column.text(row) for column in listing.table.shown if column.header == "note"]
     return Cell(notes[0] if notes else "", kind="chosen" if listing.chosen(row) else "reason")

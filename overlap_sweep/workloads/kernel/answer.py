@@ -18,7 +18,6 @@ from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTim
 
 SIMPLEST_FIRST = ("torch", "symm_mem", "transformer_engine", "flux")
 """Backends by what it takes to use them; those from elsewhere come last."""
-DONT_OVERLAP = "don't overlap"
 
 
 class KernelCase(NamedTuple):
@@ -36,109 +35,45 @@ class KernelCase(NamedTuple):
         """Without the device."""
         return f"{self.kernel} n={self.n} k={self.k} TP={self.tp_size} {self.precision}"
 
-    def __str__(self) -> str:
-        return f"{self.brief} on {self.device}"
-
-
-class Beside(NamedTuple):
-    """One measurement of an implementation."""
-
-    point: str
-    times: ImplementationTimes
-    sequential: ImplementationTimes
-
-    @property
-    def clean(self) -> bool:
-        return not (self.times.launch_bound or self.sequential.launch_bound)
-
 
 @dataclass(frozen=True)
 class ImplementationRow:
-    """One implementation, or a baseline, at one m: of a point, or of all points there, comparable with the others."""
+    """One implementation, or a baseline, at one m: of a point, or of all points there. Rates are of one rank; what says
+    nothing of `gemm_only` or `comm_only`, which don't compute the kernel, is NaN for them."""
 
     backend: str | None
     """None of a baseline, which the points of all backends measured."""
     name: str
-    config: Mapping[str, Any]
-    """Of one of its points."""
-    measured: Sequence[Beside]
+    m: int
+    points: tuple[str, ...]
+    setting: Mapping[str, Any]
     estimate: Estimate
-    """Relative to the `sequential` beside it; its noise is NaN in a single point."""
+    """Relative to the `sequential` beside it."""
     baselines_us: Mapping[str, float]
     """The times that it is compared with."""
+    bound_us: float
+    """The longer of the GEMM and the communication: no overlap of these two takes less."""
+    tflops: float
+    link_gb_per_s: float
+    """What a rank receives over the whole time."""
+    hidden_fraction: float
+    speedup: float
+    """Over `sequential`."""
+    over_bound: float
+    """Time over the bound, minus 1."""
+    relative_error: float | None
+    """The largest."""
+    independent: bool
+    launch_bound: bool
+    """Whether in every point it, or the `sequential` beside it, was."""
+    wrong: bool
+    """Whether it computed wrong numbers in another repetition."""
     chosen: bool = False
     """Whether it is the answer for its shape."""
-    note: str = ""
-    """What tells it from those that are simply slower."""
 
     @property
     def time_us(self) -> float:
         return self.estimate.time_us
-
-    @property
-    def shape(self) -> KernelShape:
-        return KernelShape.of(self.config)
-
-    @property
-    def relative_error(self) -> float | None:
-        """The largest."""
-        errors = (one.times.relative_error for one in self.measured)
-        return max((error for error in errors if error is not None), default=None)
-
-    @property
-    def independent(self) -> bool:
-        return any(one.times.independent for one in self.measured)
-
-    @property
-    def launch_bound(self) -> bool:
-        return all(one.times.launch_bound for one in self.measured)
-
-    @property
-    def comparable(self) -> bool:
-        """Whether some point measured it when neither it nor the `sequential` beside it was launch-bound."""
-        return any(one.clean for one in self.measured)
-
-    @property
-    def setting(self) -> dict[str, Any]:
-        return self.measured[0].times.setting
-
-    @property
-    def points(self) -> tuple[str, ...]:
-        return tuple(one.point for one in self.measured)
-
-    @property
-    def bound_us(self) -> float:
-        """The longer of the GEMM and the communication: no overlap of these two takes less."""
-        return max(self.baselines_us[GEMM_ONLY], self.baselines_us[COMM_ONLY])
-
-    @property
-    def tflops(self) -> float:
-        """Returns the rate of one GPU, by its own part of the GEMM; NaN for `comm_only`."""
-        return math.nan if self._is(COMM_ONLY) else self.shape.flops / self.time_us / 1e6
-
-    @property
-    def link_gb_per_s(self) -> float:
-        """Returns what a GPU receives over the whole time; NaN for `gemm_only`."""
-        return math.nan if self._is(GEMM_ONLY) else self.shape.link_bytes(self.config["precision"]) / self.time_us / 1e3
-
-    @property
-    def hidden_fraction(self) -> float:
-        """NaN, like the two that follow, of `gemm_only` and `comm_only`, which are no ways to compute the kernel."""
-        none_us, floor_us = self.baselines_us[SEQUENTIAL], self.baselines_us[GEMM_ONLY]
-        return math.nan if self._is(GEMM_ONLY, COMM_ONLY) else hidden_fraction(self.time_us, none_us, floor_us)
-
-    @property
-    def speedup(self) -> float:
-        """Over `sequential`."""
-        return math.nan if self._is(GEMM_ONLY, COMM_ONLY) else self.baselines_us[SEQUENTIAL] / self.time_us
-
-    @property
-    def over_bound(self) -> float:
-        """Time over the bound, minus 1."""
-        return math.nan if self._is(GEMM_ONLY, COMM_ONLY) else self.time_us / self.bound_us - 1
-
-    def _is(self, *baselines: str) -> bool:
-        return self.backend is None and self.name in baselines
 
     @property
     def label(self) -> str:
@@ -146,68 +81,53 @@ class ImplementationRow:
         return f"{self.backend} {self.name}" if self.backend else self.name
 
     @property
-    def advice(self) -> str:
-        """Returns what to do where this is the answer."""
-        return DONT_OVERLAP if self.name == SEQUENTIAL else self.label
+    def usable(self) -> bool:
+        """Whether it may be the answer: its time says something about the device, and it computes the kernel."""
+        computes = self.name not in (GEMM_ONLY, COMM_ONLY) and not self.independent
+        return computes and not self.launch_bound and not self.wrong
+
+    @property
+    def note(self) -> str:
+        """What tells it from those that are simply slower."""
+        said = {
+            "use this": self.chosen,
+            "independent": self.independent,
+            "launch-bound": self.launch_bound,
+            "wrong numbers in another point": self.wrong,
+        }
+        return ", ".join(words for words, holds in said.items() if holds)
 
 
 @dataclass(frozen=True)
 class ShapeAnalysis:
-    """One m of a case: all implementations that were measured, and which to use."""
+    """One m of a case: all that was measured, and which to use."""
 
     case: KernelCase
     m: int
     points: list[Point]
-    baselines: dict[str, ImplementationRow]
-    implementations: list[ImplementationRow]
-    """From simple to complex."""
+    rows: list[ImplementationRow]
+    """The baselines, and then the implementations from fast to slow."""
+    chosen: ImplementationRow | None
+    """None where `sequential` was launch-bound: then nothing can be said."""
     reason: str
     left_out: dict[str, str]
     """By label, why it was not timed."""
-    wrong: frozenset[str]
-    """The labels of those left out that computed wrong numbers."""
 
     @property
-    def contenders(self) -> list[ImplementationRow]:
-        """What can be used instead of `sequential`, from simple to complex: whose time says something about the device,
-        that computes the kernel, and never computed it wrong."""
-        fit = (row for row in self.implementations if row.comparable and not row.independent)
-        return [row for row in fit if row.label not in self.wrong]
-
-    @property
-    def chosen(self) -> ImplementationRow | None:
-        """None where `sequential` was launch-bound: then nothing can be said."""
-        return next((row for row in self.rows if row.chosen), None)
-
-    @property
-    def rows(self) -> list[ImplementationRow]:
-        """The baselines, and then what was measured from fast to slow."""
-        return [*self.baselines.values(), *sorted(self.implementations, key=lambda row: row.time_us)]
-
-    @property
-    def sequential(self) -> ImplementationRow:
-        return self.baselines[SEQUENTIAL]
-
-    @property
-    def binding(self) -> ImplementationRow:
-        """The longer of the GEMM and the communication."""
-        return max(self.baselines[GEMM_ONLY], self.baselines[COMM_ONLY], key=lambda row: row.time_us)
-
-    @property
-    def bound_us(self) -> float:
-        return self.binding.time_us
+    def advice(self) -> str:
+        """Returns what to do, in a word or two."""
+        if self.chosen is None:
+            return "no answer"
+        return self.chosen.label if self.chosen.backend else "don't overlap"
 
     @property
     def answer(self) -> str:
         """A sentence, with what it comes from."""
-        chosen = self.chosen
-        if chosen is None:
-            return f"m={self.m}: no answer, {self.reason}"
-        if chosen.name == SEQUENTIAL:
-            return f"m={self.m}: {DONT_OVERLAP}, {as_us(chosen.time_us)} us; {self.reason}"
+        if not (chosen := self.chosen):
+            return f"m={self.m}: {self.advice}, {self.reason}"
         return (
-            f"m={self.m}: {chosen.label}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x {SEQUENTIAL}, "
-            f"hidden {as_percent(chosen.hidden_fraction)}, {as_over(chosen.over_bound)} the bound; {self.reason}"
+            f"m={self.m}: {self.advice}, {as_us(chosen.time_us)} us, {chosen.speedup:.2f}x {SEQUENTIAL}, "
+            f"hidden {as_percent(chosen.hidden_fraction)}, {chosen.over_bound:+.0%} against the bound; {self.reason}"
         )
 
 
@@ -224,14 +144,31 @@ class KernelAnalysis:
         return [point for shape in self.shapes for point in shape.points]
 
     @property
-    def subjects(self) -> list[str]:
-        return subjects(self.points)
+    def in_words(self) -> str:
+        """`m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing of what lies beyond the m that were measured."""
+        runs = []
+        for advice, same in groupby(self.shapes, key=lambda shape: shape.advice):
+            ms = [shape.m for shape in same]
+            runs.append(f"{ms[0]}{f' to {ms[-1]}' if len(ms) > 1 else ''}: {advice}")
+        return f"m={'; '.join(runs)}"
 
 
 def subjects(points: Iterable[Point]) -> list[str]:
     """Returns the operators whose sizes the points have, `llama3_70b fc1`; none where sizes were given."""
     named = ((point.config["model"]["name"], point.config.get("operator")) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
+
+
+class _Beside(NamedTuple):
+    """One measurement of an implementation."""
+
+    point: str
+    times: ImplementationTimes
+    sequential: ImplementationTimes
+
+    @property
+    def clean(self) -> bool:
+        return not (self.times.launch_bound or self.sequential.launch_bound)
 
 
 _Key = tuple[str | None, str]
@@ -252,74 +189,78 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     ]
 
 
-def answers_in_words(analysis: KernelAnalysis) -> str:
-    """`m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing of what lies beyond the m that were measured."""
-    runs = groupby(analysis.shapes, key=lambda shape: shape.chosen.advice if shape.chosen else "no answer")
-    return "m=" + "; ".join(f"{_span([shape.m for shape in same])}: {advice}" for advice, same in runs)
-
-
-def as_over(over_bound: float) -> str:
-    """`8% above`, `3% below`."""
-    return f"{abs(over_bound):.0%} {'above' if over_bound >= 0 else 'below'}"
-
-
-def _span(ms: Sequence[int]) -> str:
-    return f"{ms[0]}" if len(ms) == 1 else f"{ms[0]} to {ms[-1]}"
-
-
-def _analyse_shape(case: KernelCase, m: int, points: Sequence[Point]) -> ShapeAnalysis:
-    measured = _measured(points)
-    estimates = _estimates(measured, points[0].config["runtime"]["device"])
-    baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
-    rows = {
-        key: ImplementationRow(*key, points[0].config, same, estimates[key], baselines_us)
-        for key, same in measured.items()
-    }
-    left_out, wrong = _left_out(points, {row.label for row in rows.values()})
-    shape = ShapeAnalysis(
+def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalysis:
+    rows = kernel_rows(points)
+    best, reason = _choose(rows)
+    judged = [replace(row, chosen=row is best) for row in rows]
+    return ShapeAnalysis(
         case=case,
         m=m,
-        points=list(points),
-        baselines={name: rows[None, name] for name in BASELINES},
-        implementations=[row for row in rows.values() if row.backend],
-        reason="",
-        left_out=left_out,
-        wrong=frozenset(wrong),
-    )
-    chosen, reason = _choose(shape)
-
-    def judged(row: ImplementationRow) -> ImplementationRow:
-        said = {
-            "use this": row is chosen,
-            "the bound": row is shape.binding,
-            "independent": row.independent,
-            "launch-bound": row.launch_bound,
-            "wrong numbers in another point": row.label in wrong,
-        }
-        return replace(row, chosen=row is chosen, note=", ".join(words for words, holds in said.items() if holds))
-
-    return replace(
-        shape,
-        baselines={name: judged(row) for name, row in shape.baselines.items()},
-        implementations=[judged(row) for row in shape.implementations],
+        points=points,
+        rows=sorted(judged, key=lambda row: row.time_us if row.backend else 0.0),
+        chosen=next((row for row in judged if row.chosen), None),
         reason=reason,
+        left_out={
+            _label(point, name): reason
+            for point in points
+            for name, reason in point.measured_as(KernelTimes).left_out.items()
+        },
     )
 
 
-def _measured(points: Iterable[Point]) -> dict[_Key, list[Beside]]:
-    """Returns what was measured by backend and name, simplest first; the repetitions of one backend's points
-    together."""
+def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
+    """Returns what `ok` points of one shape measured, the repetitions of one backend's points together: the baselines,
+    then the implementations from simple to complex."""
+    measured, config = _measured(points), points[0].config
+    wrong = {_label(point, name) for point in points if point.result for name in point.result.relative_error}
+    estimates = _estimates(measured, config["runtime"]["device"])
+    baselines_us = {name: estimates[None, name].time_us for name in BASELINES}
+    bound_us = max(baselines_us[GEMM_ONLY], baselines_us[COMM_ONLY])
+    shape = KernelShape.of(config)
+
+    def row(backend: str | None, name: str, same: Sequence[_Beside]) -> ImplementationRow:
+        time_us = estimates[backend, name].time_us
+        hidden = hidden_fraction(time_us, baselines_us[SEQUENTIAL], baselines_us[GEMM_ONLY])
+        is_part = name in (GEMM_ONLY, COMM_ONLY)
+        link_gb_per_s = shape.link_bytes(config["precision"]) / time_us / 1e3
+        errors = (one.times.relative_error for one in same)
+        return ImplementationRow(
+            backend=backend,
+            name=name,
+            m=shape.m,
+            points=tuple(one.point for one in same),
+            setting=same[0].times.setting,
+            estimate=estimates[backend, name],
+            baselines_us=baselines_us,
+            bound_us=bound_us,
+            tflops=math.nan if name == COMM_ONLY else shape.flops / time_us / 1e6,
+            link_gb_per_s=math.nan if name == GEMM_ONLY else link_gb_per_s,
+            hidden_fraction=math.nan if is_part else hidden,
+            speedup=math.nan if is_part else baselines_us[SEQUENTIAL] / time_us,
+            over_bound=math.nan if is_part else time_us / bound_us - 1,
+            relative_error=max((error for error in errors if error is not None), default=None),
+            independent=any(one.times.independent for one in same),
+            launch_bound=not any(one.clean for one in same),
+            wrong=f"{backend} {name}" in wrong,
+        )
+
+    rows = [row(*key, same) for key, same in measured.items()]
+    return sorted(rows, key=lambda row: BASELINES.index(row.name) if row.backend is None else len(BASELINES))
+
+
+def _measured(points: Iterable[Point]) -> dict[_Key, list[_Beside]]:
+    """Returns what was measured by backend and name, simplest first."""
 
     def simplicity(point: Point) -> tuple[int, str]:
         backend = point.config["backend"]
         return SIMPLEST_FIRST.index(backend) if backend in SIMPLEST_FIRST else len(SIMPLEST_FIRST), backend
 
-    found: dict[_Key, list[Beside]] = defaultdict(list)
+    found: dict[_Key, list[_Beside]] = defaultdict(list)
     for point in sorted(points, key=simplicity):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))
-            found[key].append(Beside(point.name, times, implementations[SEQUENTIAL]))
+            found[key].append(_Beside(point.name, times, implementations[SEQUENTIAL]))
     return found
 
 
@@ -330,7 +271,11 @@ def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"
 
 
-def _estimates(measured: Mapping[_Key, Sequence[Beside]], device_kind: str) -> dict[_Key, Estimate]:
+def _label(point: Point, name: str) -> str:
+    return f"{point.config['backend']} {name_in_tables(name, point.config)}"
+
+
+def _estimates(measured: Mapping[_Key, Sequence[_Beside]], device_kind: str) -> dict[_Key, Estimate]:
     # Without those that say nothing about the device, if there are others.
     trusted = {key: [one for one in same if one.clean] or same for key, same in measured.items()}
     anchor = pooled_none([one.times.time for one in trusted.pop((None, SEQUENTIAL))])
@@ -344,42 +289,19 @@ def _estimates(measured: Mapping[_Key, Sequence[Beside]], device_kind: str) -> d
     return {**found, (None, SEQUENTIAL): anchor}
 
 
-def _choose(shape: ShapeAnalysis) -> tuple[ImplementationRow | None, str]:
-    sequential, usable = shape.sequential, shape.contenders
-    if not sequential.comparable:
+def _choose(rows: Sequence[ImplementationRow]) -> tuple[ImplementationRow | None, str]:
+    """Returns the row to use, and why."""
+    sequential, *usable = (row for row in rows if row.usable or row.name == SEQUENTIAL)
+    if sequential.launch_bound:
         return None, f"{SEQUENTIAL} was launch-bound: its time says nothing about the device"
     if not usable:
-        unfit = (
-            f"{row.label} is independent of its communication"
-            if row.independent
-            else f"{row.label} {'computed wrong numbers' if row.comparable else 'was launch-bound'}"
-            for row in shape.implementations
-        )
-        return sequential, f"nothing else can be used: {', '.join(unfit)}"
+        return sequential, "no overlap that was measured can be used"
     choice = verdict.choose([sequential, *usable], lambda row: row.estimate)
     chosen, fastest = choice.chosen, choice.fastest
     if not choice.won:
-        if choice.all_slower:
-            slower = fastest.time_us / sequential.time_us - 1
-            return sequential, f"the best overlap, {fastest.label}, is {slower:.1%} slower"
-        return sequential, f"the best overlap, {fastest.label}, is no faster beyond the noise ({choice.gap})"
-    if chosen is not fastest:
+        reason = f"no overlap is faster beyond the noise; the best, {fastest.label}: {choice.gap}"
+    elif chosen is not fastest:
         reason = f"simplest of those within the noise of the fastest, {fastest.label} ({choice.gap})"
     else:
         reason = f"fastest of {len(usable) + 1}, {SEQUENTIAL} included"
     return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
-
-
-def _left_out(points: Iterable[Point], measured: set[str]) -> tuple[dict[str, str], set[str]]:
-    """Returns by label why it was not timed, and the labels of what computed wrong numbers: these also where another
-    repetition was right."""
-    left_out, wrong = {}, set()
-    for point in points:
-        assert point.result
-        for name, reason in point.measured_as(KernelTimes).left_out.items():
-            label = f"{point.config['backend']} {name_in_tables(name, point.config)}"
-            is_wrong = name in point.result.relative_error
-            if is_wrong or label not in measured:
-                left_out[label] = reason
-            wrong |= {label} if is_wrong else set()
-    return left_out, wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from overlap_sweep.overlap.kernel_shape import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.report.comparison import Comparing
@@ -11,7 +11,7 @@ from overlap_sweep.results.comparable import WHOLE, Comparable, Key, KeyedTime, 
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.kernel.answer import KernelAnalysis, analyse_kernels, name_in_tables
+from overlap_sweep.workloads.kernel.answer import ImplementationRow, KernelCase, analyse_kernels, name_in_tables
 from overlap_sweep.workloads.kernel.result import KernelTimes
 
 
@@ -25,10 +25,12 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
             by_backend[point.config["backend"]].append(point)
     return Comparable(
         [
-            time
-            for backend, of_backend in by_backend.items()
+            _time(analysis.case, row)
+            for of_backend in by_backend.values()
             for analysis in analyse_kernels(of_backend)
-            for time in _times(backend, analysis)
+            for shape in analysis.shapes
+            for row in shape.rows
+            if row.backend and not row.launch_bound
         ]
     )
 
@@ -47,26 +49,16 @@ def samples(result: Result) -> dict[str, Sample]:
 COMPARED = Comparing(measured, samples, matched=("operator", "kernel", "m", "n", "k", "implementations"))
 
 
-def _times(backend: str, analysis: KernelAnalysis) -> Iterator[KeyedTime]:
-    case = analysis.case
-    for shape in analysis.shapes:
-        key = Key(
-            model=None,
-            tokens=shape.m,
-            precision=case.precision,
-            backend=backend,
-            device=case.device,
-            tp_size=case.tp_size,
-            operator=f"{case.kernel} n={case.n} k={case.k}",
-            pass_name=WHOLE,
-            setting="",
-        )
-        for row in shape.implementations:
-            if row.comparable:
-                yield KeyedTime(
-                    key=key._replace(setting=row.name),
-                    time=row.estimate,
-                    none_us=shape.baselines[SEQUENTIAL].time_us,
-                    floor_us=shape.baselines[GEMM_ONLY].time_us,
-                    points=row.points,
-                )
+def _time(case: KernelCase, row: ImplementationRow) -> KeyedTime:
+    key = Key(
+        model=None,
+        tokens=row.m,
+        precision=case.precision,
+        backend=row.backend,
+        device=case.device,
+        tp_size=case.tp_size,
+        operator=f"{case.kernel} n={case.n} k={case.k}",
+        pass_name=WHOLE,
+        setting=row.name,
+    )
+    return KeyedTime(key, row.estimate, row.baselines_us[SEQUENTIAL], row.baselines_us[GEMM_ONLY], row.points)

@@ -22,7 +22,7 @@ from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.kernel_classes import Kind
 from overlap_sweep.workloads.fsdp.section import MOST_BARS, settings_bars
 from overlap_sweep.workloads.kernel.answer import analyse_kernels
-from overlap_sweep.workloads.kernel.chart import kernel_chart, kernel_lines
+from overlap_sweep.workloads.kernel.section import kernel_lines
 from overlap_sweep.workloads.layer.section import layer_timeline
 from overlap_sweep.workloads.tp_training.answer import TpTrainingAnalysis, analyse_tp_training
 from overlap_sweep.workloads.tp_training.section import MOST_BARS as MOST_STACKS
@@ -119,18 +119,17 @@ def test_labels_are_spread_by_the_gap_and_stay_near() -> None:
 
 
 def test_charts_have_titles_only_where_they_stand_alone(made: Made) -> None:
-    chart = figure("kernel_1", kernel_chart(analyse_kernels(read_points(made("kernels")).points)[0]))
+    chart = figure("kernel_1", kernel_lines(analyse_kernels(read_points(made("kernels")).points)[0]))
     assert ("title" in chart.spec, "title" in chart.untitled.spec) == (True, False)
 
 
-def test_the_bound_is_named_where_it_changes_and_the_subtitle_is_cut(tmp_path: Path) -> None:
+def test_kernels_are_drawn_against_their_bound_and_the_subtitle_is_cut(tmp_path: Path) -> None:
     for i in range(1, 51):
         # The communication takes longer up to 25, and the fastest changes at every m.
         comm_us = 120.0 if i <= 25 else 80.0
         measured = {"a": implementation(150.0 + 6 * (i % 2)), "b": implementation(156.0 - 6 * (i % 2))}
         make_point("kernel", tmp_path, kernel_config(64 * i), implementations=baselines(comm_us=comm_us) | measured)
     chart = kernel_lines(analyse_kernels(read_points(tmp_path).points)[0])
-    assert [(note.x, note.text) for note in chart.notes] == [(64, "comm."), (64 * 26, "GEMM")]
     # The bound is the longer of the two.
     assert next(line.points[0].y for line in chart.lines if line.name == "torch") == pytest.approx(150.0 / 120.0)
     title = figure("kernel", chart).spec["title"]
@@ -155,7 +154,7 @@ def test_too_many_rows_of_kernels_are_left_to_the_csv_file(made: Made, monkeypat
     monkeypatch.setattr("overlap_sweep.report.page.MOST_ROWS", 10)
     page = page_of(made("kernels"))
     assert 'id="kernels-table"' not in page
-    assert "21 rows here: see kernels.csv" in page
+    assert "19 rows here: see kernels.csv" in page
 
 
 # Bars and curves of training.
