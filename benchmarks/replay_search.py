@@ -96,10 +96,7 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
                 time_us, spread_us = 1e3 * times[index], 1e3 * times[index + 2]
                 if line["kind"] == "floor":
                     continue
-                overlapped = line["kind"] == "overlap"
-                candidate = (
-                    Candidate.of(overlap_cfg.settings_of_pass(line["cfg"], operator, pass_name)) if overlapped else NONE
-                )
+                candidate = _candidate(line["cfg"], operator, pass_name) if line["kind"] == "overlap" else NONE
                 noise_us = 1.57 * spread_us / math.sqrt(REPEATS)
                 samples[key][candidate].append(Estimate(time_us, noise_us, REPEATS))
     whole = {key: found for key, found in samples.items() if NONE in found and len(found) > 1}
@@ -107,6 +104,15 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
         # The first ones of a model include start-up.
         found[NONE] = found[NONE][1:] or found[NONE]
         yield RecordedCell(model, tp_size, operator, pass_name, dict(found))
+
+
+def _candidate(cfg: Mapping[str, Any], operator: str, pass_name: str) -> Candidate:
+    settings = overlap_cfg.settings_of_pass(cfg, operator, pass_name)
+    for setting in settings.values():
+        if setting["method"] == "bulk":
+            # It follows from num_sm: clusters of two want even counts.
+            setting.pop("cga_size", None)
+    return Candidate.of(settings)
 
 
 def _median_us(samples: Iterable[Estimate]) -> float:

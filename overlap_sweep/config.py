@@ -113,9 +113,6 @@ class Search:
     """What a further measurement must promise to gain at best, as a share of the fastest time."""
     repeats: int = ranged(3, 1, 100)
     """How often contenders are measured that the noise cannot tell apart."""
-    tp_sizes: str = one_of("in_turn", "in_turn", "together")
-    """`in_turn`: one TP size after the other, from the smallest, so that torchrun's groups start once each. `together`:
-    every round has points of all, for launchers that run them side by side."""
 
 
 @dataclass

@@ -37,8 +37,6 @@ class Failure:
     reason: str
     wrong_numbers: bool = False
     """It computes something else than without overlap."""
-    by_chance: bool = False
-    """It may be measured at another time: nothing about the setting is to blame."""
 
 
 def mean(estimates: Sequence[Estimate], spread_us: float) -> Estimate:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from overlap_sweep.config import Search as Effort
 from overlap_sweep.overlap import space
@@ -45,82 +46,67 @@ class _Progress:
     """By arm, the value of a knob that led to it."""
 
     def within_reach(self, candidate: Candidate) -> bool:
-        tuned = self.trail.cell.arm(candidate) in self.tuned
-        reach = REACH_TUNED if tuned else self.effort.reach
+        reach = REACH_TUNED if candidate.arm in self.tuned else self.effort.reach
         return self.trail.time_us(candidate) <= (1 + reach) * self.trail.time_us(self.trail.best)
 
     def has_more(self, candidate: Candidate) -> bool:
         """Whether its arm is not searched yet."""
-        arm = self.trail.cell.arm(candidate)
-        more = arm not in self.searched and len(self.trail.cell.arms[arm]) > 1
-        return more and not self.trail.given_up(candidate)
+        arm = candidate.arm
+        return arm not in self.searched and not self.trail.given_up(arm)
 
-    @property
-    def forbidden(self) -> set[Flip]:
-        """Values of knobs that failed where they were tried."""
-        return {self.flip_of[arm] for arm in map(self.trail.cell.arm, self.trail.failed) if arm in self.flip_of}
+    def next(self) -> Candidate | None:
+        """Returns what to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one,
+        whose knobs were not flipped yet."""
+        within_reach = list(filter(self.within_reach, self.trail.overlaps))
+        # One measurement bounds nothing: the fastest ladder gets a second one before everything is dropped.
+        second_look = [] if within_reach or self.searched else self.trail.overlaps
+        unsearched = next(filter(self.has_more, within_reach or second_look), None)
+        return unsearched or next((c for c in within_reach[:1] if c not in self.flipped), None)
 
 
 def bisect(trail: Trail, effort: Effort) -> Search:
     """Search the trail's cell."""
-    progress = _Progress(trail, effort)
-    groups = trail.cell.groups
-    yield from trail.measure([*trail.seeds, *(_entry(trail, group) for group in groups)])
+    progress, groups = _Progress(trail, effort), trail.cell.groups
+    yield from trail.measure(map(_entry, groups))
     # One failure must not cost a whole method: those that nothing was measured of are entered once more.
     failed = [group for group in groups if not any(c in trail.samples for c in group)]
-    left = [[c for c in group if c not in trail.failed and not trail.given_up(c)] for group in failed]
-    yield from trail.measure([_entry(trail, group) for group in left if group])
-    while (candidate := _next(progress)) is not None:
+    left = [[c for c in group if c not in trail.failed and not trail.given_up(c.arm)] for group in failed]
+    yield from trail.measure(_entry(group) for group in left if group)
+    while (candidate := progress.next()) is not None:
         if progress.has_more(candidate):
-            progress.searched.add(trail.cell.arm(candidate))
-            yield from _search_arm(trail, trail.cell.arm(candidate), effort)
+            progress.searched.add(candidate.arm)
+            yield from _search_arm(trail, candidate, effort)
         else:
             progress.flipped.add(candidate)
             yield from _flip(progress, candidate)
-    for candidate in filter(progress.has_more, trail.overlaps):
-        slower = trail.time_us(candidate) / trail.time_us(trail.best) - 1
-        trail.notes.append(f"{candidate} is {slower:.0%} slower than {trail.best}: no other num_sm of it was tried")
     yield from _tell_apart(trail, effort)
     return f"nothing left that could be faster than {trail.best}"
 
 
-def _entry(trail: Trail, candidates: Sequence[Candidate]) -> Candidate:
-    """With most knobs as the library has them, where most ladders cross, closest to the usual num_sm."""
+def _entry(candidates: Sequence[Candidate]) -> Candidate:
+    """Returns the one with most knobs as the library has them, closest to the usual num_sm."""
 
-    def rank(candidate: Candidate) -> tuple[float, ...]:
-        unusual = -sum(_usual_knobs(setting) for setting in candidate.settings.values())
-        crossing = sum(len(trail.cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
+    def rank(candidate: Candidate) -> tuple[float, float]:
+        usual = [
+            space.USERBUFFERS_DEFAULTS[setting["method"]].items() & setting.items()
+            for setting in candidate.settings.values()
+        ]
         away = sum(abs(math.log2(count / USUAL_NUM_SM)) for count in candidate.num_sms.values())
-        return unusual, -crossing, away
+        return -sum(map(len, usual)), away
 
     return min(candidates, key=rank)
 
 
-def _usual_knobs(setting: space.Setting) -> int:
-    return sum(setting.get(knob) == value for knob, value in space.USERBUFFERS_DEFAULTS[setting["method"]].items())
-
-
-def _next(progress: _Progress) -> Candidate | None:
-    """Returns what to go on from, fastest first: a candidate whose arm has more to it, or else the fastest one, whose
-    knobs were not flipped yet."""
-    within_reach = list(filter(progress.within_reach, progress.trail.overlaps))
-    # One measurement bounds nothing: the fastest ladder gets a second one before everything is dropped.
-    second_look = [] if within_reach or progress.searched else progress.trail.overlaps
-    unsearched = next(filter(progress.has_more, within_reach or second_look), None)
-    return unsearched or next((c for c in within_reach[:1] if c not in progress.flipped), None)
-
-
-def _search_arm(trail: Trail, arm: Arm, effort: Effort) -> Steps:
+def _search_arm(trail: Trail, entered: Candidate, effort: Effort) -> Steps:
     """Along the ladder of each slot in turn, once: dgrad and wgrad run one after the other, so that the best num_sm of
     one does not depend on the other's."""
-    for slot in dict(arm):
-        measured = [c for c in trail.overlaps if trail.cell.arm(c) == arm and slot in c.num_sms]
-        ladders = (trail.cell.ladder(candidate, slot) for candidate in measured)
+    for slot in entered.num_sms:
+        ladders = [trail.cell.ladder(c, slot) for c in trail.overlaps if c.arm == entered.arm]
         # That of the fastest candidate; in a recording with holes it may have none.
-        ladder = next((ladder for ladder in ladders if len(ladder) > 1), None)
-        while ladder and (probe := next(_promising(trail, ladder, slot, effort), None)):
+        ladder = next((ladder for ladder in ladders if len(ladder) > 1), ladders[0])
+        while probe := next(_promising(trail, ladder, slot, effort), None):
             yield from trail.measure([probe])
-            if trail.given_up(probe):
+            if trail.given_up(entered.arm):
                 return
 
 
@@ -167,21 +153,21 @@ def least_us(num_sm: int, times_us: Mapping[int, float]) -> float:
 def _flip(progress: _Progress, candidate: Candidate) -> Steps:
     """Enter the arms that differ from the candidate in one categorical knob: one knob after the other, since what was
     found faster is what the next search starts from."""
-    trail, cell = progress.trail, progress.trail.cell
-    on_ladder = any(len(cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
-    for (slot, knob), values in cell.flips(candidate).items():
+    trail = progress.trail
+    on_ladder = any(len(trail.cell.ladder(candidate, slot)) > 1 for slot in candidate.num_sms)
+    for (slot, knob), values in trail.cell.flips(candidate).items():
         entries = []
-        entered = set(map(cell.arm, (*trail.samples, *trail.failed)))
+        entered = {other.arm for other in (*trail.samples, *trail.failed)}
+        # What failed where it was tried is not tried elsewhere.
+        forbidden = {progress.flip_of.get(failed.arm) for failed in trail.failed}
         for value, others in values.items():
-            arm, flip = cell.arm(others[0]), (slot, candidate.settings[slot]["method"], knob, value)
-            if arm in entered or flip in progress.forbidden:
+            arm, flip = others[0].arm, (slot, candidate.methods[slot], knob, value)
+            if arm in entered or flip in forbidden:
                 continue
             progress.flip_of[arm] = flip
             if on_ladder:
                 progress.tuned.add(arm)
-                entries.append(min(others, key=lambda other: distance(other, candidate)))
-            else:
-                entries.append(_entry(trail, others))
+            entries.append(min(others, key=partial(distance, candidate)) if on_ladder else _entry(others))
         yield from trail.measure(entries)
 
 

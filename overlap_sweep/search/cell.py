@@ -1,6 +1,4 @@
-"""What is searched, one pass of one operator and the settings that its slots may be given, and what was measured of it.
-
-A trail knows every setting that was measured, how often, and why others were not."""
+"""What one search chooses among, the settings of one pass of one operator, and what was measured of them."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from overlap_sweep.overlap import space
@@ -19,11 +16,9 @@ from overlap_sweep.search import Failure, mean
 
 ORDINAL = "num_sm"
 """The knob along which time falls and then rises; the others are tried one value at a time."""
-FOLLOWS = "cga_size"
-"""May follow from num_sm (clusters of two want even counts): then it is no knob of its own."""
 
 Arm = tuple[Any, ...]
-"""Candidates that differ in nothing but num_sm."""
+"""What candidates have in common that differ in nothing but num_sm."""
 
 MOST_FAILURES = 2
 """Of an arm. A single one may be an accident of the machine; each may cost a new process group."""
@@ -45,9 +40,18 @@ class Candidate:
         return {slot: dict(setting) for slot, setting in self.slots}
 
     @cached_property
+    def methods(self) -> dict[str, str]:
+        """By slot."""
+        return {slot: setting["method"] for slot, setting in self.settings.items()}
+
+    @cached_property
     def num_sms(self) -> dict[str, int]:
         """By slot, of those that have one."""
         return {slot: setting[ORDINAL] for slot, setting in self.settings.items() if ORDINAL in setting}
+
+    @cached_property
+    def arm(self) -> Arm:
+        return tuple((slot, tuple(item for item in setting if item[0] != ORDINAL)) for slot, setting in self.slots)
 
     def __str__(self) -> str:
         """`none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
@@ -57,6 +61,19 @@ class Candidate:
 NONE = Candidate()
 
 
+def changes(one: Candidate, other: Candidate) -> list[tuple[str, str]] | None:
+    """Returns the knobs but num_sm, by slot, that two candidates have otherwise; None where their methods differ."""
+    if one.methods != other.methods:
+        return None
+    settings = ((slot, setting, other.settings[slot]) for slot, setting in one.settings.items())
+    return [
+        (slot, knob)
+        for slot, own, others in settings
+        for knob in own.keys() | others.keys()
+        if knob != ORDINAL and own.get(knob) != others.get(knob)
+    ]
+
+
 @dataclass(frozen=True)
 class Cell:
     """What one search may choose among: any subset of what the knobs could be combined to."""
@@ -64,90 +81,44 @@ class Cell:
     candidates: tuple[Candidate, ...]
     """Without `none`, simpler first; each once."""
 
-    @cached_property
-    def arms(self) -> dict[Arm, list[Candidate]]:
-        """By arm its candidates, in their order."""
-        return _grouped((self.arm(candidate), candidate) for candidate in self.candidates)
-
     @property
     def groups(self) -> list[list[Candidate]]:
         """The candidates by what num_sm and single knobs lead to: in each group every one can be reached from every
         other by changing one of them at a time."""
-        left, groups = dict.fromkeys(self.candidates), []
+        arms: dict[Arm, list[Candidate]] = defaultdict(list)
+        for candidate in self.candidates:
+            arms[candidate.arm].append(candidate)
+        left = [own[0] for own in arms.values()]
+        groups: list[list[Candidate]] = []
         while left:
-            reached, ahead = set(), [next(iter(left))]
-            while ahead:
-                candidate = ahead.pop()
-                if candidate in left:
-                    del left[candidate]
-                    reached.add(candidate)
-                    knobs = (
-                        (slot, knob) for slot, setting in candidate.slots for knob, _ in setting if knob != "method"
-                    )
-                    lines = (self._lines[self._line(candidate, slot, knob)] for slot, knob in knobs)
-                    ahead += chain(self.arms[self.arm(candidate)], *lines)
-            groups.append([candidate for candidate in self.candidates if candidate in reached])
+            reached = [left.pop(0)]
+            for candidate in reached:
+                near = [other for other in left if len(changes(candidate, other) or ()) == 1]
+                left = [other for other in left if other not in near]
+                reached += near
+            groups.append([candidate for first in reached for candidate in arms[first.arm]])
         return groups
-
-    def arm(self, candidate: Candidate) -> Arm:
-        return self._without(candidate, {(slot, ORDINAL) for slot in candidate.settings})
 
     def ladder(self, candidate: Candidate, slot: str) -> list[Candidate]:
         """The candidates that differ from this one in nothing but the slot's num_sm, itself among them, by num_sm."""
-        return sorted(self._lines[self._line(candidate, slot, ORDINAL)], key=lambda other: other.num_sms[slot])
+        others = {**candidate.num_sms, slot: None}
+        found = [c for c in self.candidates if c.arm == candidate.arm and {**c.num_sms, slot: None} == others]
+        return sorted(found, key=lambda other: other.num_sms[slot])
 
     def flips(self, candidate: Candidate) -> dict[tuple[str, str], dict[Any, list[Candidate]]]:
         """By slot and categorical knob, by another value of it: the candidates that have it and differ from this one
         in nothing else but num_sm. Of two slots, one may also not be overlapped at all: that is its method `none`."""
-        found: dict[tuple[str, str], dict[Any, list[Candidate]]] = {}
+        found: dict[tuple[str, str], dict[Any, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
         for slot in candidate.settings:
             rest = Candidate(tuple(item for item in candidate.slots if item[0] != slot))
-            if rest in self.arms.get(self.arm(rest), ()):
+            if rest in self.candidates:
                 found[slot, "method"] = {"none": [rest]}
-        for slot, setting in candidate.settings.items():
-            for knob in (name for name in setting if name not in ("method", ORDINAL)):
-                line = self._lines[self._line(candidate, slot, knob)]
-                by_value = _grouped((other.settings[slot].get(knob), other) for other in line)
-                if others := {value: others for value, others in by_value.items() if value != setting[knob]}:
-                    found[slot, knob] = others
+        for other in self.candidates:
+            changed = changes(candidate, other) or []
+            if len(changed) == 1:
+                slot, knob = changed[0]
+                found[slot, knob][other.settings[slot].get(knob)].append(other)
         return found
-
-    @cached_property
-    def _cga_follows(self) -> bool:
-        """Whether num_sm tells the cluster size wherever it is given."""
-        sizes: dict[Any, set[Any]] = defaultdict(set)
-        for candidate in self.candidates:
-            for slot, setting in candidate.settings.items():
-                rest = frozenset(item for item in setting.items() if item[0] != FOLLOWS)
-                sizes[slot, rest].add(setting.get(FOLLOWS))
-        return all(len(found) == 1 for found in sizes.values())
-
-    def _without(self, candidate: Candidate, knobs: set[tuple[str, str]]) -> Arm:
-        """The candidate without these knobs, by slot; without the cluster size, too, where its num_sm is left out."""
-        dropped = knobs | {(slot, FOLLOWS) for slot, knob in knobs if knob == ORDINAL and self._cga_follows}
-        return tuple((s, tuple(item for item in x if (s, item[0]) not in dropped)) for s, x in candidate.slots)
-
-    def _line(self, candidate: Candidate, slot: str, knob: str) -> Any:
-        """Equal for candidates that differ in the slot's knob only, or if it is not num_sm in that, too."""
-        open_slots = [slot] if knob == ORDINAL else candidate.settings
-        return slot, knob, self._without(candidate, {(slot, knob), *((each, ORDINAL) for each in open_slots)})
-
-    @cached_property
-    def _lines(self) -> dict[Any, list[Candidate]]:
-        return _grouped(
-            (self._line(candidate, slot, knob), candidate)
-            for candidate in self.candidates
-            for slot, setting in candidate.slots
-            for knob, _ in setting
-            if knob != "method"
-        )
-
-
-def _grouped(pairs: Iterable[tuple[Any, Candidate]]) -> dict[Any, list[Candidate]]:
-    found: dict[Any, list[Candidate]] = defaultdict(list)
-    for key, candidate in pairs:
-        found[key].append(candidate)
-    return dict(found)
 
 
 def distance(one: Candidate, other: Candidate) -> float:
@@ -174,12 +145,8 @@ class Trail:
     none: Estimate
     """Without overlap: measured beside every candidate."""
     floor_us: float
-    seeds: Sequence[Candidate] = ()
-    """What is measured in any case, such as the settings of a preset."""
     samples: dict[Candidate, list[Estimate]] = field(default_factory=dict)
     failed: dict[Candidate, Failure] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    """What was dropped, and why."""
     stopped: str = ""
     """Why the search ended; empty while it has not."""
 
@@ -198,31 +165,30 @@ class Trail:
         for candidate, found in measured.items():
             if isinstance(found, Estimate):
                 self.samples.setdefault(candidate, []).append(found)
-                continue
-            self.notes.append(f"{candidate} failed: {found.reason}")
-            if not (found.by_chance and candidate in self.samples):
+            else:
                 self.failed[candidate] = found
-                self.samples.pop(candidate, None)
-        wrong = {self.cell.arm(candidate): candidate for candidate, found in self.failed.items() if found.wrong_numbers}
-        for candidate in [candidate for candidate in self.samples if self.cell.arm(candidate) in wrong]:
-            culprit = wrong[self.cell.arm(candidate)]
-            self.failed[candidate] = Failure(f"{culprit}, which differs in num_sm only, computes wrong numbers", True)
-            self.notes.append(f"{candidate} is not trusted: {self.failed[candidate].reason}")
-            del self.samples[candidate]
+        wrong = {candidate.arm: candidate for candidate, found in self.failed.items() if found.wrong_numbers}
+        for candidate in [candidate for candidate in self.samples if candidate.arm in wrong]:
+            reason = f"{wrong[candidate.arm]}, which differs in num_sm only, computes wrong numbers"
+            self.failed.setdefault(candidate, Failure(reason, wrong_numbers=True))
+        self.samples = {candidate: own for candidate, own in self.samples.items() if candidate not in self.failed}
 
-    def given_up(self, candidate: Candidate) -> bool:
-        """Whether too much of the candidate's arm failed to go on with it."""
-        own = [found for other, found in self.failed.items() if self.cell.arm(other) == self.cell.arm(candidate)]
-        return sum(not found.by_chance for found in own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
+    def given_up(self, arm: Arm) -> bool:
+        """Whether too much of the arm failed to go on with it."""
+        own = [found for other, found in self.failed.items() if other.arm == arm]
+        return len(own) >= MOST_FAILURES or any(found.wrong_numbers for found in own)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """All samples of the candidate together."""
         return self.none if candidate == NONE else together(self.samples[candidate])
 
     def time_us(self, candidate: Candidate) -> float:
-        """Infinite for what failed or was not measured."""
-        known = candidate == NONE or candidate in self.samples
-        return self.estimate(candidate).time_us if known else math.inf
+        return self.estimate(candidate).time_us
+
+    @property
+    def notes(self) -> list[str]:
+        """What failed, and why."""
+        return [f"{candidate} failed: {failure.reason}" for candidate, failure in self.failed.items()]
 
     @property
     def overlaps(self) -> list[Candidate]:

@@ -28,7 +28,7 @@ from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search import Failure, Samples, Setting, conduct
-from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, one_by_one, search
+from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, search, with_values
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
@@ -92,16 +92,11 @@ class KnobSpace:
 
     @property
     def typed(self) -> list[str]:
-        """Returns what a single run of the baseline is typed as: without an experiment that only searches."""
-        workload = self.point()["workload"]["name"]
-        searches = f"experiment={searchable(workload).experiment}"
+        """Returns what a single run of the baseline is typed as."""
         no_part = tuple(name + end for name in NO_PART_OF_A_POINT for end in "=.")
         typed = [override for override in self.overrides if not override.startswith(no_part)]
-        kept = [override for override in typed if override.lstrip("+") != searches]
-        if any(override.lstrip("+").startswith("experiment=") for override in kept):
-            return [*kept, "hydra.mode=RUN"]
-        named = any(override.startswith("workload=") for override in kept)
-        return kept if kept == typed or named else [f"workload={workload}", *kept]
+        experiment = any(override.lstrip("+").startswith("experiment=") for override in typed)
+        return [*typed, "hydra.mode=RUN"] if experiment else typed
 
 
 def searchable(workload: str) -> Searchable:
@@ -203,17 +198,6 @@ class Searching:
         search.host_bound = sum(result.launch_bound for result in self._results)
         return search
 
-    @property
-    def progress(self) -> str:
-        """A line; empty until the baseline was measured."""
-        trail, budget = self.trail, self._measurements.budget
-        if trail.baseline not in trail.found.of:
-            return ""
-        gain = 1 - trail.found.time_us(trail.best) / trail.found.time_us(trail.baseline)
-        stage = "proving" if trail.proof.of else "best so far"
-        less = f" ({100 * gain:.1f} % less time)" if trail.best != trail.baseline else ""
-        return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
-
     def _room(self) -> float:
         """By the points that are left, and by the time that those so far took."""
         budget = self._measurements.budget
@@ -270,24 +254,21 @@ def answer(trail: KnobTrail) -> KnobSearch:
 
 
 def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) -> Contribution:
-    with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
+    base = trail.baseline
+    with_it, without = with_values(base, {index: best[index]}), with_values(best, {index: base[index]})
+
+    def gain(slower: Setting, faster: Setting) -> Gain | None:
+        # Of the first that has measured both.
+        knowing = (samples for samples in (judged, trail.found) if {slower, faster} <= samples.of.keys())
+        return next((_share(samples, slower, faster) for samples in knowing), None)
+
     return Contribution(
         key=trail.knobs[index].key,
-        baseline=trail.baseline[index],
+        baseline=base[index],
         value=best[index],
-        alone=_known_share([judged, trail.found], trail.baseline, with_it),
-        taken_away=_known_share([judged, trail.found], without, best),
+        alone=gain(base, with_it),
+        taken_away=gain(without, best),
     )
-
-
-def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
-    """From the first that has measured both."""
-    for samples in sources:
-        if slower in samples.of and faster in samples.of:
-            assert slower is not None
-            assert faster is not None
-            return _share(samples, slower, faster)
-    return None
 
 
 def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
@@ -319,8 +300,7 @@ def sweep(
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
         record().write(measurements.directory)
-        if line := searches[-1].progress:
-            print(f"knobs: {line}", flush=True)
+        print(f"knobs: {budget.points} points in {budget.elapsed_s:.0f} s", flush=True)
         return searches[-1].measure(settings)
 
     for index, space in enumerate(spaces):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,21 +41,10 @@ class Budget:
     max_minutes: float | None
     points: int = 0
     began_s: float = field(default_factory=time.monotonic)
-    _paused_s: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
-        """Without the pauses."""
-        return time.monotonic() - self.began_s - self._paused_s
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What runs inside costs nothing."""
-        before_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._paused_s += time.monotonic() - before_s
+        return time.monotonic() - self.began_s
 
     @property
     def points_left(self) -> int | None:

@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
@@ -34,8 +33,6 @@ from overlap_sweep.search.tasks import (
     side_by_side,
 )
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
-from overlap_sweep.workloads.operator.choice import Candidate as Measured
-from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.sections import read_sources
 
 Gate = Callable[[Sequence[Task]], str | None]
@@ -49,7 +46,7 @@ def sweep(
     whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         whole.search(stage)
-        whole.profile_answers(stage, lambda: whole.analysed(AnalysisConfig()))
+        whole.profile_answers(stage, AnalysisConfig())
     whole.conclude()
 
 
@@ -105,9 +102,7 @@ class Sweep:
 
     @property
     def stages(self) -> list[list[Task]]:
-        """What advances together: a TP size at a time, smallest first, or everything."""
-        if self.config.search.tp_sizes == "together":
-            return [self.tasks]
+        """What advances together: a TP size at a time, smallest first."""
         ordered = sorted(self.tasks, key=lambda task: workloads.world_size(task.point))
         return [list(group) for _, group in groupby(ordered, key=lambda task: workloads.world_size(task.point))]
 
@@ -125,19 +120,20 @@ class Sweep:
             for task in of_case:
                 task.begin(self.config.search)
         begun = [task for task in tasks if task.running]
-        while (requests := [request for task in begun for request in task.requests()]) and not budget.why_spent:
-            results = self.measurements.measure([request.job for request in requests])
-            for request, result in zip(requests, results, strict=False):
-                request.task.answer(request, result)
+        searches = [running for task in begun for running in task.running.values()]
+        while requests := [request for task in begun for request in task.requests()]:
+            again = self._answer(requests, final=False)
+            self._answer(again, final=True)
+            for running in searches:
+                running.advance(budget.why_spent)
             self._rounds += 1
             self._write()
-            trails = [trail for task in begun for trail in task.trails]
-            going = sum(not trail.stopped for trail in trails)
-            if going != len(trails) or self._rounds == 1:
-                state = f"{going} of {len(trails)} searches go on" if going else "all searches are done"
-                print(f"search: {budget.points} points in {budget.elapsed_s:.0f} s; {state}", flush=True)
-        for running in (running for task in begun for running in task.running.values()):
-            running.stop(budget.why_spent)
+        print(f"search: {budget.points} points in {budget.elapsed_s:.0f} s", flush=True)
+
+    def _answer(self, requests: Sequence[Request], *, final: bool) -> list[Request]:
+        results = self.measurements.measure([request.job for request in requests])
+        answered = zip(requests, results, strict=False)
+        return [more for request, result in answered for more in request.task.answer(request, result, final=final)]
 
     def _measure_baselines(self, tasks: Sequence[Task]) -> list[Task]:
         """Measure every task's operator without overlap; returns the tasks for which that worked."""
@@ -157,27 +153,13 @@ class Sweep:
         """Returns what is best of all that was measured so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
 
-    def profile_answers(self, tasks: Sequence[Task], analysed: Callable[[], OperatorAnalysis]) -> None:
+    def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
         """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without
-        overlap.
-
-        What that says of the times may change what is chosen, which is profiled then, too. A point is asked for once,
-        whatever comes of it; the search's budget does not count it. Nothing with `profile=none`.
-        """
-        asked: set[Any] = set()
-        wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
-        while wanted:
-            analysis, jobs = analysed(), []
-            for task in wanted:
-                for of_pass in _untraced(task, case_of(task, analysis)):
-                    key = task.label, task.case, frozenset(of_pass.items())
-                    if key not in asked:
-                        asked.add(key)
-                        jobs.append(_profiled(Request(task, of_pass).job))
-            if not jobs:
-                return
-            with self.measurements.budget.paused():
-                self.measurements.run(jobs)
+        overlap; the search's budget does not count it. Nothing but with `profile=best`."""
+        if wanted := [task for task in tasks if task.running and task.point["profile"] == "best"]:
+            analysis = self.analysed(config)
+            untraced = [(task, of_pass) for task in wanted for of_pass in _untraced(task, case_of(task, analysis))]
+            self.measurements.run([_profiled(Request(task, of_pass).job) for task, of_pass in untraced])
 
     def conclude(self) -> None:
         """Print every answer, and why it is one."""
@@ -185,14 +167,9 @@ class Sweep:
         outcomes.answered = any(task.baseline for task in self.tasks)
         for search in record.searches:
             print(f"search: {pass_line(search)}")
-        tried = sum(trail.settings_tried for task in self.tasks for trail in task.trails)
-        before = f", {record.reused} of them measured before" if record.reused else ""
-        print(
-            f"search: {record.points} points{before} in {record.elapsed_s:.0f} s; "
-            f"{tried} of {sum(search.exhaustive for search in record.searches)} settings measured; "
-            f"{self.measurements.directory / SearchRecord.FILE} says why",
-            flush=True,
-        )
+        reused = f", {record.reused} of them measured before" if record.reused else ""
+        path = self.measurements.directory / SearchRecord.FILE
+        print(f"search: {record.points} points{reused} in {record.elapsed_s:.0f} s; {path} says why", flush=True)
 
     def _write(self) -> SearchRecord:
         measurements = self.measurements
@@ -250,31 +227,14 @@ def _profiled(job: Job) -> Job:
 def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
     """What should have a trace and has none: no overlap, and the answers, a setting of each pass together."""
     tp_size = task.point["tp_size"]
-    plan, of_task = case.plans.get(tp_size), [point for point in case.points if _is_of(point, task)]
-    traced = {point.name for point in of_task if own_traces(point)}
-    if not any(point.name in traced and point.result and not point.result.settings for point in of_task):
+    own = [p for p in case.points if p.config["operator"] == task.operator and p.config["tp_size"] == tp_size]
+    traced = [point for point in own if own_traces(point)]
+    if all(point.result and point.result.settings for point in traced):
         yield {}
-    lacking: dict[str, dict[Candidate, None]] = {}
+    names = {point.name for point in traced}
+    answers: dict[str, list[Candidate]] = {}
+    plan = case.plans.get(tp_size)
     for choice, final in zip(plan.choices, plan.finals, strict=True) if plan else ():
-        if choice.operator == task.operator:
-            answers = [choice.chosen, final, *_decided(choice, case, tp_size)]
-            untraced = [one.settings for one in answers if one.settings and traced.isdisjoint(one.points)]
-            lacking[choice.pass_name] = dict.fromkeys(map(Candidate.of, untraced))
-    yield from side_by_side(lacking)
-
-
-def _is_of(point: Point, task: Task) -> bool:
-    return point.config["operator"] == task.operator and point.config["tp_size"] == task.point["tp_size"]
-
-
-def _decided(choice: PassChoice, case: CaseAnalysis, tp_size: int) -> list[Measured]:
-    """What the whole layer's proof gave the pass, if that was measured by itself."""
-    config = case.decided(tp_size)
-    if config is None or not config.switches["tp_comm_overlap"]:
-        return []
-    phases = [phase for phase, pass_name in space.PASS_OF_PHASE.items() if pass_name == choice.pass_name]
-    slots = [space.slot(choice.operator, phase) for phase in phases]
-    own = {slot: config.slots[slot] for slot in slots if slot in config.slots}
-    # Files that others wrote leave knobs open.
-    whole = overlap_cfg.settings_of_pass(config.slots, choice.operator, choice.pass_name)
-    return [candidate for candidate in choice.candidates if dict(candidate.settings) in (own, whole)]
+        if choice.operator == task.operator and final.settings and names.isdisjoint(final.points):
+            answers[choice.pass_name] = [Candidate.of(final.settings)]
+    yield from side_by_side(answers)

@@ -105,35 +105,28 @@ def _settings(point: Mapping[str, Any], phase: str, choices: Choices) -> list[Se
 
 
 class Running:
-    """The search of one pass, under way."""
+    """The search of one pass, under way: have what it wants measured, put it into `answers`, and advance."""
 
     def __init__(self, trail: Trail, effort: Search) -> None:
         self.trail = trail
-        self.pending: list[Candidate] = []
+        self.answers: dict[Candidate, Measured] = {}
         self._steps = bisect(trail, effort)
-        self._answers: dict[Candidate, Measured] = {}
-        self._advance(None)
+        self.wanted = self._next(None)
 
-    def tell(self, candidate: Candidate, measured: Measured) -> None:
-        """The answer for one of `pending`; after the last of them there are new ones, or the search has stopped."""
-        self.pending.remove(candidate)
-        self._answers[candidate] = measured
-        if not self.pending:
-            self._advance(self._answers)
+    def advance(self, why_spent: str) -> None:
+        """Goes on, or ends where not all that it wanted was measured; what was measured counts all the same."""
+        if self.wanted and len(self.answers) == len(self.wanted):
+            self.wanted, self.answers = self._next(self.answers), {}
+        if self.wanted and why_spent:
+            self.trail.record(self.answers)
+            self.wanted, self.trail.stopped = [], why_spent
 
-    def stop(self, reason: str) -> None:
-        """Whatever would still be promising; what was answered of the last round counts."""
-        if not self.trail.stopped:
-            self.pending, self.trail.stopped = [], reason
-            self._steps.close()
-            self.trail.record(self._answers)
-
-    def _advance(self, answers: Any) -> None:
+    def _next(self, answers: Any) -> Sequence[Candidate]:
         try:
-            self.pending = list(self._steps.send(answers))
+            return self._steps.send(answers)
         except StopIteration as stop:
             self.trail.stopped = str(stop.value)
-        self._answers = {}
+            return []
 
 
 @dataclass(frozen=True)
@@ -145,14 +138,10 @@ class Request:
     repetition: int = 0
 
     @property
-    def phases(self) -> dict[str, Setting]:
+    def job(self) -> Job:
         slots = {slot: setting for candidate in self.of_pass.values() for slot, setting in candidate.settings.items()}
         order = {space.slot(self.task.operator, phase): phase for phase in space.PHASES}
-        return {phase: slots[slot] for slot, phase in order.items() if slot in slots}
-
-    @property
-    def job(self) -> Job:
-        phases = self.phases or {"fprop": {"method": "none"}}
+        phases = {phase: slots[slot] for slot, phase in order.items() if slot in slots} or {"fprop": {"method": "none"}}
         repetition = [f"repetition={self.repetition}"] if self.repetition else []
         point = {**self.task.point, "phases": phases, "repetition": self.repetition}
         completed = workloads.load("operator").complete(point)
@@ -170,12 +159,8 @@ class Task:
     cells: dict[str, Cell]
     refused: Counter[str]
     """Candidates that cannot run, by reason."""
-    seeds: dict[str, list[Candidate]] = field(default_factory=dict)
-    """By pass what is measured in any case; each is among the cell's candidates."""
     baseline: Result | None = None
     running: dict[str, Running] = field(default_factory=dict)
-    alone: list[tuple[str, Candidate]] = field(default_factory=list)
-    """Candidates whose point failed together with another pass's: to be measured again without it."""
     asked: Counter[Any] = field(default_factory=Counter)
     """How often each combination was measured."""
 
@@ -197,55 +182,38 @@ class Task:
         """What it has in common with the other operators that are measured alike."""
         return json.dumps({name: value for name, value in self.point.items() if name != "operator"}, sort_keys=True)
 
-    @property
-    def trails(self) -> list[Trail]:
-        return [running.trail for running in self.running.values()]
-
-    def seed(self, pass_name: str, candidate: Candidate) -> None:
-        """Have the search of this pass measure the candidate first, whether its choices lead to it or not."""
-        known = self.cells[pass_name].candidates if pass_name in self.cells else ()
-        if candidate not in known:
-            self.cells[pass_name] = Cell((*known, candidate))
-        self.seeds.setdefault(pass_name, []).append(candidate)
-
     def begin(self, effort: Search) -> None:
         """Start the searches, once the operator was measured without overlap."""
         assert self.baseline
         for pass_name, cell in self.cells.items():
             times = self.baseline.measured_as(OperatorTimes).times[pass_name]
             none = estimate([*times.none.samples_us, *times.point.samples_us])
-            seeds = self.seeds.get(pass_name, ())
-            self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us, seeds), effort)
+            self.running[pass_name] = Running(Trail(cell, none, times.floor.median_us), effort)
 
     def requests(self) -> list[Request]:
         """Returns the points of the next round; none at all when every search has stopped."""
-        if self.alone:
-            asked = [{pass_name: candidate} for pass_name, candidate in self.alone]
-            self.alone = []
-        else:
-            asked = side_by_side({name: running.pending for name, running in self.running.items()})
-        return [self._request(of_pass) for of_pass in asked]
+        return [self.request(of_pass) for of_pass in side_by_side({n: r.wanted for n, r in self.running.items()})]
 
-    def _request(self, of_pass: Mapping[str, Candidate]) -> Request:
+    def request(self, of_pass: Mapping[str, Candidate]) -> Request:
         key = frozenset(of_pass.items())
         self.asked[key] += 1
         return Request(self, of_pass, self.asked[key] - 1)
 
-    def answer(self, request: Request, result: Result) -> None:
-        """Tell the searches what came of a point. Where it is not clear whose fault a failure was, each pass is
-        measured alone in the next round."""
-        to_blame, late = wrong_passes(result), result.status == "ok" and result.launch_bound
+    def answer(self, request: Request, result: Result, *, final: bool = False) -> list[Request]:
+        """Tell the searches what came of a point. Returns what is to be measured again unless this is `final`: each
+        pass alone where it is not clear whose fault a failure was, and what was launch-bound."""
+        again, to_blame, late = [], wrong_passes(result), result.status == "ok" and result.launch_bound
         for pass_name, candidate in request.of_pass.items():
             running = self.running[pass_name]
             if result.status == "ok" and not late:
                 times = result.measured_as(OperatorTimes).times[pass_name]
-                running.tell(candidate, normalised([(times.point, times.none)], running.trail.none))
-            elif late and request.repetition:
-                running.tell(candidate, Failure("launch-bound: its time says nothing about the device", by_chance=True))
-            elif not late and (len(request.of_pass) == 1 or to_blame == {pass_name}):
-                running.tell(candidate, Failure(result.reason, wrong_numbers=pass_name in to_blame))
+                running.answers[candidate] = normalised([(times.point, times.none)], running.trail.none)
+            elif final or (not late and (len(request.of_pass) == 1 or to_blame == {pass_name})):
+                reason = "launch-bound: its time says nothing about the device" if late else result.reason
+                running.answers[candidate] = Failure(reason, wrong_numbers=pass_name in to_blame)
             else:
-                self.alone.append((pass_name, candidate))
+                again.append(self.request({pass_name: candidate}))
+        return again
 
 
 def side_by_side(wanted: Mapping[str, Iterable[Candidate]]) -> list[dict[str, Candidate]]:

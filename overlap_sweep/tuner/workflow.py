@@ -32,7 +32,6 @@ from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result, write_atomically
 from overlap_sweep.runtime.group_config import elsewhere, visible_gpus
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.measured import Job, override_value, swept_values
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
@@ -82,8 +81,6 @@ def tune(
     if notice:
         record.dropped["TP sizes"] = notice
         print(f"tuner: {notice}", flush=True)
-    for task in whole.tasks:
-        seed_presets(task, config.tuner.presets)
     for stage in whole.stages:
         _tune_stage(whole, stage, record)
     whole.conclude()
@@ -117,15 +114,10 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
-    whole.profile_answers(possible, lambda: whole.analysed(_analysis_config(whole)))
-    if not tuner.prove:
-        return
-    for tasks in cases(task for task in possible if task.running):
-        with whole.measurements.budget.paused():
-            _prove(whole, tasks[0], record)
+    whole.profile_answers(possible, _analysis_config(whole))
+    for tasks in cases(task for task in possible if task.running and tuner.prove):
+        _prove(whole, tasks[0], record)
         _keep(whole, record)
-    # The layer may have decided for others.
-    whole.profile_answers(possible, lambda: whole.analysed(_analysis_config(whole)))
 
 
 def _layer_refusal(task: Task) -> str | None:
@@ -289,18 +281,6 @@ def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
 
 def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
     return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
-
-
-def seed_presets(task: Task, paths: Sequence[str] | None) -> None:
-    """Have the task's operator measured with the settings of the presets, too, as far as it can be."""
-    workload = workloads.load("operator")
-    for path in _preset_files(paths, task.point["tp_size"]):
-        slots = overlap_cfg.read(path).slots
-        for pass_name in space.PASSES:
-            candidate = Candidate.of(overlap_cfg.settings_of_pass(slots, task.operator, pass_name))
-            phases = {slot.partition("_")[2]: setting for slot, setting in candidate.settings.items()}
-            if phases and not workload.refusal({**task.point, "phases": phases}):
-                task.seed(pass_name, candidate)
 
 
 def _analysis_config(whole: Sweep) -> AnalysisConfig:

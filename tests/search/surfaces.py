@@ -105,13 +105,10 @@ class Surface:
     def _said_noise(self) -> float:
         return self.noise if self.said_noise is None else self.said_noise
 
-    def trail(self, **fields: Any) -> Trail:
+    def search(self, effort: Search | None = None) -> Trail:
+        """To the end."""
         none = Estimate(self.none_us, self._said_noise * self.none_us, 14)
-        return Trail(self.cell, none, floor_us=0.5 * self.none_us, **fields)
-
-    def search(self, effort: Search | None = None, **fields: Any) -> Trail:
-        """To the end; `fields` are the trail's."""
-        trail = self.trail(**fields)
+        trail = Trail(self.cell, none, floor_us=0.5 * self.none_us)
         trail.stopped = conduct(bisect(trail, effort or Search()), self._answers)
         return trail
 

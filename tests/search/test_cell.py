@@ -101,13 +101,12 @@ def test_a_candidate_is_what_its_slots_are_given_in_whatever_order_it_was_said()
 
 def test_an_arm_is_everything_but_num_sm() -> None:
     candidates = one_slot(BULK, "fc1_dgrad")
-    arms = cell(candidates).arms.values()
-    assert [[num_sm(c) for c in arm] for arm in arms] == [[1, 2, 4], [1, 2, 4]]
-    assert [len({c.settings["fc1_dgrad"]["set_sm_margin"] for c in arm}) for arm in arms] == [1, 1]
+    margins = {c.arm: c.settings["fc1_dgrad"]["set_sm_margin"] for c in candidates}
+    assert sorted(margins.values()) == [False, True]
+    assert all(margins[c.arm] == c.settings["fc1_dgrad"]["set_sm_margin"] for c in candidates)
     # A slot that is left out makes another arm.
-    found = cell(PAIRS)
-    assert len({found.arm(c) for c in (pair(ONE, ONE), pair(ONE, None), pair(None, ONE))}) == 3
-    assert sorted(map(len, found.arms.values())) == [2, 2, 4]
+    assert len({c.arm for c in (pair(ONE, ONE), pair(ONE, None), pair(None, ONE))}) == 3
+    assert sorted(Counter(c.arm for c in PAIRS).values()) == [2, 2, 4]
 
 
 @pytest.mark.parametrize(("slot", "other"), [("fc1_dgrad", "fc1_wgrad"), ("fc1_wgrad", "fc1_dgrad")])
@@ -117,22 +116,6 @@ def test_a_ladder_goes_along_one_slot_and_keeps_the_other(slot: str, other: str)
     # With holes it has what there is.
     ladder = cell(c for c in PAIRS if c not in (pair(ONE, TWO), pair(TWO, ONE))).ladder(pair(TWO, TWO), slot)
     assert [num_sm(c, slot) for c in ladder] == [2]
-
-
-def test_cga_size_that_follows_num_sm_is_no_knob_and_of_its_own_it_is_one() -> None:
-    following = [{"method": "bulk", "num_sm": n, "cga_size": 2 - n % 2} for n in (1, 2, 3, 4)]
-    found = cell(one_slot(following, "fc1_dgrad"))
-    assert len(found.arms) == 1
-    assert [num_sm(c) for c in found.ladder(found.candidates[2], "fc1_dgrad")] == [1, 2, 3, 4]
-    led_to = [c for by in found.flips(found.candidates[0]).values() for others in by.values() for c in others]
-    assert {found.arm(c) for c in led_to} <= set(found.arms)
-    # A single num_sm with two sizes, and they cannot be told apart by num_sm anywhere.
-    assert len(cell(one_slot([*following[:2], {"method": "bulk", "num_sm": 2, "cga_size": 1}])).arms) == 2
-    found = cell(one_slot(settings("bulk", num_sm=(2, 4), cga_size=(1, 2)), "fc1_dgrad"))
-    assert len(found.arms) == 2
-    ((flipped, by_value),) = found.flips(found.candidates[0]).items()
-    assert flipped == ("fc1_dgrad", "cga_size")
-    assert [num_sm(c) for c in by_value[2]] == [2, 4]
 
 
 def test_flips_change_one_knob_and_leave_num_sm_open() -> None:

@@ -19,7 +19,7 @@ from overlap_sweep.config import Search
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search import Failure
-from overlap_sweep.search.cell import NONE, Candidate, Cell, together
+from overlap_sweep.search.cell import Candidate, Cell, together
 from overlap_sweep.search.measured import CHUNK, Budget, Measurements, override_value
 from overlap_sweep.search.tasks import Request, Task
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
@@ -69,16 +69,24 @@ def asked(**fields: Any) -> tuple[Task, Request]:
     return one, request
 
 
+def told(one: Task, request: Request, found: Result) -> list[Request]:
+    """Has the searches go on with the answer; returns what they want measured again."""
+    again = one.answer(request, found)
+    for running in one.running.values():
+        running.advance("")
+    return again
+
+
 def test_forward_and_backward_candidates_share_a_point_and_what_one_pass_has_more_goes_alone() -> None:
     _, request = asked()
-    assert request.phases == {
+    assert request.job.point["phases"] == {
         "fprop": {"method": "ring_exchange", "num_sm": 16},
         "dgrad": {"method": "bulk", "num_sm": 16},
         "wgrad": {"method": "bulk", "num_sm": 16},
     }
     backward = one_slot(settings("ring_exchange", num_sm=(16,)), "fc2_dgrad")
     requests = begun(forward=two_methods((16,)), backward=backward, operator="fc2").requests()
-    assert [set(request.phases) for request in requests] == [{"fprop", "dgrad"}, {"fprop"}]
+    assert [set(request.job.point["phases"]) for request in requests] == [{"fprop", "dgrad"}, {"fprop"}]
 
 
 def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
@@ -86,7 +94,7 @@ def test_each_search_hears_of_its_own_pass_relative_to_none_beside_it() -> None:
     # The machine was slower: none took 10 % longer than at first.
     slower = result()
     slower.measured.times = {"fwd": pass_times(88.0, 110.0, 55.0), "bwd": pass_times(210.0, 220.0, 110.0)}
-    one.answer(request, slower)
+    assert told(one, request, slower) == []
     assert one.running["fwd"].trail.time_us(request.of_pass["fwd"]) == pytest.approx(80.0)
     assert one.running["bwd"].trail.time_us(request.of_pass["bwd"]) == pytest.approx(210.0 / 1.1)
 
@@ -108,7 +116,7 @@ def test_a_point_that_is_asked_for_again_is_another_repetition() -> None:
     while requests := one.requests():
         (request,) = requests
         repetitions.append(request.repetition)
-        one.answer(request, result({"fwd": 99.9}, spread_us=2.0))
+        told(one, request, result({"fwd": 99.9}, spread_us=2.0))
     assert repetitions == [0, 1, 2]
 
 
@@ -121,13 +129,12 @@ def test_a_point_that_is_asked_for_again_is_another_repetition() -> None:
 )
 def test_wrong_numbers_are_the_fault_of_their_pass(errors: dict[str, Any], wrong: str, right: str) -> None:
     one, request = asked()
-    one.answer(request, result(status="failed", error="wrong numbers: 0.5\nlog", relative_error=errors))
+    (again,) = one.answer(request, result(status="failed", error="wrong numbers: 0.5\nlog", relative_error=errors))
+    assert again.of_pass == {right: request.of_pass[right]}
+    told(one, again, result({right: 90.0}))
     to_blame = {request.of_pass[wrong]: Failure("wrong numbers: 0.5", wrong_numbers=True)}
     assert one.running[wrong].trail.failed == to_blame
     assert one.running[right].trail.failed == {}
-    (again,) = one.requests()
-    assert again.of_pass == {right: request.of_pass[right]}
-    one.answer(again, result({right: 90.0}))
     assert one.running[right].trail.time_us(request.of_pass[right]) == 90.0
 
 
@@ -143,14 +150,12 @@ def test_wrong_numbers_are_the_fault_of_their_pass(errors: dict[str, Any], wrong
 )
 def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any], reason: str) -> None:
     one, request = asked()
-    one.answer(request, result(**fields))
-    assert not any(trail.failed for trail in one.trails)
-    alone = one.requests()
+    alone = one.answer(request, result(**fields))
     assert [dict(again.of_pass) for again in alone] == [{name: c} for name, c in request.of_pass.items()]
     assert [again.repetition for again in alone] == [0, 0]
-    one.answer(alone[0], result(**fields))
-    one.answer(alone[1], result({"bwd": 120.0}))
-    forward, backward = one.trails
+    one.answer(alone[0], result(**fields), final=True)
+    told(one, alone[1], result({"bwd": 120.0}))
+    forward, backward = (running.trail for running in one.running.values())
     assert forward.failed == {request.of_pass["fwd"]: Failure(reason, wrong_numbers=reason == "wrong")}
     assert backward.failed == {}
     assert backward.time_us(request.of_pass["bwd"]) == 120.0
@@ -158,20 +163,15 @@ def test_where_nobody_can_be_blamed_each_is_measured_alone(fields: dict[str, Any
 
 def test_launch_bound_times_say_nothing_and_are_taken_once_more() -> None:
     one, request = asked()
-    one.answer(request, result({"fwd": 1.0, "bwd": 1.0}, launch_bound=True))
-    assert not any(trail.failed for trail in one.trails)
-    alone = one.requests()
+    late = result({"fwd": 1.0, "bwd": 1.0}, launch_bound=True)
+    alone = one.answer(request, late)
     assert [set(again.of_pass) for again in alone] == [{"fwd"}, {"bwd"}]
-    one.answer(alone[1], result({"bwd": 120.0}))
-    assert one.running["bwd"].trail.best == request.of_pass["bwd"]
     # What stays launch-bound has no time.
-    one = begun(backward=[])
-    while requests := one.requests():
-        for request in requests:
-            one.answer(request, result({"fwd": 1.0}, launch_bound=True))
-    (trail,) = one.trails
-    assert (trail.best, trail.stopped) == (NONE, "nothing left that could be faster than none")
-    assert {failure.reason.partition(":")[0] for failure in trail.failed.values()} == {"launch-bound"}
+    assert one.answer(alone[0], late, final=True) == []
+    told(one, alone[1], result({"bwd": 120.0}))
+    assert one.running["bwd"].trail.best == request.of_pass["bwd"]
+    (failure,) = one.running["fwd"].trail.failed.values()
+    assert failure.reason.startswith("launch-bound")
 
 
 def test_what_was_answered_of_a_round_counts_when_it_ends_too_early() -> None:
@@ -179,21 +179,10 @@ def test_what_was_answered_of_a_round_counts_when_it_ends_too_early() -> None:
     first, second = one.requests()
     one.answer(first, result({"fwd": 80.0}))
     (running,) = one.running.values()
-    running.stop("search.max_points=2 is used up")
+    running.advance("search.max_points=2 is used up")
     assert (running.trail.best, running.trail.stopped) == (first.of_pass["fwd"], "search.max_points=2 is used up")
     assert second.of_pass["fwd"] not in running.trail.samples
     assert one.requests() == []
-
-
-def test_presets_are_candidates_and_come_first() -> None:
-    one = task(backward=[])
-    own, foreign = RINGS[0], one_slot(settings("ring_exchange", num_sm=(7,), aggregate=(True,)), "fc1_fprop")[0]
-    of_backward = one_slot(settings("bulk", num_sm=(5,)), "fc1_dgrad")[0]
-    for pass_name, candidate in (("fwd", own), ("fwd", foreign), ("bwd", of_backward)):
-        one.seed(pass_name, candidate)
-    assert one.cells["fwd"].candidates == (*RINGS, foreign)
-    assert one.cells["bwd"] == Cell((of_backward,))
-    assert begun(one).running["fwd"].pending[:2] == [own, foreign]
 
 
 def test_tasks_of_one_case_differ_in_their_operator_only() -> None:
@@ -293,16 +282,3 @@ def test_points_are_counted_down_and_minutes_run_from_the_start(
     found = Budget(most, minutes, points)
     found.began_s -= elapsed_s
     assert (found.points_left, found.why_spent) == (left, why)
-
-
-def test_a_pause_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Budget(None, 1.0)
-    now = found.began_s
-    monkeypatch.setattr("overlap_sweep.search.measured.time.monotonic", lambda: now)
-    now += 50.0
-    with found.paused():
-        now += 1000.0
-    assert found.elapsed_s == pytest.approx(50.0)
-    assert not found.why_spent
-    now += 15.0
-    assert found.why_spent

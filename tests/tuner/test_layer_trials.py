@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
-from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.tasks import Task
 from overlap_sweep.tuner.workflow import (
     BEST,
@@ -22,14 +20,13 @@ from overlap_sweep.tuner.workflow import (
     check_presets,
     combinations,
     presets,
-    seed_presets,
 )
 from overlap_sweep.workloads.layer.result import PASSES, LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Candidate as Choosable
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
 from tests.make_point import timing_of
-from tests.points import ON_GPUS, operator_point
+from tests.points import operator_point
 
 Setting = dict[str, Any]
 RING, RING4 = {"method": "ring_exchange", "num_sm": 1}, {"method": "ring_exchange", "num_sm": 4}
@@ -146,26 +143,6 @@ def test_presets_are_checked_for_every_tp_size_and_named_after_their_files(tmp_p
     check_presets([paths[0], paths[0]], ["4"])
     with pytest.raises(UserError, match="would have one name"):
         check_presets(paths, ["4"])
-
-
-def test_presets_are_measured_whole_and_as_far_as_the_backend_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slot that is not named runs at the library's default, and so do knobs that are not; `none` is no candidate."""
-    monkeypatch.setattr(transformer_engine, "missing", lambda: None)
-    path = write_preset(tmp_path / "theirs.yaml", "fc2_fprop: {method: none}\nfc1_dgrad: {method: bulk, num_sm: 7}\n")
-    fc1, fc2 = task(operator="fc1", **ON_GPUS), task(operator="fc2", **ON_GPUS)
-    for one in (fc1, fc2):
-        seed_presets(one, [path])
-    bulk = {"method": "bulk", "cga_size": 2, "set_sm_margin": True}
-    assert fc1.seeds["bwd"] == [Candidate.of({"fc1_dgrad": {**bulk, "num_sm": 7}, "fc1_wgrad": {**bulk, "num_sm": 16}})]
-    assert [c.settings["fc1_fprop"]["method"] for c in fc1.seeds["fwd"]] == ["ring_exchange"]
-    assert list(fc2.seeds) == ["bwd"]
-    # Plain torch has no margin and no clusters on a CPU, which every whole setting of userbuffers has.
-    on_cpu = task(operator="fc1")
-    for paths in ([path], None):
-        seed_presets(on_cpu, paths)
-    assert (on_cpu.seeds, on_cpu.cells) == ({}, {})
 
 
 ROUNDS = [100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0]

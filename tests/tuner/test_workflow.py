@@ -245,31 +245,6 @@ def test_what_is_chosen_is_profiled_in_a_last_step_unless_it_was(
     assert {row["profiled"] for row in best} <= {True, False}
 
 
-def test_what_the_layer_decided_for_is_profiled_too(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=2", "profile=best", answer=lambda point: traced(point, answered()(point)))
-    (proof,) = record(tmp_path).proofs
-    # Alone, ring exchange is faster forward.
-    assert slots_of(proof)["fc2_fprop"]["method"] == PIPELINE
-    assert profiled_last(launcher) == [NO_OVERLAP, {"fprop": RING, "dgrad": RING}, {"fprop": PIPELINE}]
-
-
-def test_what_profiling_makes_the_choice_is_profiled_next_and_each_once(tmp_path: Path) -> None:
-    def answer(point: Mapping[str, Any]) -> Result:
-        """Measured once more, ring exchange computes wrong numbers forward. Pipelines never leave traces."""
-        phases = point["phases"] or {}
-        if point["profile"] == "all" and phases.get("fprop", {}).get("method") == RING:
-            return operator_result(point, status="failed", error="wrong numbers", relative_error={"output": 1.0})
-        result = answered()(point)
-        return result if PIPELINE in str(phases) else traced(point, result)
-
-    launcher = tuned(tmp_path, "tp_size=2", "tuner.prove=false", "profile=best", answer=answer)
-    assert profiled_last(launcher) == [
-        *(NO_OVERLAP, {"fprop": RING, "dgrad": RING}),
-        # It was not to blame.
-        {"fprop": PIPELINE, "dgrad": RING},
-    ]
-
-
 def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:
     """Plain torch has no default overlap, so that there is nothing to run beside `none` but the floor."""
     slow = answered(of_operator=lambda pass_name, settings: 1.5, of_layer=lambda config: 1.2)
