@@ -146,7 +146,6 @@ def _summary(compared: SweepComparison) -> dict[str, Any]:
         },
         "compared": compared.compared,
         "aggregates": AGGREGATES.records(compared.aggregates),
-        "deviations": compared.deviations,
         "environment": compared.environment,
         "configuration": compared.configuration,
         "unmatched": [found._asdict() for found in compared.unmatched],
@@ -191,7 +190,6 @@ def _print_datasets(compared: SweepComparison, console: Console) -> None:
         points = f"{counted(len(dataset.points), 'point')} ({counts}), measured {measured_when(dataset.points)}"
         proofs = (f"{dataset.label} {proof}" for proof in dataset.found.proofs)
         print_lines([f"{dataset.label}: {dataset.path}, {points} on {machine}", *proofs], console, indent=0)
-    print_lines(compared.deviations, console, indent=0)
     differences = {"Compared": compared.compared, "Environment": compared.environment}
     for title, found in (differences | {"Configuration": compared.configuration}).items():
         if found:

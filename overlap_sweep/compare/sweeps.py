@@ -115,8 +115,6 @@ class SweepComparison:
     aggregates: list[Aggregate]
     """Of each dataset but the reference: by pass, and last all together."""
     unmatched: list[Unmatched]
-    deviations: list[str]
-    """A sentence for each match that computes something else than in the reference, as far as is known."""
     environment: Differences
     configuration: Differences
 
@@ -147,7 +145,6 @@ def compare_sweeps(datasets: Sequence[Dataset], reference: str) -> SweepComparis
         slots=[slot for of_one in slots.values() for slot in of_one],
         aggregates=[one for label in matches for one in _aggregates(label, matches[label], slots[label])],
         unmatched=[found for other in others for found in _unmatched(other, base, compared, telling)],
-        deviations=[said for of_one in matches.values() for match in of_one for said in _deviation(match)],
         environment=_differences(environments),
         configuration=_differences(configurations),
     )
@@ -168,12 +165,6 @@ def _unmatched(
         keys = sorted((ours[key].key for key in ours if key not in theirs), key=lambda key: key.order)
         if keys:
             yield Unmatched(one.label, other.label, [f"{key.named(telling)} {key.setting}" for key in keys])
-
-
-def _deviation(match: Match) -> Iterator[str]:
-    ours, theirs = match.ours.computed, match.theirs.computed
-    if ours and theirs and (found := ours.deviation_from(theirs)):
-        yield f"{match.dataset} does not compute what {match.reference} does: {found}"
 
 
 def _slot_changes(dataset: Dataset, base: Dataset, compared: Collection[str]) -> Iterator[SlotChange]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, FLOOR, NONE
@@ -56,13 +56,6 @@ def key_of_pass(case: Case, tp_size: int, operator: str, pass_name: str) -> Key:
     return Key(**case._asdict(), tp_size=tp_size, operator=operator, pass_name=pass_name, setting="")
 
 
-class Computed(Protocol):
-    """What was computed, beside how long it took."""
-
-    def deviation_from(self, other: Any) -> str:
-        """Returns what is not the same in the other although it was given the same data; empty where all is."""
-
-
 @dataclass(frozen=True)
 class KeyedTime:
     """All measurements of one thing, pooled."""
@@ -73,7 +66,6 @@ class KeyedTime:
     """None where it was not measured without overlap."""
     floor_us: float | None
     points: tuple[str, ...]
-    computed: Computed | None = None
 
     @property
     def hidden_fraction(self) -> float:

@@ -150,7 +150,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report two_kernels": ("torch ring", "1.33x", "150.0"),
     "report training": ("gradient_accumulation=2", "best", "2.100", "88%", "-4.2%"),
     "report copies": ("902.0", "90%"),
-    "report stacks": ("autotp zero2", "51,200"),
+    "report stacks": ("autotp zero_stage=2", "51,200"),
     "query operators tp_size==2&num_splits==4": (
         *("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),
     ),
@@ -269,14 +269,14 @@ def test_a_narrow_terminal_leaves_out_the_least_important_columns(made: Made, tm
         assert (sentence in " ".join(text.split())) == ("No room for" in text) == bool(missing)
 
 
-def test_a_terminal_of_140_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:
+def test_a_terminal_of_160_columns_shows_every_column_of_stacks(tmp_path: Path) -> None:
     longest = {"tp_training.attn_impl": "eager", "tp_training.activation_checkpointing": True}
     make_point("tp_training", tmp_path, stack_config("fsdp_dtensor", **longest), step_us=1_234_567.0)
     seen, stream = StepCommunication(100_000.0, 50_000.0), io.StringIO()
     with patch.object(tp_training, "step_communication", lambda _: seen):
         (section,) = sections_of_points(read_points(tmp_path).points)
-    print_section(section, Console(file=stream, width=140, highlight=False, markup=False))
+    print_section(section, Console(file=stream, width=160, highlight=False, markup=False))
     lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 140
+    assert max(map(len, lines)) <= 160
     headers = next(line for line in lines if line.startswith("TP"))
     assert all(column.header in headers for column in tp_training.COMPARED.shown[:-1] if not column.page_only)

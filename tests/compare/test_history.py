@@ -212,7 +212,7 @@ def test_other_knobs_make_another_series() -> None:
         "sequential",
     }
     stacks = of(measured(**stack(1.0)), measured(**stack(1.0, zero_stage=2)))
-    assert {series[0].setting for series in stacks.series} == {"dp2", "dp2 zero2"}
+    assert {series[0].setting for series in stacks.series} == {"dp2", "dp2 zero_stage=2"}
 
 
 def test_both_passes_add_up() -> None:

@@ -188,13 +188,6 @@ def write_stacks(directory: Path) -> None:
     run(1152, "fsdp_dtensor", environment={"gpu": "something else"})
 
 
-def write_versions(directory: Path) -> None:
-    """Two versions of two stacks, of which one computes something else in the newer."""
-    for version, losses in (("old", falling()), ("new", falling(off={4: 6.3}))):
-        make_point("tp_training", directory / version, stack_config("autotp"))
-        make_point("tp_training", directory / version, stack_config("megatron"), losses=losses)
-
-
 def write_copies(directory: Path) -> None:
     """An answer for each direction: hidden, nothing hidden, not to be told, slower, no answer."""
     for direction, overlapped_us, spread_us in (
@@ -260,7 +253,6 @@ MADE_UP: dict[str, tuple[Any, ...]] = {
     "kernel_answers": (write_kernels,),
     "training_doubts": (write_training,),
     "stack_answers": (write_stacks,),
-    "stack_versions": (write_versions, "compare old=sweep/old new=sweep/new"),
     "copy_answers": (write_copies,),
     "telemetry_troubles": (write_telemetry, "compare a=sweep/a b=sweep/b"),
     "statuses": (

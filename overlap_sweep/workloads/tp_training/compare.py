@@ -1,18 +1,15 @@
-"""Tensor-parallel stacks in comparisons and histories: how long their steps take, and whether they compute the same."""
+"""Tensor-parallel stacks in comparisons and histories: how long their steps take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isinf
-from typing import Any
 
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.results.comparable import Comparable, Key, KeyedTime, Sample
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.tp_training.answer import TpTrainingCase, analyse_tp_training, compare, tolerance_of
+from overlap_sweep.workloads.tp_training.answer import TpTrainingCase, analyse_tp_training
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, setting_of
 
@@ -61,35 +58,4 @@ def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
         pass_name=STEP,
         setting=options or DEFAULTS,
     )
-    return KeyedTime(key, row.step, None, None, tuple(point.name for point in row.points), _Trained(case, row))
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What a setting computed."""
-
-    case: TpTrainingCase
-    row: TpTrainingRow
-
-    def deviation_from(self, other: Any) -> str:
-        """Returns the first loss or gradient that is not the same; empty where all are, or the data were others."""
-        if not isinstance(other, _Trained) or _data(self.case) != _data(other.case):
-            return ""
-        votes = {
-            whose: {(whose, point.directory): point.measured_as(TpTrainingRun).steps for point in one.row.points}
-            for whose, one in (("ours", self), ("theirs", other))
-        }
-        tolerance = max(tolerance_of(one.row.points[0].config["precision"]) for one in (self, other))
-        compared = compare(votes, tolerance)
-        found = next((compared[run].deviates for run in votes["ours"] if compared[run].deviates), None)
-        if found is None:
-            return ""
-        by = "one of them is no number" if isinf(found.relative) else f"there by {found.relative:.1g}"
-        ours, theirs = self.row.name, other.row.name
-        name = ours if ours == theirs else f"{ours} against {theirs}"
-        return f"the {found.what} of {name} deviates from step {found.step} on, {by}"
-
-
-def _data(case: TpTrainingCase) -> TpTrainingCase:
-    """Without what losses don't depend on, up to rounding."""
-    return case._replace(model="", device="", dtype="", num_training_steps=0, warmup_steps=0)
+    return KeyedTime(key, row.step, None, None, tuple(point.name for point in row.points))

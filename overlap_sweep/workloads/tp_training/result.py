@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -114,7 +113,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     def __post_init__(self) -> None:
         if not self.timed_steps:
             raise ValueError("no timed step")
-        if any(step.step >= following.step for step, following in pairwise(self.steps)):
+        if [step.step for step in self.steps] != list(range(len(self.steps))):
             raise ValueError("steps that don't follow each other")
         if reason := excess([self.details]):
             raise ValueError(reason)
@@ -134,10 +133,10 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     def check(self, result: Result) -> None:
         options = result.point["tp_training"]
         samples = options["batch_size"] * options["gradient_accumulation_steps"] * result.point["dp_size"]
-        if self.samples_per_step != samples:
-            raise ValueError(f"{self.samples_per_step} samples in a step of {samples}")
-        if self.tokens_per_step != samples * options["seq_length"]:
-            raise ValueError(f"{self.tokens_per_step} tokens in a step of {samples * options['seq_length']}")
+        asked = options["num_training_steps"], samples, samples * options["seq_length"]
+        found = len(self.steps), self.samples_per_step, self.tokens_per_step
+        if found != asked:
+            raise ValueError(f"{found} steps, samples and tokens of a step instead of {asked}")
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """What a setting of a tensor-parallel stack measured: its steps, over all points of the same setting and ranks, and how
 much of a step's communication the profiler saw hidden behind computation. And results_{impl}_tp{n}_dp{m}.json of one
-run: its fields are called as in the benchmark scripts that people know, what those lack comes after them."""
+run: its fields are called as in the benchmark scripts that people know."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -15,31 +15,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overlap_sweep.report.numbers import finite
 from overlap_sweep.report.table import Table
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import SETTINGS_FILE
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.trace import TraceRow
-from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL
+from overlap_sweep.workloads.tp_training.config import SEQUENCE_PARALLEL, TpTraining
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
-from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep, quartiles
+from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
-_SETTING_WORDS: dict[str, Callable[[Any], str]] = {
-    "zero_stage": lambda stage: "" if stage == 1 else f"zero{stage}",
-    "attn_impl": lambda attention: "" if attention == "sdpa" else attention,
-    "vocab_parallel": lambda on: "" if on else "whole vocabulary",
-    "tp_comm_overlap": lambda on: "" if on else "no overlap",
-    "tp_comm_overlap_cfg": lambda path: f"tuned {_file_word(path)}".strip(),
-    "autocast": lambda on: "autocast" if on else "",
-    "activation_checkpointing": lambda on: "checkpointing" if on else "",
-}
-"""What an option that is not null adds to the name of a setting."""
-_OF_NO_SETTING = ("log_interval", "peak_tflops", "output_dir")
-"""Options that change neither what is computed nor how."""
+_OF_SETTING = (
+    *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
+    *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing"),
+)
+"""Options that say how it is computed, not what."""
 
 
 class Grid(NamedTuple):
@@ -69,36 +60,21 @@ class StepCommunication:
     """With no computation beside it."""
     waiting_us: float = 0.0
     """How much longer the communication of another rank takes: it waits there for this one."""
-    startup_iterations: int = 0
-    """How many profiled steps are left out as start-up."""
-
-    @property
-    def hidden_us(self) -> float:
-        return self.total_us - self.exposed_us
 
     @property
     def hidden_fraction(self) -> float:
         """NaN where nothing communicates."""
-        return self.hidden_us / self.total_us if self.total_us else float("nan")
+        return 1 - self.exposed_us / self.total_us if self.total_us else float("nan")
 
 
-class Difference(NamedTuple):
-    """Of one run from what the others compute."""
+class Losses(NamedTuple):
+    """How losses and gradients of one run compare with those of others that were given the same data."""
 
-    what: str
-    """`loss` or `gradient norm`."""
-    step: int
-    relative: float
-    """Infinite where one of them is no number."""
-
-
-class Comparison(NamedTuple):
-    """Of one run with the others of the same data."""
-
-    largest: Difference | None
-    """Of its losses; None where all are no numbers."""
-    deviates: Difference | None
-    """The first that is beyond the tolerance; None where it computes the same."""
+    largest: float
+    """Relative difference of a loss; infinite where one of the two is no number."""
+    deviates: str
+    """Where first they are beyond the tolerance, such as `loss deviates at step 4: 6.4 instead of 6.6`; empty where it
+    computes the same."""
 
 
 @dataclass(eq=False)
@@ -112,11 +88,11 @@ class TpTrainingRow:
     step: Estimate
     communication: StepCommunication | None
     """Of its first point that has traces."""
-    losses: Comparison | None = None
+    losses: Losses | None = None
     """None where nothing was given the same data."""
     chosen: bool = False
     """Whether it is the fastest on its ranks."""
-    place: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     """Among those on its ranks: `fastest`, `tie`; and `best of all`."""
 
     @property
@@ -128,28 +104,18 @@ class TpTrainingRow:
         return str(self.points[0].config["impl"])
 
     @property
-    def runs(self) -> list[TpTrainingRun]:
-        return [point.measured_as(TpTrainingRun) for point in self.points]
-
-    @property
     def run(self) -> TpTrainingRun:
         """Returns the run of its first point."""
-        return self.runs[0]
+        return self.points[0].measured_as(TpTrainingRun)
 
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
         """The timed ones."""
-        return [step for run in self.runs for step in run.timed_steps]
+        return [step for point in self.points for step in point.measured_as(TpTrainingRun).timed_steps]
 
     @property
     def time_us(self) -> float:
         return self.step.time_us
-
-    @property
-    def quartiles_us(self) -> tuple[float, float]:
-        """The first and the third."""
-        q1_us, _, q3_us = quartiles([step.step_us for step in self.steps])
-        return q1_us, q3_us
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -188,6 +154,11 @@ class TpTrainingRow:
         return self.tflops_per_gpu / self.peak_tflops if self.peak_tflops else None
 
     @property
+    def memory_peak_gb(self) -> float | None:
+        """Returns the most that any timed step took; None on a CPU."""
+        return max((step.memory_peak_gb for step in self.steps if step.memory_peak_gb is not None), default=None)
+
+    @property
     def loss(self) -> float | None:
         return self.run.steps[-1].loss
 
@@ -198,7 +169,7 @@ class TpTrainingRow:
     @property
     def deviates(self) -> bool:
         """Whether it computes something else than the others."""
-        return self.losses is not None and self.losses.deviates is not None
+        return self.losses is not None and bool(self.losses.deviates)
 
     @property
     def diverges(self) -> bool:
@@ -217,7 +188,7 @@ class TpTrainingRow:
             "launch-bound": self.launch_bound,
             f"{len(self.points)} points": len(self.points) > 1,
         }
-        return ", ".join([*self.place, *(note for note, holds in notes.items() if holds)])
+        return ", ".join([*self.places, *(note for note, holds in notes.items() if holds)])
 
 
 def is_launch_bound(points: Iterable[Point]) -> bool:
@@ -226,24 +197,19 @@ def is_launch_bound(points: Iterable[Point]) -> bool:
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Returns `autotp zero2`: the implementation of a resolved point, and which options are not at their defaults."""
-    return " ".join(filter(None, [str(config["impl"]), *_option_words(config)]))
+    """Returns `autotp zero_stage=2`: the implementation of a resolved point, and the options that are not at their
+    defaults, as they are given."""
+    impl, options, schema = config["impl"], config["tp_training"], TpTraining()
+    usual = {name: getattr(schema, name) for name in _OF_SETTING}
+    usual["compile"] = impl == "async_tp"
+    usual["sequence_parallel"] = impl in SEQUENCE_PARALLEL and config["tp_size"] > 1
+    given = {name: options.get(name) for name in _OF_SETTING}
+    return " ".join([impl, *(_word(name, given[name]) for name in usual if given[name] not in (None, usual[name]))])
 
 
-def _option_words(config: Mapping[str, Any]) -> Iterator[str]:
-    impl, options = config["impl"], config["tp_training"]
-    yield from (word(options[name]) for name, word in _SETTING_WORDS.items() if options.get(name) is not None)
-    in_sequence = options.get("sequence_parallel")
-    if in_sequence is not None and in_sequence != (impl in SEQUENCE_PARALLEL and config["tp_size"] > 1):
-        yield "sequence parallel" if in_sequence else "no sequence parallel"
-    if options.get("compile") and impl != "async_tp":
-        yield "compiled"
-
-
-def _file_word(path: str) -> str:
-    """Returns what the name of a tuned file says beyond what all are called."""
-    stem = PurePath(path).stem.removeprefix("optimal_")
-    return stem.removeprefix(PurePath(SETTINGS_FILE).stem).strip("_")[:40]
+def _word(name: str, value: Any) -> str:
+    # Of a file without its folder.
+    return f"{name}={str(value).lower() if isinstance(value, bool) else PurePath(str(value)).stem[:40]}"
 
 
 def rows_of(
@@ -288,7 +254,7 @@ def _named(points: Iterable[Point]) -> dict[tuple[Grid, str], list[Point]]:
 
 
 def _identity(config: Mapping[str, Any]) -> str:
-    options = {name: value for name, value in config["tp_training"].items() if name not in _OF_NO_SETTING}
+    options = {name: config["tp_training"].get(name) for name in _OF_SETTING}
     connections = config["runtime"].get("max_connections")
     return key_of({"options": options, "overlap_cfg": config.get("overlap_cfg"), "max_connections": connections})
 
@@ -307,7 +273,6 @@ def step_communication(reading: TraceReading) -> StepCommunication | None:
         statistics.median(row.comm_busy_us for row in least),
         statistics.median(row.exposed_comm_us for row in least),
         statistics.median(high_us - low.comm_busy_us for high_us, low in zip(most_us, least, strict=True)),
-        startup_iterations=len(reading.startup),
     )
 
 
@@ -318,87 +283,49 @@ def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
 
 def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     """Returns the file's content."""
-    (point,) = row.points
-    config, options = point.config, dict(point.config["tp_training"])
-    vocab_parallel, seed = options.pop("vocab_parallel"), options.pop("seed")
+    config, run, steps, result = row.points[0].config, row.run, row.steps, row.points[0].result
+    assert result
+    options = dict(config["tp_training"])
+    times_ms, per_s = [step.step_us / 1e3 for step in steps], fmean(1e6 / step.step_us for step in steps)
+    losses = [step.loss for step in steps if step.loss is not None]
     return {
         "config": {
             "model_name": config["model"]["name"],
             **{name: config[name] for name in ("impl", "tp_size", "dp_size")},
             "num_layers": config["language_model"]["num_hidden_layers"],
-            "use_vocab_parallel": vocab_parallel,
-            "output_dir": str(point.directory),
-            "seed": seed,
+            "use_vocab_parallel": options.pop("vocab_parallel"),
+            "output_dir": str(row.points[0].directory),
             **options,
-            "world_size": row.grid.ranks,
-            "device": point.case.device,
-            "profile": config.get("profile"),
             "language_model": config["language_model"],
         },
-        "steps": [_step(step, row) for step in row.steps],
-        "summary": _summary(row, *table.records([row])),
+        "steps": [_step(step, run) for step in steps],
+        "summary": {
+            "num_steps": len(steps),
+            "avg_step_time_ms": fmean(times_ms),
+            "std_step_time_ms": stdev(times_ms) if len(times_ms) > 1 else 0.0,
+            "avg_tokens_per_sec": run.tokens_per_step * per_s,
+            "avg_samples_per_sec": run.samples_per_step * per_s,
+            "avg_loss": fmean(losses) if losses else None,
+            "final_loss": steps[-1].loss,
+            "peak_memory_gb": row.memory_peak_gb,
+            "timing_breakdown": {f"{name}_pct": 100 * share for name, share in row.shares.items()},
+        },
+        "measured": table.records([row])[0],
+        "deviates": row.losses.deviates if row.losses else None,
+        "details": run.details,
+        "warnings": result.warnings,
     }
 
 
-def _step(step: TpTrainingStep, row: TpTrainingRow) -> dict[str, Any]:
+def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, Any]:
+    parts = ("step", "forward", "backward", "optimizer")
     return {
         "step": step.step,
         "loss": step.loss,
-        "step_time_s": step.step_us / 1e6,
-        "forward_time_s": step.forward_us / 1e6,
-        "backward_time_s": step.backward_us / 1e6,
-        "optimizer_time_s": step.optimizer_us / 1e6,
-        "tokens_per_sec": row.run.tokens_per_step / step.step_us * 1e6,
-        "samples_per_sec": row.run.samples_per_step / step.step_us * 1e6,
+        **{f"{part}_time_s": getattr(step, f"{part}_us") / 1e6 for part in parts},
+        "tokens_per_sec": run.tokens_per_step / step.step_us * 1e6,
+        "samples_per_sec": run.samples_per_step / step.step_us * 1e6,
         "memory_allocated_gb": step.memory_allocated_gb,
         "memory_peak_gb": step.memory_peak_gb,
         "grad_norm": step.grad_norm,
-    }
-
-
-def _summary(row: TpTrainingRow, cells: Mapping[str, Any]) -> dict[str, Any]:
-    run, steps, compared, result = row.run, row.steps, row.losses, row.points[0].result
-    assert result
-    times_ms = [step.step_us / 1e3 for step in steps]
-    losses = [step.loss for step in steps if step.loss is not None]
-    norms = [step.grad_norm for step in steps if step.grad_norm is not None]
-    mean_per_s = fmean(1e6 / step.step_us for step in steps)
-    found, deviates = row.communication, compared.deviates if compared else None
-    return {
-        "num_steps": len(steps),
-        "avg_step_time_ms": fmean(times_ms),
-        "std_step_time_ms": stdev(times_ms) if len(times_ms) > 1 else 0.0,
-        "avg_tokens_per_sec": run.tokens_per_step * mean_per_s,
-        "avg_samples_per_sec": run.samples_per_step * mean_per_s,
-        "avg_loss": fmean(losses) if losses else None,
-        "final_loss": steps[-1].loss,
-        "peak_memory_gb": cells["memory_peak_gb"],
-        "timing_breakdown": {f"{name}_pct": cells[f"{name}_pct"] for name in row.shares},
-        "median_step_time_ms": row.time_us / 1e3,
-        "q1_step_time_ms": cells["q1_us"] / 1e3,
-        "q3_step_time_ms": cells["q3_us"] / 1e3,
-        "tokens_per_sec_per_gpu": cells["tokens_per_s_per_gpu"],
-        "tflops_per_gpu": cells["tflops_per_gpu"],
-        "peak_tflops_per_gpu": row.peak_tflops,
-        "mfu_pct": cells["mfu_pct"],
-        "communication": found
-        and {
-            "total_ms": found.total_us / 1e3,
-            "hidden_ms": found.hidden_us / 1e3,
-            "exposed_ms": found.exposed_us / 1e3,
-            "hidden_pct": finite(100 * found.hidden_fraction),
-            "waiting_ms": found.waiting_us / 1e3,
-            "startup_iterations": found.startup_iterations,
-        },
-        "avg_grad_norm": fmean(norms) if norms else None,
-        "final_grad_norm": steps[-1].grad_norm,
-        "parameters": run.parameters,
-        "flops_per_step": run.flops_per_step,
-        "host_ahead_ms": None if cells["host_ahead_us"] is None else cells["host_ahead_us"] / 1e3,
-        "host_bound": cells["launch_bound"],
-        "losses_agree": cells["losses_agree"],
-        "largest_loss_difference": finite(cells["loss_difference"]),
-        "deviates": deviates and {**deviates._asdict(), "relative": finite(deviates.relative)},
-        "details": run.details,
-        "warnings": result.warnings,
     }

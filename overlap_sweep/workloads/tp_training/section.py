@@ -1,10 +1,8 @@
 """Tensor-parallel stacks for people and programs: which is fastest on which ranks, and what that comes from. Columns,
-section, and the charts of a step's parts and of losses, whose curves lie on each other."""
+section, and the charts of a step's parts and of losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, cycle
 from operator import attrgetter
@@ -39,10 +37,7 @@ from overlap_sweep.workloads.tp_training.answer import (
     analyse_tp_training,
     cautions,
     in_words,
-    losses_in_words,
-    ratio_interval,
 )
-from overlap_sweep.workloads.tp_training.config import IMPLEMENTATIONS
 from overlap_sweep.workloads.tp_training.rows import TpTrainingRow, results_json, setting_of, step_communication
 
 C = Column[TpTrainingRow]
@@ -60,31 +55,12 @@ def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
     return C(name, lambda row: getattr(row.communication, what) if row.communication else None, about, **more)
 
 
-def _most(name: str, **more: Any) -> C:
-    """Returns the column of the most memory that any timed step took; empty on a CPU."""
-
-    def most(row: TpTrainingRow) -> float | None:
-        found = (getattr(step, name) for step in row.steps)
-        return max((gb for gb in found if gb is not None), default=None)
-
-    return C(name, most, **more)
-
-
 def _asked(name: str, kind: Kind = "count", **more: Any) -> P:
     return asked(name, "tp_training", name, kind=kind, **more)
 
 
 def _of_case(name: str, kind: Kind = "count") -> A:
-    return A(name, attrgetter(f"analysis.case.{name}"), kind=kind)
-
-
-def _slower(name: str, value: Callable[[TpTrainingRow, TpTrainingRow], Any], which: int, about: str = "") -> A:
-    """Returns a column of the first (0) or last (-1) that is slower than the best, and of the best."""
-
-    def found(answer: GridAnswer) -> Any:
-        return value(answer.slower[which], answer.best) if answer.slower and answer.best else None
-
-    return A(name, found, about)
+    return A(name, attrgetter(f"case.{name}"), kind=kind)
 
 
 SIZES = ("seq_length", "batch_size", "gradient_accumulation_steps")
@@ -113,22 +89,15 @@ ASKED = (
     asked("dp_size", kind="count", header="DP"),
     P("ranks", lambda row: row.point.config["tp_size"] * row.point.config["dp_size"], kind="count"),
 )
-RATE: Mapping[str, Any] = {"show": "{:,.0f}".format, "high_first": True}
-SMALL_RATE: Mapping[str, Any] = {"show": "{:,.3g}".format, "high_first": True, "page_only": True}
 MEASURED = (
     C("step_us", attrgetter("time_us"), "Median of the steps after the warm-up.", header="step ms", show=as_ms),
     C("noise_us", attrgetter("step.noise_us"), header="noise ms", show=as_ms, page_only=True, queried=True),
-    C("q1_us", lambda row: row.quartiles_us[0]),
-    C("q3_us", lambda row: row.quartiles_us[1]),
     C("repeats", attrgetter("step.repeats"), "Timed steps.", "count"),
-    _share("forward", "This and the next three add up to 100.", header="fwd", dropped=7),
+    _share("forward", "Of the step; likewise the next two.", header="fwd", dropped=7),
     _share("backward", header="bwd", dropped=8),
     _share("optimizer", header="opt", dropped=4),
-    _share("other", header="other", page_only=True),
-    attribute("tokens_per_s", "Of all ranks.", header="tokens/s", page_only=True, **RATE),
-    attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", **RATE),
-    C("samples_per_s", lambda r: r.run.samples_per_step / r.time_us * 1e6, header="samples/s", **SMALL_RATE),
-    attribute("tflops_per_gpu", header="TFLOP/s/GPU", **SMALL_RATE),
+    attribute("tokens_per_s_per_gpu", header="tokens/s/GPU", show="{:,.0f}".format, high_first=True),
+    attribute("tflops_per_gpu", header="TFLOP/s/GPU", show="{:,.3g}".format, high_first=True, page_only=True),
     C(
         "mfu_pct",
         lambda row: None if row.mfu is None else 100 * row.mfu,
@@ -138,20 +107,13 @@ MEASURED = (
         dropped=9,
         high_first=True,
     ),
-    _most("memory_allocated_gb", header="alloc GB", show="{:.1f}".format, page_only=True),
-    _most("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
-    C(
-        "host_ahead_us",
-        lambda row: min((us for us in (run.host_ahead_us for run in row.runs) if us is not None), default=None),
-        "How far the host was ahead at the end of the backward.",
-    ),
+    attribute("memory_peak_gb", header="peak GB", show="{:.1f}".format, dropped=3),
     _communication(
         *("comm_us", "total_us", "In a step, from the traces, of the rank that waits least in it."),
         header="comm ms",
         show=as_ms,
         dropped=2,
     ),
-    _communication("hidden_comm_us", "hidden_us"),
     _communication("exposed_comm_us", "exposed_us", header="exposed ms", show=as_ms, dropped=6),
     _communication(
         "hidden_comm_fraction", "hidden_fraction", header="hidden", show=as_percent, dropped=5, high_first=True
@@ -172,12 +134,8 @@ MEASURED = (
     ),
     C(
         "loss_difference",
-        lambda row: row.losses.largest.relative if row.losses and row.losses.largest else None,
+        lambda row: row.losses.largest if row.losses else None,
         "The largest, relative.",
-    ),
-    *(
-        C(name, attrgetter(f"run.{name}"), kind="count")
-        for name in ("parameters", "tokens_per_step", "samples_per_step")
     ),
     attribute("launch_bound", "The host decides how long a step takes.", "flag"),
 )
@@ -188,14 +146,13 @@ TABLE = points_table(
     *("tp_training", "one row per point", (POINT, DIRECTORY, MODEL, *ASKED, STATUS, ERROR)),
     (*MEASURED, CHOSEN, NOTE),
 )
-COMPARED = Table("tp_training", "one row per setting", (*GRID, SETTING, *MEASURED, NOTE))
-SETTINGS = Table("tp_training", "one row per setting", (IMPL, SETTING, *GRID, RANKS, *MEASURED))
+COMPARED = Table("tp_training", "one row per setting", (*GRID, RANKS, IMPL, SETTING, *MEASURED, NOTE))
 ANSWERS = Table(
     "tp_training",
     "one row per model, device, sizes and grid of ranks: the fastest implementation",
     (
-        *(_of_case("model", "text"), _of_case("num_layers"), _of_case("device", "text"), _of_case("dtype", "text")),
-        *map(_of_case, SIZES),
+        *(_of_case(name, "text") for name in ("model", "device", "dtype")),
+        *map(_of_case, ("num_layers", *SIZES)),
         *(through(column, lambda answer: answer.rows[0]) for column in (*GRID, RANKS)),
         *(through(column, lambda answer: answer.best) for column in (IMPL, SETTING, *MEASURED)),
         A(
@@ -203,18 +160,6 @@ ANSWERS = Table(
             lambda answer: ", ".join(row.setting for row in answer.ties[1:]) or None,
             "What cannot be told from it.",
             "text",
-        ),
-        replace(_slower("next", lambda slower, _: slower.setting, 0, "The fastest of the others."), kind="text"),
-        _slower("over_next", lambda *rows: ratio_interval(*rows)[0], 0, "How many times as long that takes."),
-        _slower("over_next_low", lambda *rows: ratio_interval(*rows)[1].low, 0),
-        _slower("over_next_high", lambda *rows: ratio_interval(*rows)[1].high, 0),
-        _slower("over_slowest", lambda *rows: ratio_interval(*rows)[0], -1),
-        A("deviating", lambda answer: answer.deviating or None, "What computes something else.", "text"),
-        A(
-            "best_of_all",
-            lambda answer: answer.best is answer.analysis.best if answer.best else None,
-            "Whether it has the most tokens/s per GPU of all grids.",
-            "flag",
         ),
     ),
 )
@@ -258,7 +203,7 @@ def section(sources: Sources) -> Section | None:
                 directory=row.points[0].directory,
                 name=f"results_{row.impl}_tp{row.grid.tp_size}_dp{row.grid.dp_size}.json",
                 kind="results_*.json",
-                content=partial(results_json, row, SETTINGS),
+                content=partial(results_json, row, COMPARED),
             )
             for analysis in analyses
             for row in analysis.of_points
@@ -291,7 +236,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
     """Returns one case for tuning_report.json, with the fastest on each of its `grids` and all `settings`."""
-    settings = zip(SETTINGS.records(analysis.rows), analysis.rows, strict=True)
+    settings = zip(COMPARED.records(analysis.rows), analysis.rows, strict=True)
     return {
         **analysis.case._asdict(),
         **recorded(analysis.points),
@@ -316,9 +261,6 @@ MOST_CURVES = 10
 """As many as can be told apart; who deviates is among them."""
 MOST_POINTS = 400
 """Of a curve: more than a chart has pixels for."""
-_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
-_WIDEST_PX = 8.0
-_NARROWEST_PX = 1.6
 
 
 def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Bars:
@@ -327,65 +269,45 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Bars:
     more = f"; the first {len(rows)} of {len(analysis.rows)}" if len(rows) < len(analysis.rows) else ""
     beside = [column for column in Listing(COMPARED, rows).columns if column.name in BESIDE_BARS]
     return charts.Bars(
-        title=f"{analysis.case.brief} on {analysis.case.device}",
-        subtitle="median of the steps, slowest rank, with its noise",
+        title=str(analysis.case),
+        subtitle="median of the steps, slowest rank",
         axis=charts.Axis(f"ms a step{more}"),
         parts=PARTS,
         columns=[charts.Column(column.header) for column in beside],
-        bars=[_bar(row, beside) for row in rows],
-    )
-
-
-def _bar(row: TpTrainingRow, beside: Sequence[C]) -> charts.Bar:
-    # A single step has no noise that is known.
-    noise_us = row.step.noise_us if row.step.repeats > 1 else 0.0
-    return charts.Bar(
-        name=row.name,
-        ends=[end * row.time_us / 1e3 for end in accumulate(row.shares.values())],
-        low=max(0.0, row.time_us - noise_us) / 1e3,
-        high=(row.time_us + noise_us) / 1e3,
-        cells=[column.text(row) for column in beside],
-        bold=row.chosen,
-        details=COMPARED.details(row),
+        bars=[
+            charts.Bar(
+                name=row.name,
+                ends=[end * row.time_us / 1e3 for end in accumulate(row.shares.values())],
+                cells=[column.text(row) for column in beside],
+                bold=row.chosen,
+                details=COMPARED.details(row),
+            )
+            for row in rows
+        ],
     )
 
 
 def loss_lines(analysis: TpTrainingAnalysis) -> charts.Lines:
-    """Returns the losses of all that trained one model, over the steps."""
-    drawn = sorted(analysis.rows, key=lambda row: not row.deviates)[:MOST_CURVES]
-    rows = [row for row in analysis.rows if row in drawn]
-    left_out = f"; {len(rows)} of {len(analysis.rows)} are drawn" if len(rows) < len(analysis.rows) else ""
-    said = losses_in_words(analysis)
+    """Returns the losses over the steps, from wide to narrow, since curves that agree lie on each other."""
+    rows = sorted(analysis.rows, key=lambda row: not row.deviates)[:MOST_CURVES]
+    drawn = f"{len(rows)} of {len(analysis.rows)} settings" if len(rows) < len(analysis.rows) else "all settings"
     return charts.Lines(
-        title=f"Losses, {analysis.case.brief}",
-        subtitle=f"{'; '.join(said) or 'mean over all tokens'}{left_out}",
+        title=f"Losses, {analysis.case}",
+        subtitle=f"mean over all tokens; {drawn}",
         x=charts.Axis("step"),
         y=charts.Axis("loss", format=".4~g", logarithmic=False),
-        lines=_curves(rows),
+        lines=[
+            charts.Line(row.name, _points(row), series, shape="", width_px=float(len(rows) - i))
+            for i, (row, series) in enumerate(zip(rows, cycle(SERIES), strict=False))
+        ],
         legend=True,
     )
 
 
 def _points(row: TpTrainingRow) -> list[charts.LinePoint]:
     steps = [(step.step, step.loss) for step in row.run.steps if step.loss is not None]
-    every = -(-len(steps) // MOST_POINTS)
+    every = -(-len(steps) // MOST_POINTS) or 1
     return [
         charts.LinePoint(number, loss, details={"setting": row.name, "at": f"step {number}", "loss": f"{loss:.6g}"})
-        for i, (number, loss) in enumerate(steps)
-        if i % every == 0 or i == len(steps) - 1
+        for number, loss in steps[::every]
     ]
-
-
-def _curves(rows: Sequence[TpTrainingRow]) -> list[charts.Line]:
-    """Returns curves in the implementation's colour, another for more settings of it, and a dash for each of several
-    data; those of the same data from wide to narrow, so that all are seen."""
-    curves: list[charts.Line] = []
-    dp_sizes = sorted({row.grid.dp_size for row in rows})
-    for dp_size, dash in zip(dp_sizes, cycle(_DASHES), strict=False):
-        of_size = [row for row in rows if row.grid.dp_size == dp_size]
-        colours, more = dict(zip(IMPLEMENTATIONS, SERIES, strict=False)), cycle(SERIES[len(IMPLEMENTATIONS) :])
-        for i, row in enumerate(of_size):
-            shown = colours.pop(row.impl, "") or next(more)
-            width_px = round(_NARROWEST_PX + (_WIDEST_PX - _NARROWEST_PX) * (1 - (i + 1) / len(of_size)), 2)
-            curves.append(charts.Line(row.name, _points(row), shown, shape="", dash=dash, width_px=width_px))
-    return curves

@@ -14,8 +14,6 @@ from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.tp_training.answer import (
     TpTrainingAnalysis,
     analyse_tp_training,
-    cautions,
-    losses_in_words,
     tolerance_of,
 )
 from overlap_sweep.workloads.tp_training.rows import StepCommunication, setting_of, step_communication
@@ -27,11 +25,11 @@ Stacks = Mapping[str, Mapping[str, Any]]
 
 
 def analyses_of(
-    directory: Path, communication: Mapping[Path, StepCommunication] | None = None
+    directory: Path,
 ) -> list[TpTrainingAnalysis]:
     reading = read_points(directory)
     assert not reading.problems
-    return analyse_tp_training(reading.points, communication or {})
+    return analyse_tp_training(reading.points, {})
 
 
 def analysis_of(directory: Path) -> TpTrainingAnalysis:
@@ -71,14 +69,14 @@ def test_what_rounding_explains_is_no_deviation(tmp_path: Path, dtype: str, time
     make_point("tp_training", tmp_path, stack_config("autotp", **exact), losses=falling(times=times))
     make_point("tp_training", tmp_path, stack_config("megatron", **exact))
     assert [row.deviates for row in analysis_of(tmp_path).rows] == [not agrees] * 2
-    assert tolerance_of("fp32") == (1e-4, 1e-3)
+    assert tolerance_of("fp32") == {"loss": 1e-4, "grad_norm": 1e-3}
 
 
 def test_losses_are_compared_where_the_data_are_the_same(tmp_path: Path) -> None:
     make_point("tp_training", tmp_path / "other", stack_config("autotp", 2, 1))
     make_point("tp_training", tmp_path / "other", stack_config("autotp", 1, 2), losses=falling(times=2.0))
     other = analysis_of(tmp_path / "other")
-    assert ([row.losses for row in other.rows], losses_in_words(other)) == ([None, None], [])
+    assert [row.losses for row in other.rows] == [None, None]
     answers = ANSWERS.records(other.answers)
     assert {row["losses_agree"] for row in answers} == {None}
     make_point("tp_training", tmp_path / "same", stack_config("megatron", 2, 1))
@@ -100,18 +98,20 @@ def test_repetitions_are_one_row(tmp_path: Path) -> None:
     ("impl", "options", "setting"),
     [
         ("autotp", {}, "autotp"),
-        ("autotp", {"zero_stage": 2, "vocab_parallel": False}, "autotp zero2 whole vocabulary"),
-        ("fsdp_dtensor", {"compile": True, "sequence_parallel": True}, "fsdp_dtensor sequence parallel compiled"),
-        ("async_tp", {"attn_impl": "eager", "autocast": True}, "async_tp eager autocast"),
-        ("megatron", {"tp_comm_overlap_cfg": "/a/tp_comm_overlap_cfg.yaml"}, "megatron tuned"),
-        ("megatron", {"tp_comm_overlap_cfg": "/a/tp_comm_overlap_cfg_tp4.yaml"}, "megatron tuned tp4"),
-        ("megatron", {"tp_comm_overlap_cfg": "/a/my_best.yaml"}, "megatron tuned my_best"),
+        ("autotp", {"zero_stage": 2, "vocab_parallel": False}, "autotp zero_stage=2 vocab_parallel=false"),
+        (
+            "fsdp_dtensor",
+            {"compile": True, "sequence_parallel": True},
+            "fsdp_dtensor sequence_parallel=true compile=true",
+        ),
+        ("async_tp", {"attn_impl": "eager", "autocast": True}, "async_tp attn_impl=eager autocast=true"),
+        ("megatron", {"tp_comm_overlap_cfg": "/a/tp4.yaml"}, "megatron tp_comm_overlap_cfg=tp4"),
         (
             "megatron",
             {"tp_comm_overlap": False, "sequence_parallel": False},
-            "megatron no overlap no sequence parallel",
+            "megatron sequence_parallel=false tp_comm_overlap=false",
         ),
-        ("megatron", {"activation_checkpointing": True}, "megatron checkpointing"),
+        ("megatron", {"activation_checkpointing": True}, "megatron activation_checkpointing=true"),
     ],
 )
 def test_a_setting_names_what_is_not_at_its_default(impl: str, options: dict[str, Any], setting: str) -> None:
@@ -134,17 +134,6 @@ def test_what_trains_otherwise_is_another_case(tmp_path: Path, other: dict[str, 
     make_point("tp_training", tmp_path, stack_config("autotp"))
     make_point("tp_training", tmp_path, stack_config("megatron", **other))
     assert len(analyses_of(tmp_path)) == 2
-
-
-def test_who_waits_for_another_rank_is_told(tmp_path: Path) -> None:
-    seen = {}
-    for impl, waiting_us in (("autotp", 600.0), ("megatron", 400.0), ("fsdp_dtensor", 2_000.0)):
-        total_us = 3_000.0 if impl == "fsdp_dtensor" else 300.0
-        directory = make_point("tp_training", tmp_path, stack_config(impl))
-        seen[directory] = StepCommunication(total_us, 100.0, waiting_us)
-    (analysis,) = analyses_of(tmp_path, seen)
-    (said,) = cautions(analysis)
-    assert said.endswith(": TP=2 DP=1 autotp.")
 
 
 @pytest.mark.parametrize(
@@ -200,5 +189,5 @@ def test_communication_is_that_of_the_rank_that_waits_least() -> None:
     ]
     found = step_communication(TraceReading(rows=rows))
     assert found == StepCommunication(total_us=25.0, exposed_us=5.0, waiting_us=50.0)
-    assert (found.hidden_us, found.hidden_fraction) == (20.0, 0.8)
+    assert found.hidden_fraction == 0.8
     assert step_communication(TraceReading()) is None
