@@ -158,9 +158,7 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
 
 def rank_rows(run: RunRanks, phases: Sequence[str] = ()) -> list[Row]:
     """Returns a row per phase; none of a run with fewer than two ranks."""
-    from msgspec.structs import asdict
-
-    return [asdict(row) for row in run.rows if not phases or row.phase in phases]
+    return [row for row in run.rows if not phases or row["phase"] in phases]
 
 
 def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:

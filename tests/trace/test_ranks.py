@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.trace import Overlap, TraceRow
-from overlap_sweep.trace.files import RankRow, TraceFile, rank_of, ranks_of, run_name
+from overlap_sweep.trace.files import TraceFile, rank_of, ranks_of, run_name
 
 
 def row(rank: int | None, iteration: int, phase: str, span_us: float) -> TraceRow:
@@ -36,7 +36,7 @@ def test_slowest_rank_and_skew_of_medians_over_iterations() -> None:
     same = {"run": run.name, "num_ranks": 3, "slowest_rank": 1, "slowest_us": 300.0, "fastest_rank": 0}
     same |= {"fastest_us": 100.0, "skew_us": 200.0, "exposed_comm_us": 37.5, "wait_us": 18.75, "overlap_ratio": 0.5}
     same |= {"startup_iterations": 0, "world_size": 3, "missing": None}
-    assert run.rows == [RankRow(phase=phase, **same) for phase in ("fwd", "all")]
+    assert run.rows == [{"phase": phase, **same} for phase in ("fwd", "all")]
 
 
 def test_missing_by_world_size_by_a_gap_and_by_being_unreadable() -> None:
@@ -51,7 +51,7 @@ def test_missing_by_world_size_by_a_gap_and_by_being_unreadable() -> None:
 def test_a_phase_that_only_some_ranks_have_and_a_rank_without_another_to_compare_with() -> None:
     last = TraceFile(Path("t_rank1.json"), rank=1, rows=[row(1, 0, "all", 50.0)])
     (run,) = ranks_of([file("t_rank0.json", 0), last])
-    assert {found.phase: found.num_ranks for found in run.rows} == {"fwd": 1, "all": 2}
+    assert {found["phase"]: found["num_ranks"] for found in run.rows} == {"fwd": 1, "all": 2}
     (run,) = ranks_of([file("t_rank0.json", 0, 2)])
     assert (run.ranks, run.missing, run.rows) == ([0], [1], [])
 
@@ -64,7 +64,7 @@ def test_a_phase_that_only_some_ranks_have_and_a_rank_without_another_to_compare
         ("x.rank.4.pt.trace.json", 4, "x.rank*.pt.trace.json"),
         ("a/rank_5/trace.json", 5, "a/rank*/trace.json"),
         ("rank0/trace_rank1.json", 1, "rank0/trace_rank*.json"),
-        ("a/node-3_4711.1720000000000.pt.trace.json", None, "a/*.pt.trace.json"),
+        ("a/node-3_4711.1720000000000.pt.trace.json", None, "a/node-*_*.*.pt.trace.json"),
         ("a/trace.json", None, "a/trace.json"),
         ("7.json", None, "*.json"),
         (f"rank{'9' * 200}.json", None, "rank*.json"),
@@ -85,9 +85,9 @@ def test_the_rank_in_a_name_and_what_names_of_a_run_have_in_common(path: str, ra
         ),
         # torch's own names have host, process and time, the rank is in the trace alone: two cycles of its schedule.
         (
-            {"a_11.100.pt.trace.json": 0, "a_11.200.pt.trace.json": 0, "b_13.102.pt.trace.json": 1}
-            | {"b_13.203.pt.trace.json": 1},
-            ["*.pt.trace.json", "*.pt.trace.json (2)"],
+            {"n1_11.100.pt.trace.json": 0, "n1_11.200.pt.trace.json": 0, "n2_13.102.pt.trace.json": 1}
+            | {"n2_13.203.pt.trace.json": 1},
+            ["n*_*.*.pt.trace.json", "n*_*.*.pt.trace.json (2)"],
         ),
     ],
 )
