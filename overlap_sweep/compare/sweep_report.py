@@ -12,8 +12,7 @@ from rich.console import Console
 
 from overlap_sweep.compare.datasets import read_dataset
 from overlap_sweep.compare.sweeps import Aggregate, Match, SlotChange, SweepComparison, compare_sweeps
-from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Reference
-from overlap_sweep.report.charts import Column as CellColumn
+from overlap_sweep.report.charts import TICK, Axis, Dot, Reference, Row, Rows
 from overlap_sweep.report.charts import Key as LegendKey
 from overlap_sweep.report.comparison import (
     Chart,
@@ -208,25 +207,25 @@ def _of(found: Sequence[R], label: str) -> list[R]:
     return [one for one in found if one.dataset == label]
 
 
-def _ratio_dots(compared: SweepComparison, label: str) -> Dots:
+def _ratio_dots(compared: SweepComparison, label: str) -> Rows:
     """Returns a row for each pass of an operator: a dot for each matching point, a tick for their mean."""
     rows = []
     for one in _of(compared.aggregates, label):
         dots = [Dot(match.ratio, colour=COLOURS[match.verdict]) for match in one.matches if one.key]
-        mean = Dot(one.ratio, colour="ink", shape="tick")
+        mean = Dot(one.ratio, colour="ink", shape=TICK)
         name = one.key.named(compared.telling) if one.key else "all"
-        rows.append(DotRow(name=name, dots=[*dots, mean], cells=[f"{one.ratio:.3f}"]))
-    return Dots(
+        rows.append(Row(name=name, dots=[*dots, mean], cells=[f"{one.ratio:.3f}"]))
+    return Rows(
         title=f"{label} against {compared.reference}",
         subtitle="a dot for each matching point; number: geometric mean",
         axis=Axis(f"time of {label} over {compared.reference}: left is faster"),
-        columns=[CellColumn("mean")],
+        columns=["mean"],
         rows=rows,
-        references=[Reference(1.0, f"{compared.reference} = 1")],
+        references=[Reference(f"{compared.reference} = 1", 1.0)],
         legend=[
-            LegendKey("faster", "good", shape="dot"),
-            LegendKey("slower", "bad", shape="dot"),
-            LegendKey("the same within the noise", "wait", shape="dot"),
-            LegendKey("geometric mean", "ink", shape="tick"),
+            LegendKey("faster", "good", shape="circle"),
+            LegendKey("slower", "bad", shape="circle"),
+            LegendKey("the same within the noise", "wait", shape="circle"),
+            LegendKey("geometric mean", "ink", shape=TICK),
         ],
     )

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from rich.console import Console
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report import charts
-from overlap_sweep.report.charts import Axis, Dot, DotRow, Dots, Key
+from overlap_sweep.report.charts import TICK, Axis, Dot, Key, Row, Rows
 from overlap_sweep.report.comparison import Chart, Comparison, ratio_column, ratios_file, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import as_us
@@ -359,30 +358,28 @@ def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> No
         print_table(title, PARTS.columns, parts, console, style=lambda part: verdict_style(part.change), cut_last=True)
 
 
-def _dots(compared: TraceComparison, label: str) -> Dots:
+def _dots(compared: TraceComparison, label: str) -> Rows:
     """Returns for each phase the times of both, and their ratios."""
-    rows: list[DotRow] = []
+    rows: list[Row] = []
     for match in compared.quantities:
         if match.dataset != label or match.rank is not None or match.quantity not in CHARTED:
             continue
         ours, theirs = (match.value or 0.0) / 1000, (match.reference_value or 0.0) / 1000
         worse = ours < theirs if match.quantity == "overlap_us" else ours > theirs
         own = "wait" if ours == theirs else "bad" if worse else "good"
-        dots = [Dot(theirs, colour="ink", shape="ring"), Dot(ours, colour=own)]
+        dots = [Dot(theirs, colour="ink", shape=TICK), Dot(ours, colour=own)]
         cell = "new" if math.isnan(match.ratio) else f"{match.ratio:.2f}x"
-        rows.append(DotRow(name=f"{match.phase} {match.quantity.removesuffix('_us')}", dots=dots, cells=[cell]))
-    most_ms = max(dot.at for row in rows for dot in row.dots)
-    return Dots(
+        rows.append(Row(name=f"{match.phase} {match.quantity.removesuffix('_us')}", dots=dots, cells=[cell]))
+    return Rows(
         title=f"{label} against {compared.reference}",
         subtitle="medians over iterations and ranks; number: ratio of the two",
-        axis=Axis("ms", domain=(0.0, most_ms * 1.05)),
-        columns=[charts.Column("ratio")],
+        axis=Axis("ms", from_zero=True),
+        columns=["ratio"],
         rows=rows,
         legend=[
-            Key(compared.reference, "ink", shape="ring"),
-            Key(f"{label}, better", "good", shape="dot"),
-            Key(f"{label}, worse", "bad", shape="dot"),
-            Key(f"{label}, the same", "wait", shape="dot"),
+            Key(compared.reference, "ink", shape=TICK),
+            Key(f"{label}, better", "good", shape="circle"),
+            Key(f"{label}, worse", "bad", shape="circle"),
+            Key(f"{label}, the same", "wait", shape="circle"),
         ],
-        connected=True,
     )

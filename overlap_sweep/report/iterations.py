@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +12,11 @@ import msgspec
 
 from overlap_sweep.cache import cached_bytes
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.charts import Extent, Gantt, GanttBar, Group, Lane
+from overlap_sweep.report import charts
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.files import key_of
+from overlap_sweep.trace.intervals import rows_without_overlap
 from overlap_sweep.trace.kernel_classes import Kind, function_name
 
 if TYPE_CHECKING:
@@ -29,16 +30,6 @@ CLASSES = {
     "memory": "copies",
 }
 """What is drawn, from top to bottom, in the colour of that name, and what a lane of it is called."""
-MOST_STREAMS = 6
-"""With more of them lanes are packed: userbuffers use dozens."""
-AT_ONCE_US = 1.0
-"""From which on a GEMM and communication are said to run at once; less is how two kernels meet."""
-INDEPENDENT = (
-    "Without overlap, too, a GEMM and communication run at once here: such as do not depend on each other, for example "
-    "the GEMM of the weight gradient and the reduce-scatter of the input gradient. What depends on each other runs one "
-    "after the other."
-)
-"""What to know of the upper half."""
 MOST_SPANS = 800
 """Drawn of one iteration: the longest."""
 LONGEST_NAME = 90
@@ -71,86 +62,25 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Side:
-    """What one half is taken from; no trace, no half."""
-
-    title: str
-    trace: Path | None
-
-
-@dataclass(frozen=True)
 class Timeline:
-    chart: Gantt
+    chart: charts.Gantt
     notes: list[str]
-    """What is missing, and why."""
+    """What is missing."""
 
 
-def timeline(title: str, none: Side, best: Side, pass_name: str | None = None) -> Timeline | None:
-    """Returns the iteration without overlap above the best, or of both one pass; None where no trace shows any."""
-    groups, notes = [], []
-    for side in (none, best):
-        if side.trace is None:
-            notes.append(f"Of {side.title} there is no trace to draw beside it.")
-            continue
-        iteration = _kept_iteration(side.trace)
-        if iteration is None:
-            notes.append(f"{side.trace.name} of {side.title} cannot be read.")
-            continue
-        shown = [span for span in iteration.spans if pass_name in (None, span.phase)]
-        if not shown:
-            notes.append(f"The trace of {side.title} shows nothing of this pass.")
-            continue
-        longest = sorted(shown, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]
-        groups.append(_group(side.title, shown, longest))
-        if side is none and at_once_us(shown) > AT_ONCE_US:
-            notes.append(INDEPENDENT)
-        if len(longest) < len(shown):
-            notes.append(f"{side.title}: the {len(shown) - len(longest)} shortest spans are left out.")
-    return Timeline(Gantt(title, "us", groups), notes) if groups else None
-
-
-def lanes(shown: Sequence[Span]) -> list[tuple[str, list[Span]]]:
-    """Returns names and spans by class, and within a class by stream or, of many streams, in the first lane where there
-    is room."""
-    drawn = [span for span in shown if span.kind in CLASSES]
-    packed = len({(span.process, span.stream) for span in drawn}) > MOST_STREAMS
-    found = []
-    for kind, name in CLASSES.items():
-        of_kind = sorted((span for span in drawn if span.kind == kind), key=lambda span: span.start_us)
-        rows = _packed(of_kind) if packed else _by_stream(of_kind)
-        found += [(f"{f'{name} {i}' if i > 1 else name}{_stream_name(row)}", row) for i, row in enumerate(rows, 1)]
-    return found
-
-
-def at_once_us(shown: Sequence[Span]) -> float:
-    """Returns for how long some GEMM and some communication run at the same time, summed over their pairs."""
-    gemms, comms = ([span for span in shown if span.kind == kind] for kind in ("gemm", "comm"))
-    return sum(
-        max(0.0, min(gemm.end_us, comm.end_us) - max(gemm.start_us, comm.start_us)) for gemm in gemms for comm in comms
-    )
-
-
-def _stream_name(row: Sequence[Span]) -> str:
-    """Returns what a lane is called by its stream; empty where it has several."""
-    streams = {(span.process, span.stream) for span in row}
-    if len(streams) > 1:
-        return ""
-    ((_, stream),) = streams
-    return f", {stream}" if not stream.isdecimal() else f", stream {stream}"
-
-
-def _packed(shown: Sequence[Span]) -> list[list[Span]]:
-    from overlap_sweep.trace.intervals import rows_without_overlap
-
-    return [[shown[i] for i in row] for row in rows_without_overlap((s.start_us, s.end_us) for s in shown)]
-
-
-def _by_stream(shown: Sequence[Span]) -> list[list[Span]]:
-    """Returns lanes by stream; what overlaps within one, as operators of a CPU's threads may, gets a lane more."""
-    by_stream: dict[tuple[str, str], list[Span]] = {}
-    for span in shown:
-        by_stream.setdefault((span.process, span.stream), []).append(span)
-    return [row for stream in by_stream.values() for row in _packed(stream)]
+def timeline(title: str, sides: Mapping[str, Path | None], pass_name: str | None = None) -> Timeline | None:
+    """Returns the iterations below each other, or of them one pass; None where no trace shows any. `sides`: the traces
+    by what they are of."""
+    lanes: list[charts.Lane] = []
+    notes = []
+    for name, trace in sides.items():
+        iteration = _kept_iteration(trace) if trace else None
+        shown = [span for span in iteration.spans if pass_name in (None, span.phase)] if iteration else []
+        if shown:
+            lanes += _lanes(name, shown)
+        else:
+            notes.append(f"No trace shows {name}.")
+    return Timeline(charts.Gantt(title, "us", lanes), notes) if lanes else None
 
 
 def typical_iteration(path: Path | str) -> Iteration:
@@ -207,35 +137,31 @@ def _kept_iteration(path: Path) -> Iteration | None:
         return None
 
 
-def _group(title: str, shown: Sequence[Span], longest: Sequence[Span]) -> Group:
-    """Returns the iteration with times from its first start on."""
+def _lanes(title: str, shown: Sequence[Span]) -> Iterator[charts.Lane]:
+    """Yields the passes, then lanes by class, as many as it needs to draw what runs at once, with times from the first
+    start on."""
     origin_us = min(span.start_us for span in shown)
-    drawn = [
-        Lane(
-            name,
-            [
-                GanttBar(
-                    start := round(span.start_us - origin_us, 2),
-                    end := round(span.end_us - origin_us, 2),
-                    span.kind,
-                    {
-                        "runs": (function_name(span.name) or span.name)[:LONGEST_NAME],
-                        "class": CLASSES[span.kind],
-                        "stream": span.stream,
-                        "takes": f"{as_us(end - start)} us",
-                        "from": f"{as_us(start)} to {as_us(end)} us",
-                    },
-                )
-                for span in row
-            ],
-        )
-        for name, row in lanes(longest)
-    ]
-    extents = []
+    passes = []
     for name, words in PASS_WORDS.items():
-        own = [span for span in shown if span.phase == name]
-        if own:
+        if own := [span for span in shown if span.phase == name]:
             start_us, end_us = min(span.start_us for span in own), max(span.end_us for span in own)
-            text = f"{words} {as_us(end_us - start_us)} us"
-            extents.append(Extent(round(start_us - origin_us, 2), round(end_us - origin_us, 2), text))
-    return Group(title, drawn, extents)
+            took = f"{words} {as_us(end_us - start_us)} us"
+            passes.append(charts.Span(start_us - origin_us, end_us - origin_us, "faint", took))
+    yield charts.Lane(title, passes, bold=True)
+    longest = sorted(shown, key=lambda span: span.start_us - span.end_us)[:MOST_SPANS]
+    for kind, name in CLASSES.items():
+        of_kind = sorted((span for span in longest if span.kind == kind), key=lambda span: span.start_us)
+        for row in rows_without_overlap((span.start_us, span.end_us) for span in of_kind):
+            yield charts.Lane(name, [_drawn(of_kind[i], origin_us) for i in row])
+
+
+def _drawn(span: Span, origin_us: float) -> charts.Span:
+    start, end = round(span.start_us - origin_us, 2), round(span.end_us - origin_us, 2)
+    details = {
+        "runs": (function_name(span.name) or span.name)[:LONGEST_NAME],
+        "class": CLASSES[span.kind],
+        "stream": span.stream,
+        "takes": f"{as_us(end - start)} us",
+        "from": f"{as_us(start)} to {as_us(end)} us",
+    }
+    return charts.Span(start, end, span.kind, details=details)

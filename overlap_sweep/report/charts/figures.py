@@ -1,4 +1,4 @@
-"""One chart: what it shows in words, its Vega-Lite specification, and its PNG."""
+"""One chart: its Vega-Lite specification, and its PNG."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from importlib.metadata import version
 from typing import Any
 
 from overlap_sweep.cache import cached_bytes
-from overlap_sweep.report.charts import Bars, Dots, Form, Gantt, Lines
-from overlap_sweep.report.charts.lines import describe_lines, draw_lines
+from overlap_sweep.report.charts import Form, Gantt, Lines, Rows
+from overlap_sweep.report.charts.draw import draw_gantt, draw_lines, draw_rows
 from overlap_sweep.report.charts.palette import chart_config, in_light
-from overlap_sweep.report.charts.rows import describe_gantt, describe_rows, draw_bars, draw_dots, draw_gantt
 from overlap_sweep.report.charts.vega import Json
 from overlap_sweep.report.numbers import visible
 
-_FORMS: dict[type, tuple[Callable[[Any], Json], Callable[[Any], str]]] = {
-    Bars: (draw_bars, describe_rows),
-    Dots: (draw_dots, describe_rows),
-    Lines: (draw_lines, describe_lines),
-    Gantt: (draw_gantt, describe_gantt),
-}
+_DRAW: dict[type, Callable[[Any], Json]] = {Rows: draw_rows, Lines: draw_lines, Gantt: draw_gantt}
 
 SCALE = 1.5
 WIDE_PX = 1000
@@ -34,7 +28,7 @@ class Figure:
     name: str
     """Fit for a file and for an element's id."""
     description: str
-    """What is to be seen, for those who cannot see it."""
+    """For those who cannot see it: the tables have its numbers."""
     spec: dict[str, Any]
 
     @property
@@ -50,8 +44,8 @@ class Figure:
 
 def figure(name: str, form: Form) -> Figure:
     """Returns the chart."""
-    draw, describe = _FORMS[type(form)]
-    return Figure(name, describe(form), _without_control(draw(form)))
+    words = [form.title] if isinstance(form, Gantt) else [form.title, form.subtitle]
+    return Figure(name, ": ".join(filter(None, words)), _without_control(_DRAW[type(form)](form)))
 
 
 def _without_control(spec: Any) -> Any:
@@ -84,7 +78,7 @@ def column_spec(figures: Sequence[Figure], title: Json | None = None) -> Json:
         "columns": 1,
         "spacing": 30,
         "concat": [{**{k: v for k, v in spec.items() if k not in whole}, "width": WIDE_PX - 170} for spec in specs],
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+        "resolve": {"scale": dict.fromkeys(("color", "shape", "opacity", "strokeDash"), "independent")},
         **({"title": title} if title else {}),
     }
 

@@ -5,7 +5,7 @@ Those of data are Okabe and Ito's, which the colour-blind can tell apart, moved 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 COLOURS = {
@@ -45,19 +45,10 @@ def colour(name: str) -> str:
     return f"var(--{name})"
 
 
-def looks_of(names: Sequence[str], wanted: Mapping[str, int]) -> dict[str, tuple[str, str]]:
-    """Returns colour and shape by name. `wanted`: each name's number among all that the page shows, so that it looks
-    the same in every chart, unless two of one chart would look the same: then the later one takes the next colour that
-    is free there, or a shape that its colour has not yet."""
-    taken: dict[str, tuple[str, str]] = {}
-    for name in sorted(names, key=lambda name: wanted[name]):
-        at = wanted[name]
-        looks = [(SERIES[(at + i) % len(SERIES)], SHAPES[(at + i) % len(SHAPES)]) for i in range(len(SERIES))]
-        looks += [(series, shape) for series in SERIES for shape in SHAPES]
-        colours = {series for series, _ in taken.values()}
-        free = [look for look in looks if look not in taken.values()]
-        taken[name] = next((look for look in free if look[0] not in colours), (free or looks)[0])
-    return taken
+def looks_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Returns colour and shape by name; only of more than 36 names two look the same."""
+    count = len(SERIES)
+    return {name: (SERIES[i % count], SHAPES[(i + i // count) % count]) for i, name in enumerate(names)}
 
 
 def in_light(text: str) -> str:
@@ -104,5 +95,5 @@ def chart_config() -> dict[str, Any]:
             "subtitlePadding": 4,
         },
         "text": {"color": colour("ink"), "fontSize": 11},
-        "legend": {"disable": True},
+        "legend": {"labelColor": colour("muted"), "labelFontSize": 11, "labelLimit": 0, "symbolStrokeWidth": 1.8},
     }

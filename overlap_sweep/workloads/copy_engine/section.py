@@ -325,26 +325,26 @@ PARTS = [
 ]
 
 
-def copies_bars(analysis: CopyAnalysis) -> charts.Bars:
+def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
     """Returns, by size, what of the shorter of GEMMs and copies is hidden behind the longer; as shares of the time one
     after the other, since sizes differ by magnitudes."""
     rows = analysis.rows[:MOST_BARS]
     more = f"; the first {len(rows)} of {len(analysis.rows)} sizes" if len(rows) < len(analysis.rows) else ""
-    return charts.Bars(
+    return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
         subtitle="both at once, with its noise",
         axis=charts.Axis(f"% of the time one after the other{more}"),
         parts=PARTS,
-        columns=[charts.Column("at once us"), charts.Column("saved us"), charts.Column("of the ideal")],
-        bars=[_bar(row) for row in rows],
+        columns=["at once us", "saved us", "of the ideal"],
+        rows=[_bar(row) for row in rows],
     )
 
 
-def _bar(row: CopyRow) -> charts.Bar:
+def _bar(row: CopyRow) -> charts.Row:
     scale = 100 / row.sequential.time_us
     longer_us = max(row.gemm.time_us, row.copy.time_us)
     time_us, noise_us = row.overlapped.time_us, row.overlapped.noise_us
-    return charts.Bar(
+    return charts.Row(
         name=row.size,
         ends=[end * scale for end in charts.cut(longer_us, time_us, row.sequential.time_us)],
         low=max(0.0, time_us - noise_us) * scale,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from overlap_sweep.report.charts import Axis, Event, Line, LinePoint, Lines
+from overlap_sweep.report.charts import Axis, Line, LinePoint, Lines
 from overlap_sweep.report.comparison import (
     Chart,
     Comparison,
@@ -204,8 +204,7 @@ def _timeline(dataset: TelemetryDataset) -> Chart:
             subtitle="",
             x=Axis("global step"),
             y=Axis("ms", from_zero=True),
-            lines=[_line(measured, quantity, *named) for quantity, named in LINES.items()],
-            events=[Event(step, "") for step in measured.dips],
+            lines=[*(_line(measured, quantity, *named) for quantity, named in LINES.items()), *_dips(measured)],
         )
         for measured in dataset.runs[:MOST_PANELS]
     ]
@@ -225,6 +224,12 @@ def _overlay(compared: TelemetryComparison) -> Chart:
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
     explained = "Steps of the slowest rank, and the hidden share of communication; without warm-up."
     return Chart("overlay.png", panels, title, [explained])
+
+
+def _dips(measured: MeasuredRun) -> list[Line]:
+    times_ms = dict(zip(measured.numbers, measured.steps["step_ms"].tolist(), strict=True))
+    points = [LinePoint(step, times_ms[step]) for step in measured.dips]
+    return [Line("dip", points, "bad", shape="triangle-down", connected=False)] if points else []
 
 
 def _line(measured: MeasuredRun, quantity: str, name: str, colour: str) -> Line:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from overlap_sweep.report.charts import Axis, Bar, Bars, Column, Dot, Key, Reference
+from overlap_sweep.report.charts import Axis, Dot, Key, Reference, Row, Rows
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knobs import brief, in_words, order
@@ -170,24 +170,24 @@ def _as_change(change: float, sure: bool) -> str:
     return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
 
 
-def knob_bars(analysis: TrainingAnalysis) -> Bars:
+def knob_bars(analysis: TrainingAnalysis) -> Rows:
     """Returns every change of one knob with all others alike."""
     contributions = contributed(analysis).contributions[:MOST_DRAWN]
-    return Bars(
+    return Rows(
         title=f"What each knob contributed: {analysis.case.brief}",
         subtitle="change of the time that a sample takes; whiskers are all pairs and their noise, dots the best's",
         axis=Axis(format="+.1~%"),
         parts=[Key("change", "good")],
-        columns=[Column("time"), Column("beside the best")],
-        bars=[_knob_bar(contribution) for contribution in contributions],
-        references=[Reference(0.0, below="faster", above="slower")],
+        columns=["time", "beside the best"],
+        rows=[_knob_bar(contribution) for contribution in contributions],
+        references=[Reference("faster | slower", 0.0)],
     )
 
 
-def _knob_bar(contribution: KnobContribution) -> Bar:
+def _knob_bar(contribution: KnobContribution) -> Row:
     (low, high), beside = contribution.range, contribution.beside_best
     name = f"{contribution.name} {contribution.what}"
-    return Bar(
+    return Row(
         name=name,
         ends=[contribution.change],
         low=low - contribution.noise,
@@ -195,7 +195,7 @@ def _knob_bar(contribution: KnobContribution) -> Bar:
         cells=[contribution.change_text, contribution.beside_text or "-"],
         colour="wait" if not contribution.sure else "bad" if contribution.change > 0 else "good",
         bold=contribution.taken and beside is not None,
-        marker=Dot(beside.change, colour="ink") if beside else None,
+        dots=[Dot(beside.change, colour="ink")] if beside else [],
         details={
             "knob": name,
             "time of a sample": contribution.change_text,

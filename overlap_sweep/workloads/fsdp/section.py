@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from overlap_sweep.report.charts import Axis, Bar, Bars, Key, cut
-from overlap_sweep.report.charts import Column as Header
+from overlap_sweep.report.charts import Axis, Key, Row, Rows, cut
 from overlap_sweep.report.numbers import as_count, as_loss, as_ms
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -276,27 +275,27 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
     )
 
 
-def settings_bars(analysis: TrainingAnalysis) -> Bars:
+def settings_bars(analysis: TrainingAnalysis) -> Rows:
     """Returns the settings from fast to slow; of a sample where steps have different numbers of them."""
     # What the others are told against is shown, however slow it is.
     told = (analysis.best, analysis.reference)
     rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in told]
     left_out = len(analysis.rows) - len(rows)
     more = f"; {len(rows)} of {len(analysis.rows)} settings, the fastest" if left_out else ""
-    return Bars(
+    return Rows(
         title=f"{analysis.case.brief} on {analysis.case.device}",
         subtitle="median of the steps, slowest rank, with its noise",
         axis=Axis(("ms a step" if analysis.one_work else "us a sample") + more),
         parts=PARTS,
-        columns=[Header("step ms"), Header("hidden"), Header("vs none"), Header("samples/s")],
-        bars=[_setting_bar(row, analysis) for row in rows],
+        columns=["step ms", "hidden", "vs none", "samples/s"],
+        rows=[_setting_bar(row, analysis) for row in rows],
     )
 
 
-def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Bar:
+def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Row:
     scale = 1e-3 if analysis.one_work else 1 / row.samples_per_step
     noise_us = row.step.noise_us
-    return Bar(
+    return Row(
         name=row.setting,
         ends=[end * scale for end in cut(row.floor_us, row.time_us, row.none_us)],
         low=max(0.0, row.time_us - noise_us) * scale,

@@ -264,16 +264,15 @@ def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
             points[name].append(charts.LinePoint(row.m, ratio, *around, ringed=row.chosen, details=details))
     backends = sorted(points.keys() - {SEQUENTIAL})
     # Each backend has its own colour in all charts.
-    known = dict.fromkeys([*SIMPLEST_FIRST, *backends])
-    looks = looks_of(backends, {name: i for i, name in enumerate(known)}) | {SEQUENTIAL: ("muted", "stroke")}
+    looks = looks_of(list(dict.fromkeys([*SIMPLEST_FIRST, *backends]))) | {SEQUENTIAL: ("muted", "stroke")}
     return charts.Lines(
         title=", ".join([analysis.case.brief, *subjects(analysis.points)]),
         subtitle=analysis.in_words,
         x=charts.Axis("m", logarithmic=True),
-        y=charts.Axis("time / bound", format=".3~g"),
+        y=charts.Axis("time / bound", format=".3~g", logarithmic=True),
         lines=[
-            charts.Line(name, points[name], *looks[name], dash=(5, 3) if name == SEQUENTIAL else (1, 0))
+            charts.Line(name, points[name], *looks[name], dash=charts.DASHED if name == SEQUENTIAL else charts.SOLID)
             for name in sorted(points, key=lambda name: name != SEQUENTIAL)
         ],
-        levels=[charts.Level("the bound", 1.0, "ink", width_px=1)],
+        references=[charts.Reference("the bound", 1.0)],
     )

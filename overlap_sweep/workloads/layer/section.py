@@ -11,7 +11,7 @@ from typing import Any
 
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, without_folders
 from overlap_sweep.report import charts
-from overlap_sweep.report.iterations import Side, Timeline, timeline
+from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import as_ms, as_percent
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -367,22 +367,22 @@ def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, A
     }
 
 
-def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Bars:
+def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Rows:
     """Returns the variants from fast to slow; `best` is the one to mark."""
     interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
-    return charts.Bars(
+    return charts.Rows(
         title=title,
         subtitle=f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} "
         f"rounds{interval}",
         axis=charts.Axis(format="+.1~%"),
         parts=[charts.Key("change", "accent")],
-        columns=[charts.Column("time"), charts.Column("change [interval]", "left")],
-        bars=[_bar(row, best) for row in sorted(layer.rows, key=lambda row: row.ratio)],
-        references=[charts.Reference(0.0, below=f"faster than {layer.reference}", above="slower")],
+        columns=["time", "change [interval]"],
+        rows=[_bar(row, best) for row in sorted(layer.rows, key=lambda row: row.ratio)],
+        references=[charts.Reference(f"faster than {layer.reference} | slower", 0.0)],
     )
 
 
-def _bar(row: VariantRow, best: str | None) -> charts.Bar:
+def _bar(row: VariantRow, best: str | None) -> charts.Row:
     change, low, high = (ratio - 1 for ratio in (row.ratio, row.interval.low, row.interval.high))
     is_floor, is_best = row.name == FLOOR, row.name == best
     notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
@@ -390,7 +390,7 @@ def _bar(row: VariantRow, best: str | None) -> charts.Bar:
     change_text = f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
     change_text = "reference" if row.name == row.reference else change_text
     shown = f"{row.label} ({', '.join(notes)})" if notes else row.label
-    return charts.Bar(
+    return charts.Row(
         name=shown,
         ends=[change],
         cells=[time_text, change_text],
@@ -419,8 +419,8 @@ def heading(layer: LayerAnalysis) -> str:
 def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:
     """Returns the variant without overlap above the best, each given as what it is called and its name in the point;
     None where the latter has no trace."""
-    upper, lower = (Side(name, listed_trace(point, trace_file(RANK, variant))) for name, variant in (none, best))
-    return timeline(title, upper, lower) if lower.trace else None
+    sides = {name: listed_trace(point, trace_file(RANK, variant)) for name, variant in (none, best)}
+    return timeline(title, sides) if sides[best[0]] else None
 
 
 def listed_trace(point: Point, name: str) -> Path | None:

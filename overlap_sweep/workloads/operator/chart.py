@@ -10,21 +10,20 @@ from pathlib import Path
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
 from overlap_sweep.report.charts import (
-    Area,
+    DASHED,
+    TICK,
     Axis,
-    Bar,
-    Bars,
-    Column,
     Dot,
     Key,
-    Level,
     Line,
     LinePoint,
     Lines,
     Reference,
+    Row,
+    Rows,
 )
 from overlap_sweep.report.charts.palette import looks_of
-from overlap_sweep.report.iterations import Side, Timeline, timeline
+from overlap_sweep.report.iterations import Timeline, timeline
 from overlap_sweep.report.numbers import PASS_WORDS, as_percent, as_us
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
@@ -38,36 +37,33 @@ BEST = 1.05
 alone."""
 BEYOND_ALL = ">100%"
 WORST = -1.0
-"""What harms more is drawn like this; its number is beside it."""
-SUBTITLE_WIDTH = 84
-"""In characters: as long as a panel is wide."""
+"""What harms more is drawn like this; its tooltip has its time."""
 
 
-def hidden_bars(case: CaseAnalysis) -> dict[int, Bars]:
+def hidden_bars(case: CaseAnalysis) -> dict[int, Rows]:
     """Returns by TP size how much of its communication each pass hides under what was chosen for it, without the passes
     of which no overlap was tried."""
     rows = {
         tp_size: [_hidden_bar(choice, case) for choice in plan.choices if choice.tried_slots]
         for tp_size, plan in case.plans.items()
     }
-    ends = [end for bars in rows.values() for bar in bars for end in (*bar.ends, bar.low, *_marked(bar))]
-    lowest = max(WORST, min([-0.05, *(math.floor(10 * end - 0.5) / 10 for end in ends if end is not None)]))
-    ticks = [percent / 100 for percent in range(-100, 101, 25) if percent >= 100 * lowest]
+    bars = [bar for of_size in rows.values() for bar in of_size]
+    ends = [end for bar in bars for end in (*bar.ends, bar.low, *(dot.at for dot in bar.dots)) if end is not None]
+    lowest = max(WORST, min([-0.05, *(math.floor(10 * end - 0.5) / 10 for end in ends)]))
+    default_name = named(DEFAULT, case.case.backend)
     return {
-        tp_size: Bars(
+        tp_size: Rows(
             title=f"TP={tp_size}",
             subtitle="",
-            axis=Axis(format=".0%", domain=(lowest, BEST), ticks=ticks),
+            axis=Axis(format=".0%", domain=(lowest, BEST)),
             parts=[Key("hidden", "accent")],
-            columns=[Column("hidden", bold=True), Column("speedup"), Column("setting", "left")],
-            bars=bars,
-            references=[
-                Reference(0.0, "no overlap", below="slower" if lowest < -0.15 else ""),
-                Reference(1.0, "GEMMs alone", colour="muted"),
-            ],
+            columns=["hidden", "speedup", "setting"],
+            rows=of_size,
+            references=[Reference("no overlap", 0.0), Reference("GEMMs alone", 1.0, "muted")],
+            legend=[Key(default_name, "comm", shape=TICK)],
         )
-        for tp_size, bars in rows.items()
-        if bars
+        for tp_size, of_size in rows.items()
+        if of_size
     }
 
 
@@ -97,7 +93,7 @@ def short_name(settings: Mapping[str, space.Setting]) -> str:
     return space.settings_name(settings)
 
 
-def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
+def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Row:
     chosen, none, floor_us = choice.chosen, choice.none, choice.floor_us
     slots, default_name = slots_of(choice), named(DEFAULT, case.case.backend)
     noise_us = math.hypot(chosen.estimate.noise_us, none.estimate.noise_us)
@@ -108,17 +104,14 @@ def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
 
     hidden, default = share(chosen.time_us), share(choice.default.time_us) if choice.default else None
     hidden_text, speedup = hidden_in_words(choice.hidden_fraction), f"{choice.speedup:.2f}x"
-    label = default_name
-    if default is not None and default < WORST:
-        label = f"\N{BLACK LEFT-POINTING TRIANGLE} {label} {default:,.0%}".replace("-", "\N{MINUS SIGN}")
-    return Bar(
+    return Row(
         name=slots,
         ends=[] if hidden is None else [hidden],
         cells=[hidden_text, speedup, chosen_name(choice)],
         low=share(chosen.time_us + noise_us) if chosen.settings else None,
         high=share(chosen.time_us - noise_us) if chosen.settings else None,
         colour="bad" if hidden is not None and hidden < 0 else "",
-        marker=Dot(default, colour="comm", shape="tick", label=label) if default is not None else None,
+        dots=[] if default is None else [Dot(default, colour="comm", shape=TICK)],
         details={
             "slots": slots,
             "chosen": chosen_name(choice),
@@ -132,10 +125,6 @@ def _hidden_bar(choice: PassChoice, case: CaseAnalysis) -> Bar:
             "why": choice.reason,
         },
     )
-
-
-def _marked(bar: Bar) -> list[float]:
-    return [bar.marker.at] if bar.marker else []
 
 
 def scaling_lines(case: CaseAnalysis) -> dict[str, Lines]:
@@ -158,14 +147,14 @@ def _scaling(operator: str, scaling: OperatorScaling, tolerance: float) -> Lines
             "times ideal": times_ideal,
             "scaling": ("efficient" if efficient else "not efficient") if compared else "",
         }
-        own, shape = ("", "") if efficient else ("bad", "cross")
-        points.append(LinePoint(tp_size, time_us, label=times_ideal, colour=own, shape=shape, details=details))
-    lines, areas = [Line(operator, points, "accent", width_px=2, label="")], []
+        label = times_ideal if efficient else f"{times_ideal}, too slow"
+        points.append(LinePoint(tp_size, time_us, label=label, details=details))
+    lines = [Line(operator, points, "accent", width_px=2)]
     if one_us := scaling.e2e_times.get(1):
-        ideal = [LinePoint(n, one_us / n, low=one_us / n, high=one_us / n * (1 + tolerance)) for n in scaling.e2e_times]
-        in_range = [LinePoint(point.x, point.y) for point in ideal]
-        lines.insert(0, Line("TP=1 / TP", in_range, "good", shape="", dash=(5, 3), width_px=1.5))
-        areas.append(Area(f"+{tolerance:.0%} tolerated", ideal, "good", 0.14, label_y=ideal[-1].high or 0.0))
+        ideal = {"TP=1 / TP": one_us, f"+{tolerance:.0%} tolerated": one_us * (1 + tolerance)}
+        for name, whole_us in ideal.items():
+            tolerated = [LinePoint(n, whole_us / n) for n in scaling.e2e_times]
+            lines.insert(0, Line(name, tolerated, "good", shape="", dash=DASHED, width_px=1.5))
     best = scaling.optimal_tp_size
     return Lines(
         title=operator,
@@ -173,7 +162,6 @@ def _scaling(operator: str, scaling: OperatorScaling, tolerance: float) -> Lines
         x=Axis("TP size", logarithmic=True),
         y=Axis("us", logarithmic=True),
         lines=lines,
-        areas=areas,
     )
 
 
@@ -187,9 +175,9 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, T
         trace = _trace_of(shown, own, choice.pass_name) if shown else None
         if shown and trace:
             verb = "chosen" if shown is choice.chosen else "not chosen"
-            best = Side(f"{short_name(shown.settings)} ({verb})", trace)
+            sides = {"no overlap": _none_trace(own, trace), f"{short_name(shown.settings)} ({verb})": trace}
             title = f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={tp_size}"
-            drawn = timeline(title, Side("no overlap", _none_trace(own, trace)), best, choice.pass_name)
+            drawn = timeline(title, sides, choice.pass_name)
             found += [(choice, drawn)] if drawn else []
     return found
 
@@ -227,9 +215,9 @@ def _none_trace(points: Sequence[Point], best: Path) -> Path | None:
 def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lines]]:
     """Returns a chart for every pass of which an overlap was measured."""
     arms = list(dict.fromkeys(arm_name(c) for plan in case.plans.values() for p in plan.choices for c in _drawn(p)))
-    wanted = {arm: i for i, arm in enumerate(arms)}
+    looks = looks_of(arms)
     return [
-        (choice, _lines(choice, wanted, case.case.backend))
+        (choice, _lines(choice, looks, case.case.backend))
         for choice in (case.plans[tp_size].choices if tp_size in case.plans else ())
         if _drawn(choice)
     ]
@@ -259,7 +247,7 @@ def _drawn(choice: PassChoice) -> list[Candidate]:
     return [candidate for candidate in choice.candidates if candidate.settings and candidate.measured]
 
 
-def _lines(choice: PassChoice, wanted: Mapping[str, int], backend: str) -> Lines:
+def _lines(choice: PassChoice, looks: Mapping[str, tuple[str, str]], backend: str) -> Lines:
     points: dict[str, list[LinePoint]] = defaultdict(list)
     levels: dict[str, Candidate] = {}
     apart = set()
@@ -271,7 +259,6 @@ def _lines(choice: PassChoice, wanted: Mapping[str, int], backend: str) -> Lines
         else:
             points[name].append(_point(candidate, choice, num_sm))
             apart |= set() if num_sm_of(candidate) else {name}
-    looks = looks_of(list(dict.fromkeys([*points, *levels])), wanted)
     lines = [
         Line(
             name,
@@ -288,11 +275,10 @@ def _lines(choice: PassChoice, wanted: Mapping[str, int], backend: str) -> Lines
         x=Axis("num_sm" if lines else "num_sm changes nothing", logarithmic=True),
         y=Axis("us"),
         lines=lines,
-        levels=[
+        references=[
             *_baselines(choice, backend),
             *(_level(name, candidate, choice, looks[name][0]) for name, candidate in levels.items()),
         ],
-        subtitle_width=SUBTITLE_WIDTH,
     )
 
 
@@ -325,28 +311,19 @@ def _point(candidate: Candidate, choice: PassChoice, num_sm: int) -> LinePoint:
     )
 
 
-def _level(name: str, candidate: Candidate, choice: PassChoice, colour: str) -> Level:
-    is_chosen = candidate is choice.chosen
-    return Level(
-        *(name, candidate.time_us, colour, *_noise(candidate)),
-        width_px=3 if is_chosen else 1.5,
-        label=f"{name} (chosen)" if is_chosen else name,
-        details=_details(name, candidate, choice),
-    )
+def _level(name: str, candidate: Candidate, choice: PassChoice, colour: str) -> Reference:
+    shown = f"{name} (chosen)" if candidate is choice.chosen else name
+    return Reference(shown, candidate.time_us, colour, details=_details(name, candidate, choice))
 
 
-def _baselines(choice: PassChoice, backend: str) -> list[Level]:
+def _baselines(choice: PassChoice, backend: str) -> list[Reference]:
     times_us = {"no overlap": choice.none.time_us, "GEMMs alone": choice.floor_us}
     if choice.default:
         times_us[named(DEFAULT, backend)] = choice.default.time_us
-    levels = []
-    for name, time_us in times_us.items():
-        details = {"compared with": name, "time": f"{as_us(time_us)} us"}
-        if name == "no overlap" and choice.none is choice.chosen:
-            levels.append(Level(name, time_us, "ink", width_px=2, label=f"{name} (chosen)", details=details))
-        else:
-            levels.append(Level(name, time_us, "muted", dash=(5, 3), width_px=1, details=details))
-    return levels
+    return [
+        Reference(name, time_us, "muted", DASHED, {"compared with": name, "time": f"{as_us(time_us)} us"})
+        for name, time_us in times_us.items()
+    ]
 
 
 def _subtitle(choice: PassChoice) -> str:

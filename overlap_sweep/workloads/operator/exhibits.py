@@ -64,7 +64,7 @@ def _scaling(case: CaseAnalysis) -> list[Exhibit]:
         explained="ratio = time x TP / time at TP=1, forward and backward; efficient up to "
         f"{1 + case.scaling.tolerance:.2f}, * marks what is not",
         drawn="Forward and backward with what was chosen, and how many times the ideal that is; ideal is the time at "
-        "TP=1 divided by the TP size. A cross is more than tolerated.",
+        "TP=1 divided by the TP size.",
         listing=Listing(_scaling_table(case.scaling), list(results.items())),
         parts=lambda: [_drawn(operator, lines, small=True) for operator, lines in chart.scaling_lines(case).items()],
     )

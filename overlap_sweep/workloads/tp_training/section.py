@@ -263,19 +263,19 @@ MOST_POINTS = 400
 """Of a curve: more than a chart has pixels for."""
 
 
-def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Bars:
+def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
     """Returns the settings by grid of ranks, from fast to slow in each."""
     rows = analysis.rows[:MOST_BARS]
     more = f"; the first {len(rows)} of {len(analysis.rows)}" if len(rows) < len(analysis.rows) else ""
     beside = [column for column in Listing(COMPARED, rows).columns if column.name in BESIDE_BARS]
-    return charts.Bars(
+    return charts.Rows(
         title=str(analysis.case),
         subtitle="median of the steps, slowest rank",
         axis=charts.Axis(f"ms a step{more}"),
         parts=PARTS,
-        columns=[charts.Column(column.header) for column in beside],
-        bars=[
-            charts.Bar(
+        columns=[column.header for column in beside],
+        rows=[
+            charts.Row(
                 name=row.name,
                 ends=[end * row.time_us / 1e3 for end in accumulate(row.shares.values())],
                 cells=[column.text(row) for column in beside],
@@ -295,12 +295,11 @@ def loss_lines(analysis: TpTrainingAnalysis) -> charts.Lines:
         title=f"Losses, {analysis.case}",
         subtitle=f"mean over all tokens; {drawn}",
         x=charts.Axis("step"),
-        y=charts.Axis("loss", format=".4~g", logarithmic=False),
+        y=charts.Axis("loss", format=".4~g"),
         lines=[
             charts.Line(row.name, _points(row), series, shape="", width_px=float(len(rows) - i))
             for i, (row, series) in enumerate(zip(rows, cycle(SERIES), strict=False))
         ],
-        legend=True,
     )
 
 

@@ -1,6 +1,6 @@
 """What is said of all-reduces: for each TP size how many chunks to cut the output into."""
 
-from overlap_sweep.report.charts import Axis, Bar, Bars, Key
+from overlap_sweep.report.charts import Axis, Key, Row, Rows
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Answer, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
@@ -55,9 +55,9 @@ def section(sources: Sources) -> Section | None:
 
 def _answer(tp_size: int, points: list[Point]) -> Answer:
     chosen = choose(points, time).chosen
-    bars = [Bar(name=f"{chunks(point)} chunks", ends=[time(point).time_us], cells=[]) for point in points]
+    rows = [Row(name=f"{chunks(point)} chunks", ends=[time(point).time_us]) for point in points]
     parts, axis = [Key("all-reduce", "comm")], Axis("us")
-    chart = Bars(title="All-reduce", subtitle="by chunks", axis=axis, parts=parts, columns=[], bars=bars)
+    chart = Rows(title="All-reduce", subtitle="by chunks", axis=axis, parts=parts, rows=rows)
     return Answer(
         title=f"All-reduce of TP={tp_size}",
         sentences=[f"Cut it into {chunks(chosen)} chunks: {as_us(time(chosen).time_us)} us."],
