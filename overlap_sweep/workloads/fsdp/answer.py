@@ -26,7 +26,6 @@ from overlap_sweep.workloads.fsdp.knobs import (
     knobs_of,
     order,
     overrides,
-    same_training,
     setting_in_words,
 )
 from overlap_sweep.workloads.fsdp.result import (
@@ -82,7 +81,6 @@ class TrainingRow(StepTimes):
     baseline_launch_bound: bool
     """The same of `none` or `floor`, which the hidden fraction is measured against."""
     peak_memory_gb: float | None
-    first_loss: float | None
     loss: float | None
     """After the last step of the recorded run; None where it is no number."""
     compiled: str
@@ -151,12 +149,6 @@ class TrainingAnalysis:
         return self.best.samples_per_s / self.reference.samples_per_s - 1
 
     @property
-    def alike(self) -> TrainingRow:
-        """The best of those that compute the same as the reference."""
-        same = [row for row in self.rows if same_training(row.knobs) == same_training(self.reference.knobs)]
-        return choose(same)[0]
-
-    @property
     def overrides(self) -> str:
         """What to type for the best instead of the others; empty where that is nothing."""
         return overrides(self.best.knobs, self.differing)
@@ -164,19 +156,12 @@ class TrainingAnalysis:
     @property
     def how_timed(self) -> str:
         """A sentence."""
-        relative = sum(row.relative for row in self.rows)
-        if not relative:
+        if not any(row.relative for row in self.rows):
             return "Times are as measured in each point."
-        beside = "Times are relative to the common floor, by the floor that was measured beside each"
-        others = len(self.rows) - relative
-        settings = f"{others} setting{'s' if others > 1 else ''}"
-        why = "the host limits them, or no other point has their floor"
-        return f"{beside}; those of {settings} are as measured: {why}." if others else f"{beside}."
-
-    @property
-    def one_work(self) -> bool:
-        """Whether all rows' steps have as many samples."""
-        return len({row.samples_per_step for row in self.rows}) == 1
+        return (
+            "Times are relative to the common floor, by the floor that was measured beside each, but for those that "
+            "the host limits or whose floor no other point has."
+        )
 
 
 def analyse_training(
@@ -220,7 +205,7 @@ def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
 
 
 def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, KnobRecord]) -> TrainingAnalysis:
-    same: dict[frozenset[tuple[str, Any]], list[Point]] = defaultdict(list)
+    same: dict[frozenset[tuple[str, str]], list[Point]] = defaultdict(list)
     for point in points:
         same[frozen(knobs_of(point.config))].append(point)
     settings = [knobs_of(of_setting[0].config) for of_setting in same.values()]
@@ -258,23 +243,21 @@ def point_row(point: Point, standing: str = "") -> TrainingRow:
 
 
 def _best(
-    rows: Mapping[frozenset[tuple[str, Any]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
+    rows: Mapping[frozenset[tuple[str, str]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
 ) -> tuple[TrainingRow, str, bool]:
     """Returns the best, why, and whether a search settled it: it measured its answer again after it had chosen it, in
     alternation with the baseline, and what seems faster here only seemed so when it was tried."""
-    answers = {frozen(knobs_of(point.config)): search for point, search in _answering(points, searches)}
-    settled = [key for key, search in answers.items() if search.settles]
-    by_table, reason = choose(list(rows.values()))
+    settled = {
+        frozen(knobs_of(point.config)): search for point, search in _answering(points, searches) if search.settles
+    }
     if not settled:
-        others = [rows[key].setting for key in answers if rows[key] is not by_table]
-        return by_table, "; ".join([reason, *(f"a search's answer, {other}, is not proven" for other in others)]), False
+        return *choose(list(rows.values())), False
     best, _ = choose([rows[key] for key in settled])
-    search = answers[frozen(best.knobs)]
+    search = settled[frozen(best.knobs)]
     proven = "the search found nothing faster"
     if search.best and search.gain:
         proven = f"proven by the search: {search.gain.share:.1%} less time, noise {search.gain.noise:.1%}"
-    other = f"; by the table alone it would be {by_table.setting}, not proven" if by_table is not best else ""
-    return best, proven + other, True
+    return best, proven, True
 
 
 def _answering(points: Iterable[Point], records: Mapping[Path, KnobRecord]) -> Iterator[tuple[Point, KnobSearch]]:
@@ -337,7 +320,6 @@ def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: S
         launch_bound="point" in limited,
         baseline_launch_bound=bool(limited - {"point"}),
         peak_memory_gb=max(memory_gb, default=None),
-        first_loss=runs[0].losses[0],
         loss=runs[-1].losses[-1],
         compiled=runs[0].compiled,
     )

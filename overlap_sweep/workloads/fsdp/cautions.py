@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from overlap_sweep.report.numbers import NAMES_TOLD, some_of
+from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, slowed_gpus
-from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis
+from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knobs import knobs_of, same_floor, same_training
 from overlap_sweep.workloads.fsdp.result import limited_by_host, measured
 
@@ -28,9 +28,7 @@ def cautions(analysis: TrainingAnalysis) -> list[str]:
         *_trains_differently(analysis),
         *_no_losses(analysis),
         *_wrong_losses(analysis),
-        *_nothing_to_hide(analysis),
-        *_launch_bound(analysis),
-        *_not_compiled(analysis),
+        *_of_settings(analysis),
         *_drift(analysis),
         *slowed_gpus(analysis.points),
         *dict.fromkeys(warning for point in analysis.points if point.result for warning in point.result.warnings),
@@ -46,14 +44,7 @@ def _environments(analysis: TrainingAnalysis) -> Iterator[str]:
 def _trains_differently(analysis: TrainingAnalysis) -> Iterator[str]:
     best, reference = analysis.best, analysis.reference
     if same_training(best.knobs) != same_training(reference.knobs):
-        alike = analysis.alike
-        other = (
-            f"of those that compute the same, {alike.setting} is the best, "
-            f"{alike.samples_per_s / reference.samples_per_s:.2f}x the samples/s"
-            if alike is not reference
-            else "of those that compute the same, none is faster"
-        )
-        yield f"The best, {best.setting}, does not compute the same as {reference.setting}: {other}."
+        yield f"The best, {best.setting}, does not compute the same as {reference.setting}."
 
 
 def _no_losses(analysis: TrainingAnalysis) -> Iterator[str]:
@@ -90,39 +81,25 @@ def _numbers(losses: Iterable[float | None]) -> list[float]:
     return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
 
 
-def _nothing_to_hide(analysis: TrainingAnalysis) -> Iterator[str]:
-    silent = [row.setting for row in analysis.rows if not row.hidden.known]
-    if silent:
-        yield (
-            f"What communication costs without overlap cannot be told from noise {_where(silent, analysis)}: hidden "
-            "fractions say nothing there."
-        )
-
-
-def _launch_bound(analysis: TrainingAnalysis) -> Iterator[str]:
-    limited = [row.setting for row in analysis.rows if row.launch_bound]
-    if limited:
-        where = _where(limited, analysis)
-        yield (
-            f"Launch-bound: the host takes as long to enqueue a step as the device to run it {where}; what is hidden "
-            "there is hidden behind the host. Larger batches, or compile.enabled=true, help."
-        )
-    beside = [row.setting for row in analysis.rows if row.baseline_launch_bound and not row.launch_bound]
-    if beside:
-        yield (
-            "The host limits the step without overlap, or without communication, which the hidden fraction is measured "
-            f"against, {_where(beside, analysis)}: it says how much is hidden behind the host."
-        )
-
-
-def _not_compiled(analysis: TrainingAnalysis) -> Iterator[str]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for row in analysis.rows:
-        if row.knobs["compile.enabled"] and row.compiled.startswith("no"):
-            reason = next(iter(row.compiled.removeprefix("no").removeprefix(":").strip().splitlines()), "")
-            found[reason or "no reason given"].append(row.setting)
-    for reason, settings in found.items():
-        yield f"The layers could not be compiled in {some_of(settings, separator='; ')}: {reason.removesuffix('.')}."
+def _of_settings(analysis: TrainingAnalysis) -> Iterator[str]:
+    """Yields what is the matter with some of the settings, and with which."""
+    doubts: dict[str, Callable[[TrainingRow], bool]] = {
+        "What communication costs without overlap cannot be told from noise, so that hidden fractions say nothing": (
+            lambda row: not row.hidden.known
+        ),
+        "Launch-bound: the host takes as long to enqueue a step as the device to run it, and what is hidden is hidden "
+        "behind the host (larger batches, or compile.enabled=true, help)": lambda row: row.launch_bound,
+        "The host limits the step without overlap, or without communication, which the hidden fraction is measured "
+        "against": lambda row: row.baseline_launch_bound and not row.launch_bound,
+        "The layers could not be compiled; `compiled` in training.csv says why": (
+            lambda row: row.compiled.startswith("no:")
+        ),
+    }
+    for doubt, holds in doubts.items():
+        settings = [row.setting for row in analysis.rows if holds(row)]
+        if settings:
+            every = len(settings) == len(analysis.rows) > 1
+            yield f"{doubt}: {'all settings' if every else some_of(settings, separator='; ')}."
 
 
 def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
@@ -136,16 +113,4 @@ def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
     changes = [later_change(of_floor) for of_floor in times_us.values() if len(of_floor) > 1]
     worst = max(changes, key=abs, default=0.0)
     if abs(worst) >= NOTABLE_DRIFT:
-        as_measured = [row.setting for row in analysis.rows if not row.relative]
-        but = f", but for {some_of(as_measured, separator='; ')}" if as_measured else ""
-        how = f"settings are compared by the one that was measured beside them{but}"
-        if len(as_measured) == len(analysis.rows):
-            how = "settings are compared by their times as measured"
-        yield f"Baselines drifted: the step without communication by up to {worst:+.0%}; {how}."
-
-
-def _where(settings: list[str], analysis: TrainingAnalysis) -> str:
-    if len(settings) < len(analysis.rows) or len(settings) == 1:
-        several = f"{len(settings)} of {len(analysis.rows)} settings: " if len(settings) > NAMES_TOLD else ""
-        return f"in {several}{some_of(settings, separator='; ')}"
-    return "in all settings"
+        yield f"Baselines drifted: the step without communication by up to {worst:+.0%}."

@@ -219,8 +219,10 @@ def _overlay(compared: TelemetryComparison) -> Chart:
     for match in compared.matches[:MOST_PANELS]:
         both = ((match.reference, match.theirs, "series1"), (match.dataset, match.ours, "series2"))
         for quantity, axis in OVERLAID.items():
-            lines = [_line(run, quantity, shortened(label, LONGEST_WORD), colour) for label, run, colour in both]
-            panels.append(Lines(match.ours.name[-LONGEST_WORD:], "", Axis("global step"), axis, lines))
+            # Without communication nothing of it is hidden.
+            if all(quantity in run.steps for _, run, _ in both):
+                lines = [_line(run, quantity, shortened(label, LONGEST_WORD), colour) for label, run, colour in both]
+                panels.append(Lines(match.ours.name[-LONGEST_WORD:], "", Axis("global step"), axis, lines))
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
     explained = "Steps of the slowest rank, and the hidden share of communication; without warm-up."
     return Chart("overlay.png", panels, title, [explained])
@@ -234,8 +236,8 @@ def _dips(measured: MeasuredRun) -> list[Line]:
 
 def _line(measured: MeasuredRun, quantity: str, name: str, colour: str) -> Line:
     """Returns a quantity over the steps that count; of many steps every so manieth."""
-    values = measured.steps[quantity].tolist() if quantity in measured.steps else []
+    values = measured.steps[quantity].tolist()
     every = math.ceil(len(measured.numbers) / MOST_POINTS)
     # JSON has no NaN.
-    known = [(n, v) for n, v in zip(measured.numbers, values, strict=False) if not math.isnan(v)]
+    known = [(n, v) for n, v in zip(measured.numbers, values, strict=True) if not math.isnan(v)]
     return Line(name, [LinePoint(number, value) for number, value in known[::every]], colour, shape="")

@@ -1,4 +1,4 @@
-"""What each knob changes, as rows and as a chart: every two settings of training steps that differ in nothing else."""
+"""What each knob changes: every two settings of training steps that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -8,199 +8,117 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
-from overlap_sweep.report.charts import Axis, Dot, Key, Reference, Row, Rows
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.workloads.fsdp.answer import TrainingAnalysis, TrainingRow
 from overlap_sweep.workloads.fsdp.knobs import brief, in_words, order
 
-MOST_DRAWN = 40
-"""As many as are looked at; the table has all."""
 MANY_PAIRS = 5
 """From so many on it is seen how far pairs are apart."""
+MOST_ROWS = 40
+"""On a terminal."""
 
 
 @dataclass(frozen=True)
-class KnobEffect:
-    """Two settings that differ in one knob alone."""
+class KnobChange:
+    """One change of one knob, over all pairs of settings that differ in it alone. Changes are of the time that a sample
+    takes: -0.1 is a tenth less."""
 
     knob: str
-    before: TrainingRow
-    """With the usual value, or where neither has it the smaller one."""
-    after: TrainingRow
-
-    @property
-    def change(self) -> float:
-        """Returns the change of the time that a sample takes: -0.1 is a tenth less."""
-        return self.after.of_sample.time_us / self.before.of_sample.time_us - 1
-
-    @property
-    def noise(self) -> float:
-        """Returns the noise of the change."""
-        ours, theirs = self.after.of_sample, self.before.of_sample
-        relative = math.hypot(ours.noise_us / ours.time_us, theirs.noise_us / theirs.time_us)
-        return relative * ours.time_us / theirs.time_us
-
-    @property
-    def differs(self) -> bool:
-        return self.before.of_sample.differs_from(self.after.of_sample)
-
-    @property
-    def usable(self) -> bool:
-        """Whether neither side is limited by the host, or diverges: the knob's part in that cannot be told."""
-        return not any(row.launch_bound or row.loss is None for row in (self.before, self.after))
-
-
-@dataclass(frozen=True)
-class KnobContribution:
-    """One change of one knob, wherever it was measured."""
-
-    knob: str
-    before: Any
-    after: Any
-    effects: list[KnobEffect]
-    beside_best: KnobEffect | None
-    """With all other knobs as in the best setting. The best was chosen for being fast: its own luck is in it."""
+    before: str
+    """The usual value, or where neither is usual the smaller one."""
+    after: str
+    pairs: int
+    change: float
+    """The median of the pairs."""
+    noise: float
+    """Of that median."""
+    change_beside_best: float | None
+    """Of the pair with all other knobs as in the best setting, which was chosen for being fast: luck is in it."""
     taken: bool
     """Whether the best setting has it as it is after the change."""
 
     @property
-    def change(self) -> float:
-        """The median of the effects."""
-        return statistics.median(effect.change for effect in self.effects)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        changes = [effect.change for effect in self.effects]
-        return min(changes), max(changes)
-
-    @property
-    def noise(self) -> float:
-        """Returns the noise of the median: of MANY_PAIRS by how far they are apart, else that of a typical effect."""
-        if len(self.effects) >= MANY_PAIRS:
-            return estimate([effect.change for effect in self.effects]).noise_us
-        return statistics.median(effect.noise for effect in self.effects)
-
-    @property
-    def sure(self) -> bool:
-        """Whether the change is more than noise."""
-        return abs(self.change) > self.noise
-
-    @property
-    def differs(self) -> int:
-        """In how many of them the change is more than noise."""
-        return sum(effect.differs for effect in self.effects)
-
-    @property
-    def what(self) -> str:
-        return f"{in_words(self.before)} \N{RIGHTWARDS ARROW} {in_words(self.after)}"
-
-    @property
-    def name(self) -> str:
-        return brief(self.knob)
-
-    @property
     def change_text(self) -> str:
-        return _as_change(self.change, self.sure)
-
-    @property
-    def range_text(self) -> str:
-        """Empty of a single pair."""
-        low, high = self.range
-        return f"{low:+.1%} to {high:+.1%}" if len(self.effects) > 1 else ""
-
-    @property
-    def beside_text(self) -> str:
-        """Empty where there is no such pair."""
-        return _as_change(self.beside_best.change, self.beside_best.differs) if self.beside_best else ""
+        return f"{self.change:+.1%}" if abs(self.change) > self.noise else f"{self.change:+.1%} (noise)"
 
 
-@dataclass(frozen=True)
-class KnobEffects:
-    """All that the settings of a case say about single knobs."""
+C = Column[KnobChange]
+EFFECTS = Table(
+    *("knobs", "one row per change of one knob; changes are of the time that a sample takes"),
+    (
+        C("knob", lambda one: one.knob, kind="text", header="knob", words=lambda one: brief(one.knob)),
+        C("before", lambda one: one.before, kind="text", header="from"),
+        C("after", lambda one: one.after, kind="text", header="to"),
+        C("pairs", lambda one: one.pairs, kind="count", header="pairs"),
+        C("change", lambda one: one.change, "Median of the pairs.", header="time", words=lambda one: one.change_text),
+        attribute("noise", header="noise", show="{:.1%}".format),
+        attribute("change_beside_best", header="beside the best", show="{:+.1%}".format),
+        C("taken", lambda one: one.taken, "The best setting has it as after the change.", "flag"),
+    ),
+)
 
-    contributions: list[KnobContribution]
-    """What moved most, over all pairs, comes first."""
-    left_out: int
-    """Pairs of which one side is limited by the host, or diverges."""
-    only_left_out: list[str]
-    """The knobs that there are no other pairs of."""
-    never_alone: list[str]
-    """The knobs that differ between settings, but never alone: their part cannot be told."""
+
+def knob_changes(analysis: TrainingAnalysis) -> list[KnobChange]:
+    """Returns every change of each knob from one value to another; what moves most comes first."""
+    found = [change for knob in analysis.differing for change in _changes(knob, analysis)]
+    return sorted(found, key=lambda change: -abs(change.change))
 
 
-def contributed(analysis: TrainingAnalysis) -> KnobEffects:
-    """Returns every change of each knob from one value to another."""
-    effects = [effect for name in analysis.differing for effect in _effects(name, analysis)]
-    found: dict[tuple[str, str, str], list[KnobEffect]] = defaultdict(list)
-    for effect in effects:
-        if effect.usable:
-            before, after = (in_words(row.knobs.get(effect.knob)) for row in (effect.before, effect.after))
-            found[effect.knob, before, after].append(effect)
-    contributions = [_contribution(of_change, analysis.best) for of_change in found.values()]
-    alone, told = {effect.knob for effect in effects}, {knob for knob, _, _ in found}
-    return KnobEffects(
-        contributions=sorted(contributions, key=lambda contribution: -abs(contribution.change)),
-        left_out=sum(not effect.usable for effect in effects),
-        only_left_out=[brief(name) for name in analysis.differing if name in alone - told],
-        never_alone=[brief(name) for name in analysis.differing if name not in alone],
+def knobs_exhibit(analysis: TrainingAnalysis) -> list[Exhibit]:
+    """Returns the table of what each knob contributed, with the knobs of which that is not known."""
+    changes = knob_changes(analysis)
+    told = {change.knob for change in changes}
+    untold = [brief(knob) for knob in analysis.differing if knob not in told]
+    notes = [f"Never changed alone in runs that can be compared: {', '.join(untold)}."] if untold else []
+    if not changes:
+        return [Exhibit(notes=notes)] if notes else []
+    listing = Listing(
+        *(EFFECTS, changes, "Every change of one knob."),
+        chosen=lambda one: one.taken and one.change_beside_best is not None,
+        most_rows=MOST_ROWS,
     )
+    explained = (
+        "Of the time that a sample takes, the median of all pairs of settings that differ in this knob alone, without "
+        "those that are launch-bound or diverge; beside the best: that pair with all other knobs as there, which "
+        "flatters what is taken, as the best was chosen for its time."
+    )
+    return [Exhibit(listing=listing, heading="What each knob contributed", explained=explained, notes=notes)]
 
 
-def _effects(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobEffect]:
-    """Yields every pair of rows that differ in this knob alone."""
+def _changes(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobChange]:
+    """Yields the changes of one knob. Where the host limits a side, or one diverges, the knob's part cannot be told."""
     alike: dict[tuple[str, ...], list[TrainingRow]] = defaultdict(list)
     for row in analysis.rows:
-        alike[tuple(repr(row.knobs.get(other)) for other in analysis.differing if other != knob)].append(row)
+        if not row.launch_bound and row.loss is not None:
+            alike[tuple(repr(row.knobs.get(other)) for other in analysis.differing if other != knob)].append(row)
+    pairs: dict[tuple[str, str], list[tuple[TrainingRow, TrainingRow]]] = defaultdict(list)
     for group in alike.values():
         for before, after in combinations(sorted(group, key=lambda row: order(row.knobs, knob)), 2):
-            yield KnobEffect(knob, before, after)
+            pairs[in_words(before.knobs.get(knob)), in_words(after.knobs.get(knob))].append((before, after))
+    for (usual, turned), of_change in pairs.items():
+        changes = [after.of_sample.time_us / before.of_sample.time_us - 1 for before, after in of_change]
+        beside = [change for change, pair in zip(changes, of_change, strict=True) if analysis.best in pair]
+        yield KnobChange(
+            knob=knob,
+            before=usual,
+            after=turned,
+            pairs=len(of_change),
+            change=statistics.median(changes),
+            noise=_noise(changes, of_change),
+            change_beside_best=beside[0] if beside else None,
+            taken=in_words(analysis.best.knobs.get(knob)) == turned,
+        )
 
 
-def _contribution(effects: list[KnobEffect], best: TrainingRow) -> KnobContribution:
-    first = effects[0]
-    knob, before, after = first.knob, first.before.knobs.get(first.knob), first.after.knobs.get(first.knob)
-    beside_best = next((effect for effect in effects if best in (effect.before, effect.after)), None)
-    taken = in_words(best.knobs.get(knob)) == in_words(after)
-    return KnobContribution(knob, before, after, effects, beside_best, taken)
-
-
-def _as_change(change: float, sure: bool) -> str:
-    return f"{change:+.1%}" if sure else f"{change:+.1%} (noise)"
-
-
-def knob_bars(analysis: TrainingAnalysis) -> Rows:
-    """Returns every change of one knob with all others alike."""
-    contributions = contributed(analysis).contributions[:MOST_DRAWN]
-    return Rows(
-        title=f"What each knob contributed: {analysis.case.brief}",
-        subtitle="change of the time that a sample takes; whiskers are all pairs and their noise, dots the best's",
-        axis=Axis(format="+.1~%"),
-        parts=[Key("change", "good")],
-        columns=["time", "beside the best"],
-        rows=[_knob_bar(contribution) for contribution in contributions],
-        references=[Reference("faster | slower", 0.0)],
-    )
-
-
-def _knob_bar(contribution: KnobContribution) -> Row:
-    (low, high), beside = contribution.range, contribution.beside_best
-    name = f"{contribution.name} {contribution.what}"
-    return Row(
-        name=name,
-        ends=[contribution.change],
-        low=low - contribution.noise,
-        high=high + contribution.noise,
-        cells=[contribution.change_text, contribution.beside_text or "-"],
-        colour="wait" if not contribution.sure else "bad" if contribution.change > 0 else "good",
-        bold=contribution.taken and beside is not None,
-        dots=[Dot(beside.change, colour="ink")] if beside else [],
-        details={
-            "knob": name,
-            "time of a sample": contribution.change_text,
-            "over the pairs": contribution.range_text or "one pair",
-            "pairs": str(len(contribution.effects)),
-            "beside the best": contribution.beside_text or "-",
-        },
-    )
+def _noise(changes: list[float], pairs: list[tuple[TrainingRow, TrainingRow]]) -> float:
+    """Returns the noise of the median: of MANY_PAIRS by how far they are apart, else that of a typical pair."""
+    if len(changes) >= MANY_PAIRS:
+        return estimate(changes).noise_us
+    relative = [
+        math.hypot(*(one.of_sample.noise_us / one.of_sample.time_us for one in (before, after)))
+        for before, after in pairs
+    ]
+    return statistics.median(noise * (1 + change) for noise, change in zip(relative, changes, strict=True))

@@ -113,20 +113,15 @@ def differing(settings: Iterable[Knobs]) -> list[str]:
     """Returns the knobs that are not the same in all of them."""
     all_knobs = list(settings)
     names = dict.fromkeys(name for knobs in all_knobs for name in knobs)
-    return [name for name in names if len({_key(knobs.get(name)) for knobs in all_knobs}) > 1]
+    return [name for name in names if len({repr(knobs.get(name)) for knobs in all_knobs}) > 1]
 
 
-def _key(value: Any) -> tuple[str, Any]:
-    """Returns what tells values apart: true is a value of its own, beside 1."""
-    return type(value).__name__, value
+def frozen(knobs: Knobs) -> frozenset[tuple[str, str]]:
+    """Returns a key that is equal for equal settings, whatever is not set in them; true is not 1."""
+    return frozenset((name, repr(value)) for name, value in knobs.items() if value is not None)
 
 
-def frozen(knobs: Knobs) -> frozenset[tuple[str, Any]]:
-    """Returns a key that is equal for equal settings, whatever is not set in them."""
-    return frozenset((name, _key(value)) for name, value in knobs.items() if value is not None)
-
-
-def same_floor(knobs: Knobs) -> frozenset[tuple[str, Any]]:
+def same_floor(knobs: Knobs) -> frozenset[tuple[str, str]]:
     """Returns a key that is equal for those whose steps without communication do the same."""
     return frozen(
         {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_OF_COLLECTIVES)}

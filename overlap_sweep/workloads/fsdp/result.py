@@ -217,11 +217,6 @@ class StepTimes:
         return self.none_us / self.time_us
 
     @property
-    def comm_us(self) -> float:
-        """What communication adds to the step where nothing hides it."""
-        return self.none_us - self.floor_us
-
-    @property
     def exposed_us(self) -> float:
         """What it adds as configured."""
         return self.time_us - self.floor_us
@@ -244,7 +239,7 @@ def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
     takes no part: its floor is the host's time, and dividing by it would make the slowest host the fastest setting.
     """
     works = [same_floor(knobs_of(points[0].config)) for points in settings]
-    floors: dict[frozenset[tuple[str, Any]], list[Timing]] = defaultdict(list)
+    floors: dict[frozenset[tuple[str, str]], list[Timing]] = defaultdict(list)
     for work, points in zip(works, settings, strict=True):
         floors[work] += [step["floor"] for step in _steps(point for point in points if not _limited([point]))]
     repeated = [(_steps(points), _limited(points)) for points in settings if len(points) > 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,9 +37,8 @@ from overlap_sweep.workloads.fsdp.answer import (
     training_case,
 )
 from overlap_sweep.workloads.fsdp.cautions import cautions
-from overlap_sweep.workloads.fsdp.knob_effects import KnobContribution, contributed, knob_bars
+from overlap_sweep.workloads.fsdp.knob_effects import EFFECTS, knob_changes, knobs_exhibit
 from overlap_sweep.workloads.fsdp.knobs import (
-    TRAINS_DIFFERENTLY,
     Knobs,
     changed,
     frozen,
@@ -62,7 +61,6 @@ A = Column[TrainingAnalysis]
 C = Column[TrainingRow]
 K = Column[Knobs]
 P = Column[PointRow[TrainingRow]]
-E = Column[KnobContribution]
 
 
 def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
@@ -110,7 +108,6 @@ MEASURED = (
         high_first=True,
     ),
     C("hidden_noise", lambda row: row.hidden.noise if row.hidden.known else None),
-    attribute("comm_us", "none_us less floor_us."),
     _ms("exposed_us", "step_us less floor_us.", dropped=6),
     attribute("us_per_sample", read="of_sample.time_us"),
     attribute("samples_per_step", kind="count"),
@@ -118,7 +115,6 @@ MEASURED = (
     attribute("tokens_per_s", header="tokens/s", show="{:,.0f}".format, dropped=2, high_first=True),
     attribute("peak_memory_gb", header="memory GB", show="{:.1f}".format, dropped=4, queried=True),
     attribute("parameters", kind="count"),
-    attribute("first_loss"),
     attribute(
         *("loss", "After the last step of the recorded run."), header="loss", show=as_loss, dropped=1, queried=True
     ),
@@ -130,7 +126,7 @@ MEASURED = (
     C("chosen", lambda row: bool(row.standing), "The best setting of its case.", "flag", queried=True),
     C("", lambda row: row.note, kind="text", header="note", style="reason"),
 )
-_OF_POINTS = ("q1_us", "q3_us", "repeats", "first_loss", "chosen")
+_OF_POINTS = ("q1_us", "q3_us", "repeats", "chosen")
 """Columns of single points alone."""
 TOGETHER = tuple(column for column in MEASURED if column.name not in _OF_POINTS)
 
@@ -177,43 +173,9 @@ ANSWERS = Table(
         A("reason", lambda analysis: analysis.reason, kind="text"),
     ),
 )
-EFFECTS = Table(
-    *("knobs", "one row per change of one knob; changes are of the time that a sample takes"),
-    (
-        E("knob", lambda one: one.knob, kind="text", header="knob", words=lambda one: one.name),
-        E("before", lambda one: in_words(one.before), kind="text"),
-        E("after", lambda one: in_words(one.after), kind="text"),
-        E("", lambda one: one.what, kind="text", header="change"),
-        E("pairs", lambda one: len(one.effects), kind="count", header="pairs"),
-        E("differ", lambda one: one.differs, "Pairs whose change is more than noise.", "count"),
-        E("change", lambda one: one.change, "Median of the pairs.", header="time", words=lambda one: one.change_text),
-        E("noise", lambda one: one.noise, header="noise", show="{:.1%}".format),
-        E("sure", lambda one: one.sure, "The change is more than noise.", "flag"),
-        E("lowest_change", lambda one: one.range[0], header="range", words=lambda one: one.range_text, dropped=1),
-        E("highest_change", lambda one: one.range[1]),
-        E(
-            *("change_beside_best", lambda one: one.beside_best and one.beside_best.change),
-            header="beside the best",
-            words=lambda one: one.beside_text,
-            dropped=3,
-        ),
-        E("noise_beside_best", lambda one: one.beside_best and one.beside_best.noise),
-        E("taken", lambda one: one.taken, "The best setting has it as after the change.", "flag"),
-        E("", lambda one: ", ".join(_knob_notes(one)), kind="text", header="note", style="reason", dropped=2),
-    ),
-)
-
 LEGEND = (
     "none: the same step with every collective alone on the device; floor: without communication; exposed: what "
     "communication adds to the step; hidden is (none - step) / (none - floor) by rounds, - where it is all noise."
-)
-EFFECTS_LEGEND = (
-    "Of the time that a sample takes, the median of all pairs of settings that differ in this knob alone; beside the "
-    "best: that pair with all other knobs as there, which flatters what is taken, as the best was chosen for its time."
-)
-EFFECTS_DRAWN = (
-    "Whiskers span all pairs and their noise; a dot is the pair with the best setting, bold what that setting has "
-    "taken; grey is within the noise."
 )
 
 
@@ -256,7 +218,6 @@ def _setting(point: Point) -> str:
 
 
 def _answer(analysis: TrainingAnalysis) -> Answer:
-    effects = _effects(analysis)
     return Answer(
         title=title(analysis),
         sentences=_sentences(analysis),
@@ -270,13 +231,13 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         points=analysis.points,
         legend=f"{LEGEND} {analysis.how_timed}",
         charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
-        more=[effects] if effects.listing or effects.notes else [],
+        more=knobs_exhibit(analysis),
         details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
     )
 
 
 def settings_bars(analysis: TrainingAnalysis) -> Rows:
-    """Returns the settings from fast to slow; of a sample where steps have different numbers of them."""
+    """Returns the settings from fast to slow, by the time that a sample takes."""
     # What the others are told against is shown, however slow it is.
     told = (analysis.best, analysis.reference)
     rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in told]
@@ -285,32 +246,23 @@ def settings_bars(analysis: TrainingAnalysis) -> Rows:
     return Rows(
         title=f"{analysis.case.brief} on {analysis.case.device}",
         subtitle="median of the steps, slowest rank, with its noise",
-        axis=Axis(("ms a step" if analysis.one_work else "us a sample") + more),
+        axis=Axis(f"us a sample{more}"),
         parts=PARTS,
         columns=["step ms", "hidden", "vs none", "samples/s"],
-        rows=[_setting_bar(row, analysis) for row in rows],
+        rows=[_setting_bar(row, row is analysis.best) for row in rows],
     )
 
 
-def _setting_bar(row: TrainingRow, analysis: TrainingAnalysis) -> Row:
-    scale = 1e-3 if analysis.one_work else 1 / row.samples_per_step
-    noise_us = row.step.noise_us
+def _setting_bar(row: TrainingRow, best: bool) -> Row:
+    samples, noise_us = row.samples_per_step, row.step.noise_us
     return Row(
         name=row.setting,
-        ends=[end * scale for end in cut(row.floor_us, row.time_us, row.none_us)],
-        low=max(0.0, row.time_us - noise_us) * scale,
-        high=(row.time_us + noise_us) * scale,
+        ends=[end_us / samples for end_us in cut(row.floor_us, row.time_us, row.none_us)],
+        low=max(0.0, row.time_us - noise_us) / samples,
+        high=(row.time_us + noise_us) / samples,
         cells=[as_ms(row.time_us), row.hidden.in_words, f"{row.speedup:.2f}x", f"{row.samples_per_s:,.0f}"],
-        bold=row is analysis.best,
-        details={
-            "setting": row.setting,
-            "step": f"{as_ms(row.time_us)} ms, noise {as_ms(noise_us)}",
-            "no overlap": f"{as_ms(row.none_us)} ms",
-            "no communication": f"{as_ms(row.floor_us)} ms",
-            "exposed": f"{as_ms(row.exposed_us)} ms",
-            "hidden": row.hidden.in_words,
-            "samples/s": f"{row.samples_per_s:,.0f}",
-        },
+        bold=best,
+        details=COMPARED.details(row),
     )
 
 
@@ -333,46 +285,10 @@ def _sentences(analysis: TrainingAnalysis) -> list[str]:
     return lines
 
 
-def _effects(analysis: TrainingAnalysis) -> Exhibit:
-    """Returns what each knob contributed, and a sentence for each thing that this does not tell."""
-    effects, notes = contributed(analysis), []
-    if effects.left_out:
-        also = f"; {', '.join(effects.only_left_out)} changed in no other" if effects.only_left_out else ""
-        notes.append(
-            f"{effects.left_out} pair{'s' if effects.left_out > 1 else ''} left out, one side of which is launch-bound "
-            f"or diverges{also}."
-        )
-    if effects.never_alone:
-        notes.append(f"Never changed alone, so what they contributed is not known: {', '.join(effects.never_alone)}.")
-    if not effects.contributions:
-        return Exhibit(notes=notes)
-    return Exhibit(
-        chart=partial(knob_bars, analysis),
-        name="knobs",
-        listing=Listing(
-            *(EFFECTS, effects.contributions, "Every change of one knob."),
-            chosen=lambda one: one.taken and one.beside_best is not None,
-            most_rows=MOST_ROWS,
-        ),
-        heading="What each knob contributed",
-        explained=EFFECTS_LEGEND,
-        drawn=EFFECTS_DRAWN,
-        notes=notes,
-    )
-
-
-def _knob_notes(contribution: KnobContribution) -> Iterator[str]:
-    if contribution.beside_best:
-        yield "taken" if contribution.taken else "left"
-    if contribution.knob in TRAINS_DIFFERENTLY:
-        yield "changes the training"
-
-
 def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
     """Returns an entry of `training`: the best setting, all `settings`, and what each knob contributed in `knobs`."""
     environment, *others = environments(analysis.points)
     (best,) = ANSWERS.records([analysis])
-    effects = contributed(analysis)
     return {
         **analysis.case._asdict(),
         "parameters": analysis.parameters,
@@ -387,7 +303,5 @@ def _report(analysis: TrainingAnalysis) -> dict[str, Any]:
             for row, cells in zip(analysis.rows, COMPARED.records(analysis.rows), strict=True)
         ],
         "how_timed": analysis.how_timed,
-        "knobs": EFFECTS.records(effects.contributions),
-        "pairs_left_out": effects.left_out,
-        "never_alone": effects.never_alone,
+        "knobs": EFFECTS.records(knob_changes(analysis)),
     }

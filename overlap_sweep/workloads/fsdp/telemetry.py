@@ -33,7 +33,6 @@ MOST_BYTES = 1 << 30
 
 Ms = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """Up to 11 days."""
-_Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Sample = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] | None
 
 
@@ -70,15 +69,8 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
     """Communication without computation beside it."""
     overlap_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.001)] | None
     """overlap / min(computation, communication); None without either."""
-    utilisation: dict[str, _Number] = {}
-    """By stream, the share of the step in which it was active."""
-    mean_concurrency: _Number | None = None
-    """Streams that were active at a time, averaged over the time in which any was."""
-    max_concurrency: _Number | None = None
     loss: float | None = None
     """Mean over all ranks' samples; None where it is no number."""
-    grad_norm: float | None = None
-    """Before clipping, over all ranks; None where it is infinite (fp16, whose step is then left out)."""
     device: Device = Device()
 
     @property
@@ -102,7 +94,14 @@ class StepRecord(Step, kw_only=True, frozen=True):
     started: float
     """When the host began it: seconds since 1970, UTC."""
     active_segments: list[Segment]
+    utilisation: dict[str, float]
+    """By stream, the share of the step in which it was active."""
+    mean_concurrency: float
+    """Streams that were active at a time, averaged over the time in which any was."""
+    max_concurrency: int
     learning_rate: float
+    grad_norm: float | None
+    """Before clipping, over all ranks; None where it is infinite (fp16, whose step is then left out)."""
     loss_scale: float | None = None
     """Of fp16."""
     rocm_smi_output: str | None = None

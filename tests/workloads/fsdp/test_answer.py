@@ -14,13 +14,11 @@ from overlap_sweep.results.points import read_points
 from overlap_sweep.workloads.fsdp.answer import analyse_training
 from overlap_sweep.workloads.fsdp.cautions import cautions
 from overlap_sweep.workloads.fsdp.config import TRAINING_ON
-from overlap_sweep.workloads.fsdp.knob_effects import contributed
+from overlap_sweep.workloads.fsdp.knob_effects import knob_changes, knobs_exhibit
 from overlap_sweep.workloads.fsdp.knobs import DEVICE, SCHEDULING, TRAINS_DIFFERENTLY, USUAL, changed, knobs_of
 from overlap_sweep.workloads.fsdp.section import title
 from tests.make_point import ENVIRONMENT, resolved
 from tests.results.reading import PREFETCH, train, training_of
-
-ARROW = "\N{RIGHTWARDS ARROW}"
 
 
 def test_settings_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
@@ -113,11 +111,11 @@ def test_changes_begin_at_the_default(tmp_path: Path) -> None:
         train(tmp_path, {"fsdp.forward_prefetch": ahead}, step_us=1000.0 + ahead)
     for mode in ("BACKWARD_POST", None):
         train(tmp_path, {"fsdp.backward_prefetch": mode}, step_us=1100.0)
-    found = {(one.name, one.what) for one in contributed(training_of(tmp_path)).contributions}
+    found = {(one.knob, one.before, one.after) for one in knob_changes(training_of(tmp_path))}
     assert found == {
-        *(("forward_prefetch", f"{a} {ARROW} {b}") for a, b in ((0, 1), (0, 2), (1, 2))),
-        *(("backward_prefetch", f"BACKWARD_PRE {ARROW} {b}") for b in ("BACKWARD_POST", "null")),
-        ("backward_prefetch", f"BACKWARD_POST {ARROW} null"),
+        *(("fsdp.forward_prefetch", before, after) for before, after in (("0", "1"), ("0", "2"), ("1", "2"))),
+        *(("fsdp.backward_prefetch", "BACKWARD_PRE", after) for after in ("BACKWARD_POST", "null")),
+        ("fsdp.backward_prefetch", "BACKWARD_POST", "null"),
     }
 
 
@@ -127,13 +125,13 @@ def test_the_median_of_all_pairs_comes_first_and_has_its_own_noise(tmp_path: Pat
         knob = {"training.warmup_steps": warmup_steps}
         train(tmp_path, knob, step_us=1000.0, spread_us=40.0)
         train(tmp_path, {**knob, **PREFETCH}, step_us=after_us, spread_us=40.0)
-    prefetch, *others = contributed(training_of(tmp_path)).contributions
-    assert (prefetch.name, len(prefetch.effects)) == ("forward_prefetch", 6)
+    prefetch, *others = knob_changes(training_of(tmp_path))
+    assert (prefetch.knob, prefetch.pairs) == ("fsdp.forward_prefetch", 6)
     assert prefetch.change == pytest.approx(-0.03)
     # Each pair has a noise of some 8 percent, and yet they agree.
-    assert prefetch.noise < 0.01 < 0.05 < prefetch.effects[0].noise
-    assert prefetch.sure
-    assert not any(other.sure for other in others)
+    assert prefetch.noise < 0.01
+    assert prefetch.change_text == "-3.0%"
+    assert all("noise" in other.change_text for other in others)
 
 
 def test_pairs_that_say_nothing_are_left_out(tmp_path: Path) -> None:
@@ -142,11 +140,12 @@ def test_pairs_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     train(tmp_path, {"training.mixed_precision": "fp16"}, step_us=700.0, losses=[0.7, None])
     train(tmp_path, {"fsdp.forward_prefetch": 2}, step_us=900.0)
     train(tmp_path, {"fsdp.reshard_after_forward": False, "training.gradient_accumulation": 2}, step_us=900.0)
-    effects = contributed(training_of(tmp_path))
-    assert [(one.name, one.what) for one in effects.contributions] == [("forward_prefetch", f"0 {ARROW} 2")]
-    assert effects.left_out == 3
-    assert effects.only_left_out == ["mixed_precision"]
-    assert effects.never_alone == ["reshard_after_forward", "gradient_accumulation"]
+    analysis = training_of(tmp_path)
+    told = [(one.knob, one.before, one.after) for one in knob_changes(analysis)]
+    assert told == [("fsdp.forward_prefetch", "0", "2")]
+    (exhibit,) = knobs_exhibit(analysis)
+    (note,) = exhibit.notes
+    assert note.endswith(": reshard_after_forward, gradient_accumulation, mixed_precision.")
 
 
 def test_a_loss_that_is_no_number_is_suspicious_among_those_that_train_alike(tmp_path: Path) -> None:

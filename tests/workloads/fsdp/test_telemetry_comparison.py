@@ -23,7 +23,7 @@ from overlap_sweep.workloads.fsdp.compare import (
     settings_of,
     settings_throughout,
 )
-from overlap_sweep.workloads.fsdp.compare_report import telemetry_summary
+from overlap_sweep.workloads.fsdp.compare_report import report, telemetry_summary
 from tests.make_point import make_point, resolved
 from tests.workloads.fsdp.telemetry_logs import record, write_logs, write_run
 
@@ -145,6 +145,17 @@ def test_a_quantity_that_one_of_both_knows_has_no_ratio(tmp_path: Path) -> None:
     summary = telemetry_summary(compared(a=write_run(tmp_path / "one"), b=run(tmp_path / "fsdp", POINT)))
     ratios = msgspec.json.decode(msgspec.json.encode(summary))["datasets"]["b"]["ratios"]["fsdp"]
     assert ratios["quantities"]["point_ms"] == {"ratio": None, "noise": None, "verdict": None}
+
+
+def test_runs_without_communication_have_no_chart_of_what_is_hidden(tmp_path: Path) -> None:
+    silent = [record(number, hidden_ms=0.0, exposed_ms=0.0) for number in range(9)]
+    found = compared(a=write_logs(tmp_path / "a", silent), b=write_logs(tmp_path / "b", silent))
+    charts = {chart.file_name: chart for chart in report(found, all_runs=False).charts()}
+    assert {name: len(chart.drawn) for name, chart in charts.items()} == {
+        "a_timeline.png": 1,
+        "b_timeline.png": 1,
+        "overlay.png": 1,
+    }
 
 
 def write_sweep_of_runs(directory: Path, settings: Sequence[Mapping[str, Any]], **throughout: Any) -> Path:
