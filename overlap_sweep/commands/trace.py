@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +23,9 @@ from overlap_sweep.commands.output import (
 from overlap_sweep.report.numbers import some_of
 
 if TYPE_CHECKING:
-    from overlap_sweep.report.table import Table
-    from overlap_sweep.trace.files import RunRanks
+    from rich.console import Console
+
+    from overlap_sweep.report.table import Row, Table
 
 
 class Grouping(StrEnum):
@@ -37,7 +38,6 @@ class Grouping(StrEnum):
 
 WITHOUT_PARTS = (Grouping.phase, Grouping.rank)
 RANKS_NAMED = 16
-OTHERS = "other ranks may be slower, or wait for this one."
 
 
 class Phase(StrEnum):
@@ -75,7 +75,7 @@ def trace(
     """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
 
     Times are microseconds. Each is a union of spans: what runs twice at a time counts once. Below a directory all
-    traces are read. A table has the medians of several iterations below them, and of several ranks the slowest and the
+    traces are read. A table has the medians of the iterations below them, and of several ranks the slowest and the
     fastest at its end; a table of parts has medians only. First iterations that take longer than the later ones vary by
     are `startup`, and in no median. With --by rank there are only the ranks, in any format: of each run with two or
     more the slowest and the fastest by medians, between them skew_us, and whose trace is missing.
@@ -99,7 +99,6 @@ def trace(
     Exit status: 0 fine, 1 an error, 2 wrong usage, 3 a --fail-if holds.
     """
     from overlap_sweep.commands import trace_rows
-    from overlap_sweep.report.console import console_for, print_lines
     from overlap_sweep.report.table import to_frame
     from overlap_sweep.trace.files import of_startup, ranks_of, read_trace_files
 
@@ -111,72 +110,61 @@ def trace(
     runs = ranks_of(files)
     several = [run for run in runs if len(run.ranks) > 1]
     alone = [run for run in runs if len(run.ranks) == 1 and (run.world_size or 1) > 1]
-    is_one_file = len(paths) == 1 and paths[0].is_file()
-    for warning in (
-        *(warning for file in files for warning in file.warnings),
-        *of_startup(files),
-        *(f"{run.name}: nothing of rank {some_of(run.missing, RANKS_NAMED)}." for run in several if run.missing),
-        *([] if is_one_file else _of_alone(alone)),
-    ):
+    warnings = [*(warning for file in files for warning in file.warnings), *of_startup(files)]
+    warnings += [f"{run.name}: nothing of rank {some_of(run.missing, RANKS_NAMED)}." for run in several if run.missing]
+    if alone and len(files) > 1:
+        which = some_of((f"{run.name}: only rank {run.ranks[0]} of {run.world_size}" for run in alone), 1, "; ")
+        warnings.append(f"{which}. Other ranks may be slower, or wait for this one.")
+    for warning in warnings:
         print_warning(warning)
     good = [file for file in files if not file.problem]
     asked = [phase.value for phase in phases or []]
 
-    if by is Grouping.rank:
-        table = trace_rows.RANKS
-        rows = [row for run in several for row in trace_rows.rank_rows(run, asked)]
-        if good and not several:
-            problems.append(
-                "--by rank: no run here has the traces of two ranks; give all of a run's, or use --by phase."
-            )
-    elif by is Grouping.phase:
-        table = trace_rows.PHASES
-        of_file = trace_rows.median_rows if medians else trace_rows.phase_rows
-        rows = [row for file in good for row in of_file(file, asked)]
-    else:
-        table = trace_rows.PARTS
+    def rows_of(table: Table[Row], medians: bool) -> list[Row]:
+        if table is trace_rows.RANKS:
+            return [row for run in several for row in run.rows if not asked or row["phase"] in asked]
+        if table is trace_rows.PHASES:
+            of_file = trace_rows.median_rows if medians else trace_rows.phase_rows
+            return [row for file in good for row in of_file(file, asked)]
         of_part = trace_rows.median_part_rows if medians else trace_rows.part_rows
-        rows = [row for file in good for row in of_part(file, by.value, asked, top)]
-    if medians and by is not Grouping.rank:
-        table = trace_rows.of_medians(table)
-    rows = table.records(rows)
-    if fail_expressions:
-        check_fail_if(fail_expressions, to_frame(rows, table.types))
-    if good and not rows and (several or by is not Grouping.rank):
+        return [row for file in good for row in of_part(file, by.value, asked, top)]
+
+    table = {Grouping.phase: trace_rows.PHASES, Grouping.rank: trace_rows.RANKS}.get(by, trace_rows.PARTS)
+    written = trace_rows.of_medians(table) if medians and by is not Grouping.rank else table
+    frame = to_frame(written.records(rows_of(table, medians)), written.types)
+    check_fail_if(fail_expressions, frame)
+    if good and not several and by is Grouping.rank:
+        problems.append("--by rank: no run here has the traces of two ranks; give all of a run's, or use --by phase.")
+    elif good and frame.empty:
         print_aside(f"No row: the traces hold nothing in {' or '.join(asked)}.")
-    if good and format is TableFormat.table:
-        console = console_for(sys.stdout)
-        summaries = [row for file in good for row in trace_rows.median_rows(file, asked)]
-        if by is Grouping.phase:
-            trace_rows.print_phases([] if medians else rows, summaries, console)
+
+    def show(console: Console) -> None:
+        if by is Grouping.phase and not medians:
+            _print("", table, rows_of(table, medians=False), console)
+        if by is not Grouping.rank:
+            _print("medians", trace_rows.of_medians(table), rows_of(table, medians=True), console)
         if by in WITHOUT_PARTS:
-            for run in several:
-                trace_rows.print_ranks(run, asked, console)
-        else:
-            # Every iteration's would be too many to look at.
-            parts = [row for file in good for row in trace_rows.median_part_rows(file, by.value, asked, top)]
-            trace_rows.print_parts(parts, summaries, console)
-        if is_one_file and alone:
-            print_lines([f"Only rank {alone[0].ranks[0]} of {alone[0].world_size}; {OTHERS}"], console, 0, 0)
-    elif good and format is TableFormat.json:
-        typer.echo(trace_rows.as_json(rows))
-    elif good and format is TableFormat.csv:
-        typer.echo(trace_rows.as_csv(rows, table.types))
-    elif good:
-        print_rows(to_frame(rows, table.types), format)
+            _print("medians", trace_rows.RANKS, rows_of(trace_rows.RANKS, medians=True), console)
+
+    if good:
+        print_rows(frame, format, show)
     fail_for(problems)
-    if fail_expressions:
-        fail_if(fail_expressions, to_frame(rows, table.types), "rows")
+    fail_if(fail_expressions, frame, "rows")
 
 
-def _of_alone(runs: Sequence[RunRanks]) -> list[str]:
-    """Returns at most one sentence: sweeps that profile one rank have hundreds of runs of which it alone is there."""
-    if not runs:
-        return []
-    first, count = runs[0], len(runs) - 1
-    which = f"{first.name}: only rank {first.ranks[0]} of {first.world_size}, {(first.world_size or 1) - 1} missing"
-    more = f"; the same of {count} other run{'s' if count > 1 else ''}" if count else ""
-    return [f"{which}{more}. {OTHERS.capitalize()}"]
+def _print(what: str, table: Table[Row], rows: Sequence[Row], console: Console) -> None:
+    """Prints a table for each file or run."""
+    from overlap_sweep.report.console import print_table
+    from overlap_sweep.report.table import Listing
+
+    def parts_of(row: Row) -> str:
+        return str(row["phase"]) if "name" in row else ""
+
+    for name, same in groupby(rows, key=lambda row: row.get("file") or row["run"]):
+        of_name = list(same)
+        columns = Listing(table, of_name).columns
+        title = f"{name}, {what}" if what else name
+        print_table(title, columns, of_name, console, group=parts_of, cut_last=True)
 
 
 def _find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:

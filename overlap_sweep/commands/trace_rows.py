@@ -1,9 +1,7 @@
-"""The tables of `analyze.py trace`, of phases, their parts and runs: their rows, and how they are printed."""
+"""The tables of `analyze.py trace`, of phases, their parts and runs, and their rows."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,17 +10,13 @@ from operator import itemgetter
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.report.console import print_table
+from overlap_sweep.report.numbers import shortened
 from overlap_sweep.report.table import Column, Row, Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from overlap_sweep.trace.files import RunRanks, TraceFile
+    from overlap_sweep.trace.files import TraceFile
 
 PART_TIMES = ("busy_us", "total_us", "alone_us")
-MEDIAN = "median"
-"""In the place of an iteration's number."""
 LONGEST_NAME = 56
 """Characters of a kernel's name in a table."""
 
@@ -35,6 +29,13 @@ def _count(name: str, header: str = "", about: str = "") -> Column[Row]:
     return Column(name, itemgetter(name), about, "count", header)
 
 
+def _short(name: str) -> str:
+    """Returns the function of a kernel, for people."""
+    from overlap_sweep.trace.kernel_classes import function_name
+
+    return shortened(function_name(name) or name, LONGEST_NAME)
+
+
 def _us(name: str, header: str = "", about: str = "") -> Column[Row]:
     return Column(name, itemgetter(name), about, header=header, show="{:,.1f}".format)
 
@@ -45,7 +46,7 @@ PHASE = _text("phase", "phase", "fwd, bwd, recompute (the part of bwd in which c
 STARTUP: Column[Row] = Column("startup", itemgetter("startup"), "Whether it is left out of medians.", "flag")
 LEFT_OUT = _count("startup_iterations", about="How many iterations are left out as start-up.")
 OF_MEDIANS = {
-    "iteration": _count("iterations", about="How many have it."),
+    "iteration": _count("iterations", "iterations", "How many have it."),
     "startup": LEFT_OUT,
 }
 """The columns of medians, by those in whose place they stand."""
@@ -81,7 +82,8 @@ PARTS: Table[Row] = Table(
     (
         *(FILE, RANK, ITERATION, PHASE, _text("by", about="class, kernel or stream.")),
         _text("kind", "kind", "gemm, comm, wait, compute or memory; of a stream all that it has."),
-        *(_text("library", "library", "Whose kernels."), _text("name")),
+        _text("library", "library", "Whose kernels."),
+        Column("name", itemgetter("name"), kind="text", header="name", show=_short),
         _count("num_events", "events"),
         _us("busy_us", "busy us", "The union of its spans: what runs twice at a time counts once."),
         _us("total_us", "sum us", "The sum of its spans."),
@@ -100,14 +102,6 @@ RANKS: Table[Row] = Table(
     ),
 )
 TABLES = {"of phases": PHASES, "with --by class, kernel or stream": PARTS, "with --by rank": RANKS}
-
-_PHASE_CELLS = (
-    *("rank", "iteration", "phase", "span_us", "gemm_busy_us", "comm_busy_us", "overlap_us", "overlap_ratio"),
-    *("exposed_comm_us", "wait_us", "idle_us"),
-    *("num_gemm_events", "num_comm_events", "num_wait_events", "num_compute_events"),
-)
-_PART_CELLS = ("kind", "library", "num_events", "busy_us", "share", "alone_us", "total_us")
-_SHARE: Column[Row] = Column("share", itemgetter("share"), header="of span", show="{:.0%}".format)
 
 
 def of_medians(table: Table[Row]) -> Table[Row]:
@@ -156,11 +150,6 @@ def median_part_rows(file: TraceFile, by: str, phases: Sequence[str] = (), top: 
     return [row for phase in iterations for row in [row for row in rows if row["phase"] == phase][:top]]
 
 
-def rank_rows(run: RunRanks, phases: Sequence[str] = ()) -> list[Row]:
-    """Returns a row per phase; none of a run with fewer than two ranks."""
-    return [row for row in run.rows if not phases or row["phase"] in phases]
-
-
 def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:
     from msgspec.structs import asdict
 
@@ -170,83 +159,3 @@ def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[R
     of_file = {"rank": rank_of(file), "startup_iterations": len(file.startup)}
     found = [{**asdict(row), **of_file} for row in rows if not phases or row.phase in phases]
     return [{**row, "startup": row.get("iteration") in file.startup} for row in found]
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    import msgspec
-
-    from overlap_sweep.report.numbers import visible_json
-
-    return visible_json(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
-
-
-def as_csv(rows: Sequence[Row], fields: Iterable[str]) -> str:
-    from overlap_sweep.report.table import csv_cell
-
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(fields), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
-    return stream.getvalue().rstrip("\n")
-
-
-def print_phases(rows: Sequence[Row], medians: Sequence[Row], console: Console) -> None:
-    """Prints one table for each file, its medians below its iterations where there are several."""
-    columns = {column.name: column for column in PHASES.columns}
-    by_file: dict[str, list[Row]] = {}
-    for row in rows:
-        by_file.setdefault(row["file"], []).append(row)
-    for row in medians:
-        if row["file"] not in by_file or row["iterations"] + row["startup_iterations"] > 1:
-            by_file.setdefault(row["file"], []).append({**row, "iteration": MEDIAN})
-    for file, shown in by_file.items():
-        cells = [columns[name] for name in _PHASE_CELLS]
-        print_table(file, cells, shown, console, group=lambda row: row["iteration"] == MEDIAN)
-
-
-def print_ranks(run: RunRanks, phases: Sequence[str], console: Console) -> None:
-    """Prints the slowest and the fastest rank of every phase, by their medians; of all phases unless some are given."""
-    if rows := rank_rows(run, phases):
-        title = f"Ranks of {run.name}, medians; exposed, wait and ratio are the slowest's"
-        print_table(title, RANKS.columns, rows, console)
-
-
-def print_parts(rows: Sequence[Row], summaries: Sequence[Row], console: Console) -> None:
-    """Prints one table for each file and phase, of medians; `summaries` are `median_rows` of the same files."""
-    columns = {column.name: column for column in (*PARTS.columns, _SHARE)}
-    summary_of = {(row["file"], row["phase"]): row for row in summaries}
-    for (file, phase), same in groupby(rows, key=itemgetter("file", "phase")):
-        of_phase = list(same)
-        summary, by = summary_of[file, phase], of_phase[0]["by"]
-        span_us = summary["span_us"]
-        names = short_names([row["name"] for row in of_phase]) if by == "kernel" else {}
-        rank = "" if summary["rank"] is None else f", rank {summary['rank']}"
-        over = f", medians over {summary['iterations']} iterations" if summary["iterations"] > 1 else ""
-        shown = [
-            {**row, "name": names.get(row["name"], row["name"]), "share": row["busy_us"] / span_us if span_us else None}
-            for row in of_phase
-        ]
-        # A class has no name beside its kind and library.
-        named = [] if by == "class" else [_text("name", by)]
-        title = f"{file}{rank}, {phase}: {span_us:,.1f} us{over}"
-        print_table(title, [*named, *(columns[name] for name in _PART_CELLS)], shown, console)
-
-
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Returns the long ones of kernels' names by their functions, or where that names several, without their middle."""
-    from overlap_sweep.trace.kernel_classes import function_name
-
-    functions = Counter(function_name(name) for name in set(names))
-    short = {}
-    for name in names:
-        if len(name) > LONGEST_NAME:
-            function = function_name(name)
-            short[name] = _without_middle(function if function and functions[function] == 1 else name)
-    return short
-
-
-def _without_middle(name: str) -> str:
-    if len(name) <= LONGEST_NAME:
-        return name
-    kept = LONGEST_NAME - len("...")
-    return f"{name[: kept - kept // 2]}...{name[-(kept // 2) :]}"

@@ -16,7 +16,6 @@ from overlap_sweep.report import charts
 from overlap_sweep.report.numbers import PASS_WORDS, as_us
 from overlap_sweep.trace import startup_iterations
 from overlap_sweep.trace.files import key_of
-from overlap_sweep.trace.intervals import rows_without_overlap
 from overlap_sweep.trace.kernel_classes import Kind, function_name
 
 if TYPE_CHECKING:
@@ -140,6 +139,8 @@ def _kept_iteration(path: Path) -> Iteration | None:
 def _lanes(title: str, shown: Sequence[Span]) -> Iterator[charts.Lane]:
     """Yields the passes, then lanes by class, as many as it needs to draw what runs at once, with times from the first
     start on."""
+    from overlap_sweep.trace.intervals import rows_without_overlap
+
     origin_us = min(span.start_us for span in shown)
     passes = []
     for name, words in PASS_WORDS.items():

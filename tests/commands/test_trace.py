@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlap_sweep.commands.trace_rows import LONGEST_NAME, short_names
 from overlap_sweep.report.timeline import build, read_rank
 from overlap_sweep.trace.disk import is_timeline
 from overlap_sweep.trace.intervals import intersect, length, merge
@@ -46,16 +45,6 @@ def test_parts_of_the_given_phases_are_listed_longest_first_and_the_top_ones_of_
         assert (row["iterations"], row["busy_us"]) == (len(same), pytest.approx(median(same)))
 
 
-def test_short_names_tell_kernels_of_one_function_apart() -> None:
-    elementwise = [f"void at::native::elementwise_kernel<128, {n}, at::native::{'x' * 80}>(int, T{n})" for n in (2, 4)]
-    alone = f"void cutlass::Kernel2<{'y' * 100}>(Params)"
-    short = short_names([*elementwise, alone, "nvjet_tst"])
-    assert short[alone] == "cutlass::Kernel2"
-    assert "nvjet_tst" not in short
-    assert len({short[name] for name in elementwise}) == 2
-    assert all(len(name) <= LONGEST_NAME for name in short.values())
-
-
 def test_each_trace_of_a_directory_is_read_once_and_nothing_else(tmp_path: Path, no_page: None) -> None:
     write_sweep(tmp_path)
     run = next(path.parent for path in sorted(tmp_path.glob("*/result.json")))
@@ -70,7 +59,7 @@ def test_each_trace_of_a_directory_is_read_once_and_nothing_else(tmp_path: Path,
     assert [Path(row["file"]).relative_to(tmp_path).as_posix() for row in process.rows] == [
         *("elsewhere/named_anyhow.json", "elsewhere/worker0.1234.pt.trace.json", f"{run.name}/trace_rank0.json.gz"),
     ]
-    assert "2 other runs" in process.stderr
+    assert "and 2 more" in process.stderr
 
 
 def test_the_row_of_a_run_has_the_slowest_rank_the_skew_and_what_is_missing(made: Made, tmp_path: Path) -> None:
