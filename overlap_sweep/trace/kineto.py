@@ -278,8 +278,6 @@ def _warnings(path: Path, document: Document) -> list[str]:
     found = []
     if document.damage:
         found.append(f"{path} {document.damage}: what it holds before that was read; {RECORD_AGAIN}.")
-    if document.repaired:
-        found.append(f"{path} is not quite JSON: NaN, stray characters, commas or backslashes in it were mended.")
     if document.malformed:
         found.append(f"{path}: {document.malformed} malformed events were left out ({document.first_malformed}).")
     return found
