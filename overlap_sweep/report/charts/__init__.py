@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-SOLID, DASHED = (1, 0), (5, 3)
+SOLID, DASHED, DOTTED = (1, 0), (5, 3), (1, 3)
 TICK = "M-.2,-1.2H.2V1.2H-.2Z"
 """A shape, beside those that Vega-Lite has by name: an upright bar."""
 

@@ -50,8 +50,11 @@ def draw_rows(rows: Rows) -> Json:
     bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR, "opacity": opacity}
     at = {"x": place("at", axis), "color": OWN_COLOUR, "shape": OWN_SHAPE}
     layers = [layer("bar", pieces, {"height": 13}, y=y, tooltip=told, **bar)] if pieces else []
+    ends = rows.axis.domain or [piece["end"] for piece in pieces] + [dot["at"] for dot in dots]
     for one in rows.references:
-        marked, muted = [{"at": one.at}], {"color": colour("muted")}
+        # At the right edge it would run into the cells' titles.
+        align = "right" if one.at > (min(ends) + max(ends)) / 2 else "center"
+        marked, muted = [{"at": one.at}], {"color": colour("muted"), "align": align}
         line = {"color": colour(one.colour), "strokeDash": list(one.dash)}
         layers.append(layer("rule", marked, line, x=place("at", axis)))
         layers.append(layer("text", marked, muted, x=place("at", axis), y=header, text=constant(one.name)))

@@ -11,6 +11,7 @@ from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, named
 from overlap_sweep.report.charts import (
     DASHED,
+    DOTTED,
     TICK,
     Axis,
     Dot,
@@ -152,9 +153,9 @@ def _scaling(operator: str, scaling: OperatorScaling, tolerance: float) -> Lines
     lines = [Line(operator, points, "accent", width_px=2)]
     if one_us := scaling.e2e_times.get(1):
         ideal = {"TP=1 / TP": one_us, f"+{tolerance:.0%} tolerated": one_us * (1 + tolerance)}
-        for name, whole_us in ideal.items():
+        for (name, whole_us), dash in zip(ideal.items(), (DASHED, DOTTED), strict=True):
             tolerated = [LinePoint(n, whole_us / n) for n in scaling.e2e_times]
-            lines.insert(0, Line(name, tolerated, "good", shape="", dash=DASHED, width_px=1.5))
+            lines.insert(0, Line(name, tolerated, "good", shape="", dash=dash, width_px=1.5))
     best = scaling.optimal_tp_size
     return Lines(
         title=operator,
@@ -317,12 +318,12 @@ def _level(name: str, candidate: Candidate, choice: PassChoice, colour: str) -> 
 
 
 def _baselines(choice: PassChoice, backend: str) -> list[Reference]:
-    times_us = {"no overlap": choice.none.time_us, "GEMMs alone": choice.floor_us}
+    lines = [("no overlap", choice.none.time_us, "ink", DASHED), ("GEMMs alone", choice.floor_us, "muted", DOTTED)]
     if choice.default:
-        times_us[named(DEFAULT, backend)] = choice.default.time_us
+        lines.append((named(DEFAULT, backend), choice.default.time_us, "comm", DASHED))
     return [
-        Reference(name, time_us, "muted", DASHED, {"compared with": name, "time": f"{as_us(time_us)} us"})
-        for name, time_us in times_us.items()
+        Reference(name, time_us, colour, dash, {"compared with": name, "time": f"{as_us(time_us)} us"})
+        for name, time_us, colour, dash in lines
     ]
 
 
