@@ -49,20 +49,17 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
     _check_choice("fsdp.forward_prefetch", fsdp["forward_prefetch"], 0, "layers")
     fsdp["forward_prefetch"] = int(fsdp["forward_prefetch"])
     _check_choice("fsdp.reshard_after_forward", fsdp["reshard_after_forward"], 2, "ranks")
-    micro_batches = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
+    samples = training["batch_size"] * training["gradient_accumulation"] * distributed["dp_size"]
+    # Of the backbone's input.
+    tokens = ranking["sequence_length"] + ranking["num_sparse_features"] + 1
     return {
         **{name: point[name] for name in (*_OF_ALL, *_KEPT)},
         **{"training": training, "distributed": distributed, "profiling": profiling, "fsdp": fsdp},
-        "workload": {**point["workload"], "tokens": micro_batches * tokens_per_sample(ranking)},
+        "workload": {**point["workload"], "tokens": samples * tokens},
         "backend": distributed["strategy"],
         "precision": PRECISION_OF[training["mixed_precision"]],
         "tp_size": 1,
     }
-
-
-def tokens_per_sample(ranking: Mapping[str, Any]) -> int:
-    """Returns the tokens of the backbone's input."""
-    return int(ranking["sequence_length"] + ranking["num_sparse_features"] + 1)
 
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, str]:

@@ -108,16 +108,15 @@ class TrainingRow(StepTimes):
     @property
     def note(self) -> str:
         """Returns what tells it from rows that are simply slower."""
-        notes = [
-            *([self.standing] if self.standing.startswith("best") else []),
-            *(["diverges"] if self.loss is None else []),
-            *(["launch-bound"] if self.launch_bound else []),
-            *(["baseline launch-bound"] if self.baseline_launch_bound and not self.launch_bound else []),
-            *([f"compiled by {self.compiled}"] if not self.compiled.startswith("no") else []),
-            *(["not compiled"] if self.compiled.startswith("no:") else []),
-            *([f"{len(self.points)} points"] if len(self.points) > 1 else []),
-        ]
-        return ", ".join(notes)
+        notes = {
+            self.standing: self.standing.startswith("best"),
+            "diverges": self.loss is None,
+            "launch-bound": self.launch_bound,
+            "baseline launch-bound": self.baseline_launch_bound and not self.launch_bound,
+            "not compiled": self.compiled.startswith("no:"),
+            f"{len(self.points)} points": len(self.points) > 1,
+        }
+        return ", ".join(note for note, holds in notes.items() if holds)
 
 
 @dataclass(frozen=True)
@@ -195,12 +194,9 @@ def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
     chosen, fastest = choice.chosen, choice.fastest
     if chosen is fastest or len(usable) == 1:
         reason = f"fastest of {len(usable)}"
-    elif choice.faster_by_us <= 0:
-        reason = f"simplest, and fastest of {len(usable)}"
     else:
         by, noise = (value_us / chosen.of_sample.time_us for value_us in (choice.faster_by_us, choice.noise_us))
-        gap = f"{by:.1%} faster, noise {noise:.1%}"
-        reason = f"simplest of those within the noise of the fastest, {fastest.setting} ({gap})"
+        reason = f"simplest; within the noise of {fastest.setting}, {-by:+.1%} time, noise {noise:.1%}"
     return chosen, reason if len(chosen.points) > 1 else f"{reason}; not repeated"
 
 
@@ -210,7 +206,7 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
         same[frozen(knobs_of(point.config))].append(point)
     settings = [knobs_of(of_setting[0].config) for of_setting in same.values()]
     names = differing(settings)
-    shown = names if len(settings) > 1 else settings[0]
+    shown = names if len(settings) > 1 else None
     rows = {
         key: _row(knobs, shown, of_setting, times)
         for key, knobs, of_setting, times in zip(
@@ -239,7 +235,7 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
 def point_row(point: Point, standing: str = "") -> TrainingRow:
     """Returns what a point that is ok measured, beside no other."""
     knobs = knobs_of(point.config)
-    return replace(_row(knobs, knobs, [point], times_as_measured(point)), standing=standing)
+    return replace(_row(knobs, None, [point], times_as_measured(point)), standing=standing)
 
 
 def _best(
@@ -300,8 +296,8 @@ def _alike(key: str, value: str) -> str:
     return f"{float(plain):g}" if re.fullmatch(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", plain, re.IGNORECASE) else plain.lower()
 
 
-def _row(knobs: Knobs, shown: Collection[str], points: Sequence[Point], times: StepTimes) -> TrainingRow:
-    """Returns one setting over its points; `shown` are the knobs that it is called by."""
+def _row(knobs: Knobs, shown: Collection[str] | None, points: Sequence[Point], times: StepTimes) -> TrainingRow:
+    """Returns one setting over its points; `shown` are the knobs that it is called by, None for all."""
     runs = [measured(point.result) for point in points]
     limited = {name for point in points if point.result for name in limited_by_host(point.result)}
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]

@@ -59,8 +59,8 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 def samples(result: Result) -> dict[str, Sample]:
     """Returns the step: it takes what it takes, whoever limits it."""
-    step, knobs = training_result.measured(result).step, knobs_of(result.point)
-    setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs, knobs)}"
+    step = training_result.measured(result).step
+    setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs_of(result.point))}"
     sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
     return {setting: sample}
 

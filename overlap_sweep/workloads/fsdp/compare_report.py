@@ -204,12 +204,12 @@ def _timeline(dataset: TelemetryDataset) -> Chart:
             subtitle="",
             x=Axis("global step"),
             y=Axis("ms", from_zero=True),
-            lines=[*(_line(measured, quantity, *named) for quantity, named in LINES.items()), *_dips(measured)],
+            lines=[_line(measured, quantity, *named) for quantity, named in LINES.items()],
         )
         for measured in dataset.runs[:MOST_PANELS]
     ]
     title = f"{shortened(dataset.label, LONGEST_WORD)}: what the time of each step went to"
-    explained = "Mean over the ranks; the step itself: its slowest rank. Triangles: much less hidden than usual."
+    explained = "Mean over the ranks; the step itself: its slowest rank. Without warm-up."
     return Chart(timeline_file(dataset.label), panels, title, [explained])
 
 
@@ -226,12 +226,6 @@ def _overlay(compared: TelemetryComparison) -> Chart:
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
     explained = "Steps of the slowest rank, and the hidden share of communication; without warm-up."
     return Chart("overlay.png", panels, title, [explained])
-
-
-def _dips(measured: MeasuredRun) -> list[Line]:
-    times_ms = dict(zip(measured.numbers, measured.steps["step_ms"].tolist(), strict=True))
-    points = [LinePoint(step, times_ms[step]) for step in measured.dips]
-    return [Line("dip", points, "bad", shape="triangle-down", connected=False)] if points else []
 
 
 def _line(measured: MeasuredRun, quantity: str, name: str, colour: str) -> Line:

@@ -57,13 +57,11 @@ _BEFORE_QUOTE = re.compile(r'(\\+)(?="|$)')
 """Backslashes that would escape a quote."""
 
 
-def _usual() -> Knobs:
-    sections = {f"{name}.{knob}": value for name, of in _SECTIONS.items() for knob, value in asdict(of()).items()}
-    runtime = {f"runtime.{name}": value for name, value in _RUNTIME.items()}
-    return {name: value for name, value in {**sections, **runtime}.items() if name not in _NO_KNOBS}
-
-
-USUAL = _usual()
+_DECLARED: Knobs = {
+    **{f"{name}.{knob}": value for name, of in _SECTIONS.items() for knob, value in asdict(of()).items()},
+    **{f"runtime.{name}": value for name, value in _RUNTIME.items()},
+}
+USUAL = {name: value for name, value in _DECLARED.items() if name not in _NO_KNOBS}
 """What each is by default. Variables of the environment are not set."""
 
 
@@ -150,16 +148,15 @@ def in_words(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def setting_in_words(knobs: Knobs, shown: Collection[str]) -> str:
-    """Returns `forward_prefetch=1, batch_size=32`: of the knobs that are `shown` those that were turned."""
-    turned = set(changed(knobs))
-    return ", ".join(f"{brief(name)}={in_words(knobs[name])}" for name in shown if name in turned) or "defaults"
+def setting_in_words(knobs: Knobs, shown: Collection[str] | None = None) -> str:
+    """Returns `forward_prefetch=1, batch_size=32`: the knobs that were turned, if they are among those `shown`."""
+    names = [name for name in changed(knobs) if shown is None or name in shown]
+    return ", ".join(f"{brief(name)}={in_words(knobs[name])}" for name in names) or "defaults"
 
 
 def overrides(knobs: Knobs, shown: Collection[str]) -> str:
     """Returns the same as it is typed into a shell."""
-    turned = set(changed(knobs))
-    return " ".join(shlex.quote(_override(name, knobs[name])) for name in shown if name in turned)
+    return " ".join(shlex.quote(_override(name, knobs[name])) for name in changed(knobs) if name in shown)
 
 
 def _override(name: str, value: Any) -> str:

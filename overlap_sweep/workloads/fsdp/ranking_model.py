@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -244,11 +243,12 @@ def compile_layers(
     try:
         layers[0].compile(**options)
         example(layers[0])
-        failure = None
+        reason = ""
     except Exception as error:
-        failure = _told(error)
-    reason = _shared(failure, ranks)
-    if reason is not None:
+        reason = _told(error)
+    (failed,) = ranks.slowest([float(bool(reason))])
+    if failed:
+        reason = reason or "it failed on another rank, whose log says why"
         # What `compile` set; there is no function that takes it back.
         layers[0]._compiled_call_impl = None
         print(f"torch.compile is left out: {reason}", flush=True)
@@ -272,14 +272,3 @@ def _told(error: Exception) -> str:
     cause = getattr(error, "inner_exception", error)
     line = next(iter(str(cause).splitlines()), "")
     return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"
-
-
-def _shared(failure: str | None, ranks: Ranks) -> str | None:
-    """Returns the failure of the first rank that had one, on all of them."""
-    (last,) = ranks.slowest([0.0 if failure is None else float(ranks.world_size - ranks.rank)])
-    if not last:
-        return None
-    told = [failure]
-    if ranks.world_size > 1:
-        dist.broadcast_object_list(told, ranks.world_size - int(last))
-    return told[0]

@@ -137,7 +137,12 @@ TABLE = Table(
         P("ranks", lambda row: row.point.config["distributed"]["dp_size"], kind="count", header="ranks"),
         *(DEVICE, through(STRATEGY, lambda row: knobs_of(row.point.config)), replace(PRECISION, dropped=1)),
         P(
-            *("setting", lambda row: _setting(row.point), "Every knob that is not at its default.", "text"),
+            *(
+                "setting",
+                lambda row: setting_in_words(knobs_of(row.point.config)),
+                "Every knob that is not at its default.",
+                "text",
+            ),
             header="setting",
             style="setting",
         ),
@@ -210,11 +215,6 @@ def section(sources: Sources) -> Section | None:
 def title(analysis: TrainingAnalysis) -> str:
     """Returns what was measured, and on what."""
     return f"Training {analysis.case}, {as_count(analysis.parameters)} parameters"
-
-
-def _setting(point: Point) -> str:
-    knobs = knobs_of(point.config)
-    return setting_in_words(knobs, knobs)
 
 
 def _answer(analysis: TrainingAnalysis) -> Answer:
