@@ -11,8 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -20,7 +19,7 @@ from overlap_sweep import workloads
 from overlap_sweep.report.comparison import ratio_column, verdict_style
 from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import as_us, counted
-from overlap_sweep.report.table import Column, Row, Table, attribute, through
+from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
@@ -30,9 +29,8 @@ from overlap_sweep.results.verdict import MARGIN, VERDICTS, Verdict, ratio, verd
 CHANGES_NOTHING = ("repetition", "profile")
 """Of a point: measured again, or looked at before or after its time was taken."""
 
-MOST_POINTS = 40
+MOST_ROWS = 80
 """In a table; the other formats have all."""
-_TELLING = ("model", "tokens", "precision", "backend", "device")
 _VERSIONS = ("torch", "transformer-engine", "megatron-core", "nccl", "driver")
 
 MACHINE = ("device", "gpus", "links", "cpu", "cpu_count")
@@ -80,18 +78,9 @@ class Times:
         return self.latest.result.environment
 
     @property
-    def identity(self) -> Mapping[str, Any]:
-        """Returns the part of the environment that must be equal (`identity.environment_identity`)."""
-        return environment_identity(self.environment)
-
-    @property
     def key(self) -> str:
         """Short, and different for every point and setting."""
         return key_of({"point": _without_what_changes_nothing(self.point), "setting": self.setting})[:8]
-
-    @property
-    def subject(self) -> str:
-        return workloads.of(self.point).subject(self.point)
 
     @property
     def ratio(self) -> float:
@@ -111,7 +100,7 @@ class Times:
     @property
     def changed(self) -> str | None:
         """Returns in words what else differs from the environment before; None for the first."""
-        return describe_change(self.previous.identity, self.identity) if self.previous else None
+        return describe_change(self.previous.environment, self.environment) if self.previous else None
 
     def version(self, package: str) -> str | None:
         """Returns the version of the driver, or of a library."""
@@ -139,40 +128,62 @@ def _version(name: str, package: str = "") -> Column[Times]:
     return Column(name, lambda times: times.version(package or name), kind="text")
 
 
-RATIO: Column[Times] = ratio_column(
-    "ratio", lambda times: times.ratio, "ratio", about="time_us over that of the environment before: below 1 is faster."
-)
-NONE_RATIO: Column[Times] = ratio_column(
-    *("none_ratio", lambda times: times.none_ratio, "none"),
-    about="The same ratio without overlap: what moved by itself.",
-    dropped=1,
-)
+def _versions(times: Times) -> str:
+    """Of an environment that is compared with none; the machine's own switches are in the JSON of its results."""
+    return ", ".join(f"{name} {version}" for name in _VERSIONS if (version := times.version(name)))
+
+
 ROWS: Table[Times] = Table(
     "rows",
     "one row per point and environment",
     (
         attribute("point", "Short, and different for every resolved configuration and setting.", "text", "key"),
-        Column("model", lambda times: times.point["model"]["name"], kind="text"),
-        Column("backend", lambda times: times.point["backend"], kind="text"),
-        Column("precision", lambda times: times.point["precision"], kind="text"),
-        attribute("tokens", read="sample.tokens", kind="count"),
-        Column("tp_size", lambda times: times.point["tp_size"], kind="count"),
-        attribute("operator", read="subject", kind="text"),
-        attribute("pass", read="sample.pass_name", kind="text"),
-        attribute("setting", kind="text"),
-        Column("device", lambda times: times.environment.get("gpu") or times.environment.get("device"), kind="text"),
+        Column("model", lambda times: times.point["model"]["name"], kind="text", header="model", differing=True),
+        Column("backend", lambda times: times.point["backend"], kind="text", header="backend", differing=True),
+        Column("precision", lambda times: times.point["precision"], kind="text", header="precision", differing=True),
+        attribute("tokens", read="sample.tokens", kind="count", header="tokens", differing=True),
+        Column("tp_size", lambda times: times.point["tp_size"], kind="count", header="TP"),
+        Column(
+            "operator", lambda times: workloads.of(times.point).subject(times.point), kind="text", header="operator"
+        ),
+        attribute("pass", read="sample.pass_name", kind="text", header="pass"),
+        attribute("setting", kind="text", header="setting"),
+        Column(
+            "device",
+            lambda times: times.environment.get("gpu") or times.environment.get("device"),
+            kind="text",
+            header="device",
+            differing=True,
+        ),
         *(_version("driver"), _version("torch"), _version("transformer_engine", "transformer-engine")),
         *(_version("megatron_core", "megatron-core"), _version("nccl")),
         Column("hosts", lambda times: ", ".join(times.hosts), kind="text"),
-        attribute("measurements", kind="count"),
-        attribute("first", "When the first of its measurements began, UTC.", "text"),
+        attribute(
+            *("first", "When the first of its measurements began, UTC.", "text"),
+            header="first measured",
+            show=lambda first: first[:16].replace("T", " "),
+            dropped=3,
+        ),
         attribute("last", "When the last of them began.", "text"),
-        attribute("time_us", read="time.time_us"),
-        attribute("noise_us", read="time.noise_us"),
+        attribute("measurements", kind="count", header="n"),
+        attribute("time_us", read="time.time_us", header="time us", show=as_us),
+        attribute("noise_us", read="time.noise_us", header="noise us", show=as_us, dropped=2),
         attribute("none_us", "The same without overlap."),
-        *(RATIO, NONE_RATIO),
-        attribute("verdict", kind="text"),
-        attribute("changed", "What is different from the environment before.", "text"),
+        ratio_column(
+            *("ratio", lambda times: times.ratio, "ratio"),
+            about="time_us over that of the environment before: below 1 is faster.",
+        ),
+        ratio_column(
+            *("none_ratio", lambda times: times.none_ratio, "none"),
+            about="The same ratio without overlap: what moved by itself.",
+            dropped=1,
+        ),
+        attribute("verdict", kind="text", header="verdict"),
+        attribute(
+            *("changed", "What is different from the environment before.", "text"),
+            header="versions, what changed",
+            words=lambda times: times.changed or _versions(times),
+        ),
         attribute("directory", "Of the last measurement, on its host.", "text", "latest.directory"),
     ),
 )
@@ -204,12 +215,14 @@ def history(measurements: Iterable[Kept]) -> History:
 
 
 def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """`torch 2.10.0 -> 2.11.0, driver 570 -> 580`, of two identities of environments."""
-    one, other = _named_values(before), _named_values(after)
-    names = dict.fromkeys([*one, *other])
+    """`torch 2.10.0 -> 2.11.0, driver 570 -> 580`, of two environments; libraries first, which change most often."""
+    one, other = (
+        {**identity.pop("packages", {}), **identity.pop("variables", {}), **identity}
+        for identity in map(environment_identity, (before, after))
+    )
     return ", ".join(
-        f"{name} {_in_words(one.get(name))} -> {_in_words(other.get(name))}"
-        for name in names
+        f"{name} {one.get(name)} -> {other.get(name)}"
+        for name in dict.fromkeys([*one, *other])
         if one.get(name) != other.get(name)
     )
 
@@ -220,7 +233,7 @@ def _order(series: Series) -> tuple[Any, ...]:
     last = series[-1]
     model, backend, precision = last.point["model"]["name"], last.point["backend"], str(last.point["precision"])
     place = (model, backend, precision, last.sample.tokens or 0, last.point["tp_size"])
-    return (-max(moves, default=0.0), *place, last.subject, last.setting)
+    return (-max(moves, default=0.0), *place, workloads.of(last.point).subject(last.point), last.setting)
 
 
 def _machine(identity: Mapping[str, Any]) -> str:
@@ -271,102 +284,24 @@ def _estimate(samples: Sequence[Sample]) -> Estimate:
     return Estimate(statistics.median(totals_us), noise_us, sum(of_pass.repeats for of_pass in of_passes))
 
 
-def _named_values(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Libraries first, since they change most often."""
-    own = {name: value for name, value in identity.items() if name not in ("packages", "variables")}
-    return {**identity.get("packages", {}), **own, **identity.get("variables", {})}
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, list):
-        return "+".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
-
-
-class _Line(NamedTuple):
-    name: str
-    """The point's; empty but in its first line."""
-    times: Times
-
-
-COLUMNS: tuple[Column[_Line], ...] = (
-    Column("", lambda line: line.times.point["tp_size"] if line.name else None, kind="count", header="TP"),
-    Column("", lambda line: line.name, kind="text", header="point"),
-    Column(
-        "",
-        lambda line: (line.times.first or "-")[:16].replace("T", " "),
-        kind="text",
-        header="first measured",
-        dropped=3,
-    ),
-    Column("", lambda line: line.times.measurements, kind="count", header="n"),
-    Column("", lambda line: as_us(line.times.time.time_us), header="time us"),
-    Column("", lambda line: as_us(line.times.time.noise_us), header="noise us", dropped=2),
-    through(RATIO, lambda line: line.times),
-    through(NONE_RATIO, lambda line: line.times),
-    Column("", lambda line: line.times.verdict or "-", kind="text", header="verdict"),
-    Column("", lambda line: line.times.changed or _versions(line.times), kind="text", header="versions, what changed"),
-)
-
-
 def print_history(rows: Sequence[Times], left_out: Mapping[str, int], console: Console) -> None:
     """`rows`: at least one; `left_out`: by why, how many measurements have no time."""
-    of_points = [list(of_one) for _, of_one in groupby(rows, key=lambda times: (times.key, _machine(times.identity)))]
-    names = _names([of_one[0] for of_one in of_points])
-    shown = of_points[:MOST_POINTS]
-    lines = [
-        _Line(name if times is of_one[0] else "", times)
-        for of_one, name in zip(shown, names, strict=False)
-        for times in of_one
-    ]
-    print_table("Points by environment", COLUMNS, lines, console, style=lambda line: verdict_style(line.times.verdict))
-    said = [_summary(rows, len(of_points))]
-    if len(shown) < len(of_points):
-        said.insert(0, f"... and {len(of_points) - len(shown)} more; --format csv prints all of them")
-    if left_out:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
-        said.append(f"without a time and left out: {reasons}")
+    shown = rows[:MOST_ROWS]
+    print_table(
+        "Points by environment",
+        Listing(ROWS, rows).columns,
+        shown,
+        console,
+        style=lambda times: verdict_style(times.verdict),
+        group=lambda times: (times.key, _machine(environment_identity(times.environment))),
+    )
+    if len(shown) < len(rows):
+        console.print(f"... and {len(rows) - len(shown)} more; --format csv prints all of them")
+    counts = Counter(times.verdict for times in rows)
+    verdicts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+    reasons = [f"{count} {reason} left out" for reason, count in sorted(left_out.items())]
+    measurements = counted(sum(times.measurements for times in rows), "measurement")
+    print_lines([f"{measurements}: {', '.join([*verdicts, *reasons]) or 'nothing to compare'}"], console, indent=0)
     if any(times.previous for times in rows):
-        said.append(
-            "ratio: time over that in the environment before, below 1 is faster; none: the same without overlap; same: "
-            f"inside the noise of both, or within {MARGIN:.1%}."
-        )
-    print_lines(said, console, indent=0)
-
-
-def _versions(times: Times) -> str:
-    """Of an environment that is compared with none; the machine's own switches are in the JSON of its results."""
-    return ", ".join(f"{name} {version}" for name in _VERSIONS if (version := times.version(name)))
-
-
-def _names(points: Sequence[Times]) -> list[str]:
-    """What tells each point from the others; its key where names are not enough."""
-    cells = ROWS.records(points)
-    telling = [name for name in _TELLING if len({str(of_one[name]) for of_one in cells}) > 1]
-    names = [" ".join([*_values(of_one, telling), of_one["setting"]]) for of_one in cells]
-    places = [(of_one["tp_size"], name) for of_one, name in zip(cells, names, strict=True)]
-    often = Counter(places)
-    return [
-        f"{name} ({of_one['point']})" if often[place] > 1 else name
-        for of_one, name, place in zip(cells, names, places, strict=True)
-    ]
-
-
-def _values(cells: Row, telling: Sequence[str]) -> list[str]:
-    """What stands before the setting, nothing of it twice: a training step's names its strategy and its pass."""
-    subject, of_pass = str(cells["operator"]), str(cells["pass"])
-    values = [
-        f"{cells[name]} tokens" if name == "tokens" else str(cells[name])
-        for name in telling
-        if cells[name] is not None and str(cells[name]) not in subject.split()
-    ]
-    return [*values, subject, *([] if of_pass in subject.split() else [of_pass])]
-
-
-def _summary(times: Sequence[Times], points: int) -> str:
-    environments = {key_of(one.identity) for one in times}
-    counts = Counter(one.verdict for one in times)
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    measurements = counted(sum(one.measurements for one in times), "measurement")
-    told = f"{counted(points, 'point')} in {counted(len(environments), 'environment')}, {measurements}"
-    return f"{told}: {verdicts}" if verdicts else told
+        told = "ratio: time over that in the environment before, below 1 is faster; none: the same without overlap;"
+        print_lines([f"{told} same: inside the noise of both, or within {MARGIN:.1%}."], console, indent=0)
