@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, FLOOR, NONE
-from overlap_sweep.results.estimate import Estimate, hidden_fraction
+from overlap_sweep.results.estimate import Estimate, estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Case
+from overlap_sweep.results.verdict import Scatter
 
 WHOLE = "all"
 """The pass of what has but one: a layer, a kernel, a copy."""
@@ -73,6 +74,31 @@ class KeyedTime:
         if self.none_us is None or self.floor_us is None:
             return math.nan
         return hidden_fraction(self.time.time_us, self.none_us, self.floor_us)
+
+
+def pooled(key: Key, points: Sequence[tuple[str, Mapping[str, Timing]]], between: Scatter) -> list[KeyedTime]:
+    """Returns the times of several points by setting: through the none time beside them, where every point has one.
+
+    `key` is that of no setting yet, `points` are their names and times by setting, `between` is their scatter.
+    """
+    every_none = [times[NONE] for _, times in points if NONE in times]
+    none = pooled_none(every_none) if len(every_none) == len(points) else None
+    found: dict[str, KeyedTime] = {}
+    for setting in dict.fromkeys(name for _, times in points for name in times):
+        having = [(name, times) for name, times in points if setting in times]
+        if none is None:
+            time = estimate(*(times[setting].samples_us for _, times in having))
+        else:
+            time = none if setting == NONE else normalised([(times[setting], times[NONE]) for _, times in having], none)
+        found[setting] = KeyedTime(
+            key=key._replace(setting=setting),
+            time=between.added_to(time, len(having)),
+            none_us=none.time_us if none else None,
+            floor_us=None,
+            points=tuple(name for name, _ in having),
+        )
+    floor_us = found[FLOOR].time.time_us if FLOOR in found else None
+    return [replace(time, floor_us=floor_us) for time in found.values()]
 
 
 class Decision(NamedTuple):

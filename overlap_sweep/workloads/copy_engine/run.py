@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
-from overlap_sweep.workloads.copy_engine.result import CopyTimes
+from overlap_sweep.workloads.copy_engine.result import VARIANTS, CopyTimes
 
 MIB = 2**20
 LEAST_COPIED_BYTES = 256 * MIB
@@ -32,49 +31,67 @@ PROFILED = 2
 """Iterations in a trace."""
 
 
+# Gradients are every thread's own affair; what autograd counts, trace readers take for the thread that computes.
+_OTHER_THREAD = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
+
+
 @dataclass(frozen=True)
 class Work:
     """What is computed and what is copied, each on whatever stream is current."""
 
     gemms: Callable[[], None]
     copies: Callable[[], None]
-    beside: Callable[[Callable[[], None]], AbstractContextManager[None]]
-    """`with beside(copies): ...` runs the copies at the same time as the block, and is over when they are, too."""
+    stream: torch.cuda.Stream | None
+    """Of the copies at once; None on a CPU, where another thread copies."""
     product: Tensor
     """Of the GEMMs: [matrix_size, matrix_size]."""
     pairs: list[tuple[Tensor, Tensor]]
     """Where copies come from and go to."""
 
-    def overlapped(self) -> None:
-        with self.beside(self.copies):
+    def gemm(self, _turn: int = 0) -> None:
+        self.gemms()
+
+    def copy(self, _turn: int = 0) -> None:
+        with self._copying():
+            pass
+
+    def sequential(self, _turn: int = 0) -> None:
+        self.gemms()
+        self.copies()
+
+    def overlapped(self, _turn: int = 0) -> None:
+        with self._copying():
             self.gemms()
 
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Runs the copies at the same time as the block, and is over when they are, too."""
+        if self.stream is None:
+            # copy_ frees the GIL.
+            copied = _OTHER_THREAD.submit(self.copies)
+            yield
+            copied.result()
+            return
+        # A stream that starts where the current one is, which goes on when it has ended: what times one times both.
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            self.copies()
+        yield
+        current.wait_stream(self.stream)
 
+
+@torch.no_grad()
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
     asked, workload = point["copy_engine"], point["workload"]
-    with ExitStack() as stack, torch.no_grad():
-        work = _work(point, ranks, stack)
-        _check(work, ranks)
-
-        def copy(_turn: int) -> None:
-            with work.beside(work.copies):
-                pass
-
-        def sequential(_turn: int) -> None:
-            work.gemms()
-            work.copies()
-
-        variants = {
-            "gemm": Variant(lambda _turn: work.gemms()),
-            "copy": Variant(copy),
-            "sequential": Variant(sequential),
-            "overlapped": Variant(lambda _turn: work.overlapped()),
-        }
-        samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
-        # As a point's own trace and the one without overlap are called everywhere.
-        profiled = {"": variants["overlapped"], "none": variants["sequential"]}
-        traces = capture_each(profiled, ranks, PROFILED, directory) if point["profile"] != "none" else []
+    work = _work(point, ranks)
+    _check(work, ranks)
+    variants = {name: Variant(getattr(work, name)) for name in VARIANTS}
+    samples = time_variants(variants, ranks, workload["warmup"], workload["repeats"])
+    # As a point's own trace and the one without overlap are called everywhere.
+    profiled = {"": variants["overlapped"], "none": variants["sequential"]}
+    traces = capture_each(profiled, ranks, PROFILED, directory) if point["profile"] != "none" else []
     times = {name: summarise(taken.us["all"]) for name, taken in samples.items()}
     launch_bound = {name: taken.launch_bound for name, taken in samples.items()}
     return {
@@ -95,7 +112,7 @@ def _bytes(asked: Mapping[str, Any]) -> int:
     return round(asked["copy_mb"] * MIB)
 
 
-def _work(point: Mapping[str, Any], ranks: Ranks, stack: ExitStack) -> Work:
+def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
     asked = point["copy_engine"]
     generator = stream(ranks.device, point["workload"]["seed"], "copy_engine")
     dtype, size = getattr(torch, asked["dtype"]), asked["matrix_size"]
@@ -118,7 +135,9 @@ def _work(point: Mapping[str, Any], ranks: Ranks, stack: ExitStack) -> Work:
             origin, goal = pairs[index % count]
             goal.copy_(origin, non_blocking=True)
 
-    return Work(gemms, copies, _beside(ranks.device, stack), product, pairs)
+    on_gpu = ranks.device.type == "cuda"
+    other = torch.cuda.Stream(ranks.device, priority=STREAM_PRIORITY["high"]) if on_gpu else None
+    return Work(gemms, copies, other, product, pairs)
 
 
 def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
@@ -131,34 +150,6 @@ def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Te
             raise Refused(f"{device} cannot reach the memory of {peer}")
         return here, lambda tensor: tensor.to(peer)
     return {"device_to_device": (here, here), "host_to_device": (host, here), "device_to_host": (here, host)}[direction]
-
-
-def _beside(device: torch.device, stack: ExitStack) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
-    if device.type == "cuda":
-        return partial(_on_stream, torch.cuda.Stream(device, priority=STREAM_PRIORITY["high"]))
-    # Gradients are every thread's own affair; what autograd counts, trace readers take for the thread that computes.
-    without_gradients = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
-    return partial(_on_thread, stack.enter_context(without_gradients))
-
-
-@contextmanager
-def _on_stream(other: torch.cuda.Stream, copies: Callable[[], None]) -> Iterator[None]:
-    """Copies on a stream that starts where the current one is, which goes on when it has ended: what times one times
-    both."""
-    current = torch.cuda.current_stream()
-    other.wait_stream(current)
-    with torch.cuda.stream(other):
-        copies()
-    yield
-    current.wait_stream(other)
-
-
-@contextmanager
-def _on_thread(pool: ThreadPoolExecutor, copies: Callable[[], None]) -> Iterator[None]:
-    """Copies in another thread: copy_ frees the GIL."""
-    copied = pool.submit(copies)
-    yield
-    copied.result()
 
 
 def _check(work: Work, ranks: Ranks) -> None:

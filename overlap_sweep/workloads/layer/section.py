@@ -68,41 +68,32 @@ class Comparison:
         """Beyond the noise."""
         return self.interval.high < 1
 
-    @property
-    def speedup(self) -> float:
-        return 1 / self.ratio
-
     def in_words(self, than: str = "", with_interval: bool = True) -> str:
         """`9.5% faster than none (9.4 to 9.7%)`; `than` is such as ` than none`."""
         if not self.differs:
             return f"no different{than.replace(' than ', ' from ')}"
-        by, near, far = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
-        low, high = sorted((near, far))
-        interval = f" ({low * 100:.1f} to {high:.1%})" if with_interval else ""
+        by, *ends = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
+        interval = f" ({min(ends) * 100:.1f} to {max(ends):.1%})" if with_interval else ""
         return f"{by:.1%} {'faster' if self.faster else 'slower'}{than}{interval}"
 
 
 @dataclass(frozen=True)
 class VariantRow:
-    """One variant; its times are medians over the rounds, in microseconds."""
+    """One variant."""
 
     name: str
     label: str
     """What people call it."""
     reference: str
     """The variant that its ratio is to: `none`, or where that was not measured the first."""
-    rounds: int
-    fwd_us: float
-    bwd_us: float
-    step_us: float | None
-    """None without an optimizer."""
-    all_us: float
+    measured: VariantTimes
     to_reference: Comparison
     hidden_fraction: float
     """Of the medians of the whole time; NaN where `none` or `floor` was not measured."""
-    launch_bound: bool
-    relative_error: float | None
-    """The largest of any tensor, against `none`."""
+
+    @property
+    def launch_bound(self) -> bool:
+        return self.measured.launch_bound
 
     @property
     def ratio(self) -> float:
@@ -111,6 +102,11 @@ class VariantRow:
     @property
     def interval(self) -> Interval:
         return self.to_reference.interval
+
+    def median_us(self, pass_name: str) -> float | None:
+        """None of the optimizer where there is none."""
+        timing = self.measured.times.get(pass_name)
+        return timing.median_us if timing else None
 
 
 @dataclass(frozen=True)
@@ -127,12 +123,14 @@ class LayerAnalysis:
 
     @property
     def rounds(self) -> int:
-        return self.rows[0].rounds
+        return len(self.rows[0].measured.times["all"].samples_us)
 
     @property
     def contenders(self) -> list[VariantRow]:
         """What can be used instead of the reference, by ratio: the floor computes nothing meaningful, and a
         launch-bound variant's time says nothing about the device."""
+        if any(row.launch_bound for row in self.rows if row.name == self.reference):
+            return []
         rows = [row for row in self.rows if row.name not in (self.reference, FLOOR) and not row.launch_bound]
         return sorted(rows, key=lambda row: row.ratio)
 
@@ -143,26 +141,17 @@ class LayerAnalysis:
 
     @property
     def verdict(self) -> str:
-        """One line: what is faster than the reference beyond the noise, and what is not."""
-        if any(row.launch_bound for row in self.rows if row.name == self.reference):
-            return f"no verdict: {self.reference} was launch-bound, its time says nothing about the device"
-        if not self.contenders:
-            return f"no verdict: there is nothing to compare {self.reference} with"
-        winner = self.winner
-        others = [f"{row.label} is {row.to_reference.in_words()}" for row in self.contenders if row is not winner]
-        if winner:
-            first = f"{winner.label} is {winner.to_reference.in_words(f' than {self.reference}')}"
-            return "; ".join([first, *others])
-        return f"nothing is faster than {self.reference}: {'; '.join(others)}"
+        """One line: how the fastest compares with the reference."""
+        best = self.winner or next(iter(self.contenders), None)
+        if best is None:
+            return f"no verdict: nothing was measured that {self.reference} could be compared with"
+        return f"{best.label} is {best.to_reference.in_words(f' than {self.reference}')}"
 
     @property
     def cautions(self) -> list[str]:
         """What to know before believing the ratios."""
-        launch_bound = ", ".join(row.label for row in self.rows if row.launch_bound)
-        return [
-            *([f"none was not measured: ratios are to {self.reference}."] if self.reference != NONE else []),
-            *([f"Launch-bound, left out of the verdict: {launch_bound}."] if launch_bound else []),
-        ]
+        bound = ", ".join(row.label for row in self.rows if row.launch_bound)
+        return [f"Launch-bound, their times say nothing about the device: {bound}."] if bound else []
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
@@ -178,30 +167,23 @@ def analyse_layer(point: Point) -> LayerAnalysis:
     reference = NONE if NONE in variants else next(iter(variants))
     # A tuner's configuration may be the reference under another label.
     others = [name for name, one in variants.items() if name != FLOOR and one is not variants[reference]]
-    tried = max(len(others), 1)
     pairs = [(variant, variants[reference]) for variant in variants.values()]
-    compared = compare(pairs, point.config["runtime"]["device"], tried)
+    compared = compare(pairs, point.config["runtime"]["device"], max(len(others), 1))
     whole_us = {name: variant.times["all"].median_us for name, variant in variants.items()}
+    none_us, floor_us = whole_us.get(NONE, math.nan), whole_us.get(FLOOR, math.nan)
     short = without_folders(variants)
-
-    def row(name: str, variant: VariantTimes, to_reference: Comparison) -> VariantRow:
-        step, both = variant.times.get("step"), {NONE, FLOOR} <= variants.keys()
-        return VariantRow(
+    rows = [
+        VariantRow(
             name=name,
             label=named(short[name], point.case.backend),
             reference=reference,
-            rounds=len(variant.times["all"].samples_us),
-            fwd_us=variant.times["fwd"].median_us,
-            bwd_us=variant.times["bwd"].median_us,
-            step_us=step.median_us if step else None,
-            all_us=whole_us[name],
+            measured=variant,
             to_reference=to_reference,
-            hidden_fraction=hidden_fraction(whole_us[name], whole_us[NONE], whole_us[FLOOR]) if both else math.nan,
-            launch_bound=variant.launch_bound,
-            relative_error=max(variant.relative_error.values(), default=None),
+            hidden_fraction=hidden_fraction(whole_us[name], none_us, floor_us),
         )
-
-    return LayerAnalysis(point, [row(*one, found) for one, found in zip(variants.items(), compared, strict=True)])
+        for (name, variant), to_reference in zip(variants.items(), compared, strict=True)
+    ]
+    return LayerAnalysis(point, rows)
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
@@ -233,15 +215,13 @@ OF_POINT = (
     *(STATUS, ERROR),
 )
 TIMES = (
-    attribute("fwd_us", header="fwd ms", show=as_ms),
-    attribute("bwd_us", header="bwd ms", show=as_ms),
-    attribute("step_us", "The optimizer's.", header="step ms", show=as_ms, dropped=1),
-    attribute("all_us", header="all ms", show=as_ms),
-    attribute("rounds", kind="count"),
+    *(
+        C(f"{part}_us", lambda row, part=part: row.median_us(part), about, header=f"{part} ms", show=as_ms)  # type: ignore[misc]
+        for part, about in {"fwd": "", "bwd": "", "step": "The optimizer's.", "all": ""}.items()
+    ),
     attribute("reference", "The variant that ratio is to.", "text"),
     attribute(
-        "ratio",
-        "Of all_us to that of reference in the same round, median of the rounds.",
+        *("ratio", "Of all_us to that of reference in the same round, median of the rounds."),
         header="ratio",
         show="{:.3f}".format,
     ),
@@ -249,17 +229,19 @@ TIMES = (
         *("", lambda row: None if row.name == row.reference else row.interval, "", "text"),
         header="interval",
         show=lambda interval: f"{interval.low:.3f} to {interval.high:.3f}",
-        dropped=2,
+        dropped=1,
     ),
-    attribute("ratio_low", "The interval's lower end.", read="interval.low", queried=True),
-    attribute("ratio_high", "The interval's upper end.", read="interval.high", queried=True),
-    C("coverage", lambda row: CONFIDENCE, "The interval's confidence."),
-    attribute("differs", "Whether the interval excludes 1.", "flag", "to_reference.differs"),
+    attribute("ratio_low", f"The lower end of its {CONFIDENCE:.0%} interval.", read="interval.low", queried=True),
+    attribute("ratio_high", "The upper end.", read="interval.high", queried=True),
     attribute(
         "hidden_fraction", "(none - all_us) / (none - floor).", header="hidden", show=as_percent, high_first=True
     ),
     attribute("launch_bound", "The times say nothing about the device.", "flag"),
-    attribute("relative_error", "The largest of any tensor, against none."),
+    C(
+        "relative_error",
+        lambda row: max(row.measured.relative_error.values(), default=None),
+        "The largest of any tensor, against none.",
+    ),
     C("", lambda row: "launch-bound" if row.launch_bound else "", kind="text", header="note", style="reason"),
 )
 VARIANT = attribute("variant", kind="text", read="name")
@@ -300,41 +282,26 @@ def section(sources: Sources) -> Section | None:
 
 
 def _answer(layer: LayerAnalysis) -> Answer:
-    point = layer.point
+    point, case, asked_of = layer.point, layer.point.case, layer.point.config["layer"]
     assert point.result
+    brief = f"{case.model} {asked_of['kind']} TP={point.config['tp_size']}"
+    replicas = f", {asked_of['num_replicas']} replicas" if asked_of["num_replicas"] > 1 else ""
+    attention = f", attention {found}" if (found := attention_backend(point.result)) else ""
     return Answer(
-        title=_title(point),
-        brief=f"{point.case.model} {point.config['layer']['kind']} TP={point.config['tp_size']}",
+        title=f"{case.model} {asked_of['kind']}, TP={point.config['tp_size']}{replicas}, {case.tokens} tokens, "
+        f"{case.precision}, backend {case.backend} on {case.device}{attention}",
+        brief=brief,
         sentences=[layer.verdict],
         cautions=[*layer.cautions, *point.result.warnings],
         compared=compared(layer, layer.winner),
         points=[point],
         legend=legend(layer),
         charts=[
-            Exhibit(
-                chart=partial(layer_bars, heading(layer), layer, layer.winner.name if layer.winner else None),
-                explained=f"Change of the whole time against {layer.reference} in the same round; median of "
-                f"{layer.rounds} rounds, with its {CONFIDENCE:.0%} interval.",
-            ),
-            Exhibit(chart=partial(fastest_timeline, layer), name="timeline", heading="Timeline"),
+            Exhibit(chart=partial(layer_bars, brief, layer, layer.winner.name if layer.winner else None)),
+            Exhibit(chart=partial(_fastest_timeline, brief, layer), name="timeline", heading="Timeline"),
         ],
         details=[measured_on([point]), f"in {point.directory}"],
     )
-
-
-def _title(point: Point) -> str:
-    case, layer = point.case, point.config["layer"]
-    attention = attention_backend(point.result)
-    parts = [
-        f"{case.model} {layer['kind']}",
-        f"TP={point.config['tp_size']}",
-        *([f"{layer['num_replicas']} replicas"] if layer["num_replicas"] > 1 else []),
-        f"{case.tokens} tokens",
-        f"{case.precision}",
-        f"backend {case.backend} on {case.device}",
-        *([f"attention {attention}"] if attention else []),
-    ]
-    return ", ".join(parts)
 
 
 def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRow]:
@@ -352,68 +319,50 @@ def legend(layer: LayerAnalysis) -> str:
 
 def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
     """Returns what tuning_report.json says of a layer."""
-    result, row = point.result, PointRow[VariantRow](point, root, None)
-    measured = layer.point.measured_as(LayerTimes).variants if layer else {}
-    variants = [
-        {**cells, "settings": measured[cells["variant"]].settings, "switches": measured[cells["variant"]].switches}
-        for cells in COMPARED.records(layer.rows if layer else ())
-    ]
+    row, rows = PointRow[VariantRow](point, root, None), layer.rows if layer else []
     return {
         **{column.name: column.value(row) for column in OF_POINT if column.name},
         **recorded([point]),
-        "warnings": result.warnings if result else [],
+        "warnings": point.result.warnings if point.result else [],
         "verdict": layer.verdict if layer else None,
-        "variants": variants,
+        "variants": [
+            {**cells, "settings": row.measured.settings, "switches": row.measured.switches}
+            for row, cells in zip(rows, COMPARED.records(rows), strict=True)
+        ],
     }
 
 
 def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Rows:
     """Returns the variants from fast to slow; `best` is the one to mark."""
-    interval = f", {CONFIDENCE:.0%} intervals" if len(layer.rows) > 1 else ""
     return charts.Rows(
         title=title,
-        subtitle=f"change of the whole time against {layer.reference} in the same round; median of {layer.rounds} "
-        f"rounds{interval}",
+        subtitle=f"change of the whole time against {layer.reference} in the same round, median of {layer.rounds} "
+        f"rounds, {CONFIDENCE:.0%} intervals",
         axis=charts.Axis(format="+.1~%"),
         parts=[charts.Key("change", "accent")],
-        columns=["time", "change [interval]"],
-        rows=[_bar(row, best) for row in sorted(layer.rows, key=lambda row: row.ratio)],
+        columns=["all ms", "change"],
+        rows=[
+            charts.Row(
+                name=row.label,
+                ends=[row.ratio - 1],
+                cells=[as_ms(row.measured.times["all"].median_us), f"{row.ratio - 1:+.1%}"],
+                low=row.interval.low - 1,
+                high=row.interval.high - 1,
+                colour="wait" if row.name == FLOOR else "good" if row.name == best else "accent",
+                bold=row.name == best,
+                details=COMPARED.details(row),
+            )
+            for row in sorted(layer.rows, key=lambda row: row.ratio)
+        ],
         references=[charts.Reference(f"faster than {layer.reference} | slower", 0.0)],
     )
 
 
-def _bar(row: VariantRow, best: str | None) -> charts.Row:
-    change, low, high = (ratio - 1 for ratio in (row.ratio, row.interval.low, row.interval.high))
-    is_floor, is_best = row.name == FLOOR, row.name == best
-    notes = [*(["GEMMs alone"] if is_floor else []), *(["launch-bound"] if row.launch_bound else [])]
-    time_text = f"{as_ms(row.all_us)} ms"
-    change_text = f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
-    change_text = "reference" if row.name == row.reference else change_text
-    shown = f"{row.label} ({', '.join(notes)})" if notes else row.label
-    return charts.Row(
-        name=shown,
-        ends=[change],
-        cells=[time_text, change_text],
-        low=low,
-        high=high,
-        colour="wait" if is_floor else "good" if is_best else "bad" if change > 0 else "accent",
-        bold=is_best,
-        details=COMPARED.details(row),
-    )
-
-
-def fastest_timeline(layer: LayerAnalysis) -> charts.Gantt | None:
+def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:
     """Returns the timeline of the fastest variant below that of the reference; None where it was not traced."""
-    best = layer.winner or next(iter(layer.contenders), None)
-    if best is None:
-        return None
-    shown = layer_timeline(heading(layer), layer.point, (layer.reference, layer.reference), (best.label, best.name))
+    best, none = layer.winner or next(iter(layer.contenders), None), layer.reference
+    shown = layer_timeline(title, layer.point, (none, none), (best.label, best.name)) if best else None
     return shown.chart if shown else None
-
-
-def heading(layer: LayerAnalysis) -> str:
-    """Returns what a chart of the layer is called."""
-    return f"{layer.point.config['layer']['kind']}, TP={layer.point.config['tp_size']}"
 
 
 def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:

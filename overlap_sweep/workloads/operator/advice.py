@@ -103,7 +103,8 @@ def _whole_layer(outcome: Outcome) -> list[str]:
     sentences = [as_sentence(outcome.verdict)]
     if isinstance(outcome, Proof) and NONE in outcome.trial.rows and outcome.recommended != NONE:
         best, none = (outcome.trial.rows[label] for label in (outcome.recommended, NONE))
-        sentences.append(f"The whole layer: {as_ms(best.all_us)} ms instead of {as_ms(none.all_us)}.")
+        best_us, none_us = (row.measured.times["all"].median_us for row in (best, none))
+        sentences.append(f"The whole layer: {as_ms(best_us)} ms instead of {as_ms(none_us)}.")
     return sentences
 
 

@@ -29,7 +29,7 @@ from overlap_sweep.results.provenance import (
     measured_when,
     multicast,
 )
-from overlap_sweep.workloads.layer.result import attention_backend
+from overlap_sweep.workloads.layer.result import PASSES, attention_backend
 from overlap_sweep.workloads.operator import exports
 from overlap_sweep.workloads.operator.advice import (
     HOW_TO_ASYNC_TP,
@@ -200,7 +200,7 @@ def _layer(proof: Proof) -> list[str]:
         f"This is the configuration '{names[proof.recommended]}'. {as_sentence(proof.verdict)}",
     ]
     for label, row in trial.rows.items():
-        times = f"fwd {as_ms(row.fwd_us)}, bwd {as_ms(row.bwd_us)}, all {as_ms(row.all_us)} ms"
+        times = ", ".join(f"{name} {as_ms(row.measured.times[name].median_us)}" for name in PASSES) + " ms"
         interval = f"{row.ratio:.3f} [{row.interval.low:.3f}, {row.interval.high:.3f}] of {layer.reference}"
         compared = [] if label == layer.reference else [interval]
         hidden = [f"hidden {as_percent(row.hidden_fraction)}"] if label not in (layer.reference, FLOOR) else []

@@ -48,29 +48,27 @@ def test_everything_is_timed_side_by_side_and_what_runs_at_once_and_in_sequence_
 
 def test_two_threads_hide_one_behind_the_other() -> None:
     """Where sleeps stand for work, since how much real work overlaps is the machine's affair."""
-    with copy_overlap.ExitStack() as stack:
-        work = copy_overlap.Work(
-            gemms=lambda: time.sleep(0.05),
-            copies=lambda: time.sleep(0.04),
-            beside=copy_overlap._beside(ALONE.device, stack),
-            product=torch.zeros(1),
-            pairs=[],
-        )
-        took_s = {name: timeit(getattr(work, name), number=1) for name in ("sequential", "overlapped", "copy_alone")}
-        with pytest.raises(ZeroDivisionError):
-            replace(work, copies=lambda: 1 / 0).overlapped()
+    work = copy_overlap.Work(
+        gemms=lambda: time.sleep(0.05),
+        copies=lambda: time.sleep(0.04),
+        stream=None,
+        product=torch.zeros(1),
+        pairs=[],
+    )
+    took_s = {name: timeit(getattr(work, name), number=1) for name in ("sequential", "overlapped", "copy")}
+    with pytest.raises(ZeroDivisionError):
+        replace(work, copies=lambda: 1 / 0).overlapped()
     assert took_s["sequential"] >= 0.09
     assert 0.05 <= took_s["overlapped"] < 0.085
-    assert 0.04 <= took_s["copy_alone"] < 0.05
+    assert 0.04 <= took_s["copy"] < 0.05
 
 
 def test_what_is_lost_at_once_is_wrong_numbers() -> None:
-    with copy_overlap.ExitStack() as stack:
-        work = copy_overlap._work(point(), ALONE, stack)
-        copy_overlap._check(work, ALONE)
-        work.pairs[0][1].zero_()
-        with pytest.raises(WrongNumbers, match="at once"):
-            copy_overlap._check(replace(work, copies=lambda: None), ALONE)
+    work = copy_overlap._work(point(), ALONE)
+    copy_overlap._check(work, ALONE)
+    work.pairs[0][1].zero_()
+    with pytest.raises(WrongNumbers, match="at once"):
+        copy_overlap._check(replace(work, copies=lambda: None), ALONE)
 
 
 @pytest.mark.parametrize(("copy_mb", "copies", "count"), [(0.5, 3, 3), (1.0, 9, 3), (3.0, 9, 1)])
@@ -78,8 +76,7 @@ def test_copies_take_turns_through_more_memory_than_caches_hold(
     monkeypatch: pytest.MonkeyPatch, copy_mb: float, copies: int, count: int
 ) -> None:
     monkeypatch.setattr(copy_overlap, "LEAST_COPIED_BYTES", 5 * 2**19)
-    with copy_overlap.ExitStack() as stack:
-        work = copy_overlap._work(point(copy_mb=copy_mb, copies=copies), ALONE, stack)
+    work = copy_overlap._work(point(copy_mb=copy_mb, copies=copies), ALONE)
     assert len(work.pairs) == count
 
 
