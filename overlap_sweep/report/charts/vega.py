@@ -122,8 +122,9 @@ def legend(keys: Sequence[Key], filled: bool = True) -> list[Json]:
         "shape": [key.shape for key in keys],
         "strokeDash": [list(key.dash) for key in keys],
     }
-    channels = {
-        channel: {"field": "name", "type": "nominal", "scale": {"domain": names, "range": values}, "legend": shown}
-        for channel, values in ranges.items()
-    }
+    channels = {}
+    for channel, values in ranges.items():
+        # Opacities would be points along a range otherwise, not one for each name.
+        scale = {"type": "ordinal", "domain": names, "range": values}
+        channels[channel] = {"field": "name", "type": "nominal", "scale": scale, "legend": shown}
     return [layer("point", [], {"filled": filled}, **channels)]
