@@ -37,8 +37,8 @@ def main(config: DictConfig) -> float:
 def print_measured() -> None:
     """Prints what the points say that were measured, where that is little enough to be read at once. Those that are
     alike are compared with each other."""
-    ok = [outcome for outcome in outcomes.all if outcome.status == "ok"]
-    measured = [outcome.directory for outcome in ok if workloads.load(outcome.workload).is_told_when_measured]
+    ok = [outcome for outcome in outcomes.all if outcome.result.status == "ok"]
+    measured = [one.directory for one in ok if workloads.of(one.result.point).is_told_when_measured]
     if measured:
         from overlap_sweep.report.console import console_for
         from overlap_sweep.report.terminal import print_section

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 HOW_TO_RUN = ("timeout_s", "timeout_factor", "start_timeout_s", "retries", "isolate")
-"""Of a point's `runtime`: when it is given up and in whose company it runs, not what is measured."""
+"""Of a point's `runtime`: when it is given up and in whose company it runs, not what is measured. Results of earlier
+versions have `timeout_factor`."""
 
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
 """Of an environment's `packages`: other versions give other times."""

@@ -40,10 +40,10 @@ _Measured = TypeVar("_Measured", bound=Measured)
 
 
 class Attempt(msgspec.Struct, kw_only=True):
-    """A try at the point. In a result those that came to nothing."""
+    """A try at the point that came to nothing."""
 
-    status: Literal["running", "interrupted", "lost", "failed", "timeout"] = "running"
-    """`lost`: it ended with its process, which need not be the point's fault."""
+    status: Literal["lost", "failed", "timeout"]
+    """`lost`: its node was, which need not be the point's fault."""
     error: str = ""
     started: str
     """UTC, ISO 8601."""
@@ -85,8 +85,6 @@ class Result(msgspec.Struct, kw_only=True):
     wall_s: float | None = None
     earlier_attempts: list[Attempt] = []
     """Before this one, in the same sweep."""
-    launch: str | None = None
-    """In a sweep whose points are measured by several Slurm jobs, which launch has submitted them."""
     reused_from: str | None = None
     """Of a result that was not measured here but taken from a store: which, where and when it was measured."""
 
@@ -304,9 +302,9 @@ def _from_schema_1(content: dict[str, Any], head: _Head, kind: type[Measured]) -
     return {**content, "schema": RESULT_SCHEMA, "measured": measured}
 
 
-def one_line(error: Exception) -> str:
-    """Returns what it says, which may quote the file, fit to be shown."""
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+def one_line(said: Exception | str) -> str:
+    """Returns what an error or a file says, fit to be shown."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(said))
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
 
 

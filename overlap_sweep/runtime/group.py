@@ -19,26 +19,22 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
-from overlap_sweep.runtime.agent import DIRECTORY_PREFIX, Channel
-from overlap_sweep.runtime.attempts import STOP_AFTER_POINT, current_launch
+from overlap_sweep.runtime.agent import DIRECTORY_PREFIX
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.runtime.outcome import tail
+from overlap_sweep.runtime.stopping import STOP_AFTER_POINT
 
 SETTLE_S = 5.0
 """After one rank has failed, how long the others have to answer before the group counts as broken."""
 
 PROFILED_END_S = 120.0
 """How long workers have to end that were run under a profiler, which only then writes what it has recorded."""
-
-PART_S = 1.0
-"""How long to wait for the rest of a message before looking at the clock again."""
 
 GROUP_LOG = "workers.log"
 
@@ -60,7 +56,7 @@ class WorkerGroup:
         """`log` gets what the processes print outside of any point."""
         self.config = config
         self._log_path = log
-        self._channels: list[Channel] = []
+        self._channels: list[Connection] = []
         self._killed = False
 
     def __enter__(self) -> WorkerGroup:
@@ -108,9 +104,9 @@ class WorkerGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self, listener: socket.socket) -> list[Channel]:
+    def _accept(self, listener: socket.socket) -> list[Connection]:
         deadline = time.monotonic() + self.config.start_timeout_s
-        by_rank: dict[int, Channel] = {}
+        by_rank: dict[int, Connection] = {}
         while len(by_rank) < self.config.world_size:
             if self._agent.poll() is not None:
                 raise GroupError(f"the group ended while starting ({self._cause_of_death()})\n{self._log_tail()}")
@@ -118,13 +114,10 @@ class WorkerGroup:
                 limit = f"runtime.start_timeout_s={self.config.start_timeout_s:g}"
                 raise GroupError(f"only {len(by_rank)} of {self.config.world_size} ranks joined within {limit}")
             if select.select([listener], [], [], 0.2)[0]:
-                channel = Channel(listener.accept()[0])
-                try:
-                    hello = channel.receive(max(PART_S, deadline - time.monotonic()))
-                except TimeoutError:
-                    continue
-                if hello:
-                    by_rank[hello["rank"]] = channel
+                channel: Connection = Connection(listener.accept()[0].detach())
+                if channel.poll(max(0.0, deadline - time.monotonic())):
+                    with contextlib.suppress(EOFError, ConnectionError):
+                        by_rank[channel.recv()] = channel
         return [by_rank[rank] for rank in range(self.config.world_size)]
 
     def run(
@@ -144,14 +137,13 @@ class WorkerGroup:
             "point": point,
             "directory": str(directory.resolve()),
             "machine": self._machine,
-            "earlier_attempts": msgspec.to_builtins(earlier_attempts),
-            "launch": current_launch(),
+            "earlier_attempts": earlier_attempts,
         }
         try:
             for channel in self._channels:
                 channel.send(request)
             replies = self._collect(timeout_s)
-        except (BrokenPipeError, ConnectionResetError):
+        except ConnectionError:
             cause = self._cause_of_death()
             self.kill()
             raise GroupError(f"the group is gone ({cause})\n{self._log_tail()}") from None
@@ -175,20 +167,17 @@ class WorkerGroup:
         replies: dict[int, dict[str, Any]] = {}
         failing = False
         while len(replies) < len(self._channels):
-            waiting = {ch: rank for rank, ch in enumerate(self._channels) if rank not in replies}
-            ready = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))[0]
+            waiting = {channel: rank for rank, channel in enumerate(self._channels) if rank not in replies}
+            ready: Any = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready and failing:
                 return replies
             if not ready:
                 raise GroupError(f"no answer from ranks {list(waiting.values())} in {timeout_s:g} s", timed_out=True)
             for channel in ready:
                 try:
-                    reply = channel.receive(PART_S)
-                except TimeoutError:
-                    continue
-                if reply is None:
-                    raise GroupError(f"rank {waiting[channel]} died ({self._cause_of_death()})")
-                replies[waiting[channel]] = reply
+                    replies[waiting[channel]] = reply = channel.recv()
+                except (EOFError, ConnectionError):
+                    raise GroupError(f"rank {waiting[channel]} died ({self._cause_of_death()})") from None
                 if reply["status"] == "failed" and not failing:
                     failing, deadline = True, min(deadline, time.monotonic() + SETTLE_S)
         return replies
@@ -200,11 +189,7 @@ class WorkerGroup:
         except subprocess.TimeoutExpired:
             return "its agent has not noticed"
         causes = re.findall(r"^\s*(\w*(?:Error|Exception): .+|exitcode .+)$", self._log_tail(200), re.MULTILINE)
-        return (
-            " ".join(causes[-1].replace("exitcode  :", "exit code").split())
-            if causes
-            else f"its agent ended with {self._agent.returncode}"
-        )
+        return " ".join(causes[-1].split()) if causes else f"its agent ended with {self._agent.returncode}"
 
     def _log_tail(self, lines: int = 20) -> str:
         return tail(self._log_path, lines, self._log_start)

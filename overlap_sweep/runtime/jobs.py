@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, last_sweep
-from overlap_sweep.runtime.attempts import limits, listen, stop_if_told
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.group import GROUP_LOG, share_pool
 from overlap_sweep.runtime.group_config import shared_by
@@ -27,6 +26,7 @@ from overlap_sweep.runtime.lock import hold, refuse_if_held, refuse_if_read_only
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
+from overlap_sweep.runtime.stopping import listen, stop_if_told
 
 log = logging.getLogger(__name__)
 
@@ -150,11 +150,10 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     outcomes.expect(job.directory for job in jobs)
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
-        limits.learn(result)
         remember_kept(sweep.config, result, directory)
-        outcomes.keep(Outcome.of(result, directory))
+        outcomes.keep(Outcome(directory, result))
     if found:
-        outcomes.say(f"measured before: {len(found)} of {len(jobs)} points")
+        print(f"measured before: {len(found)} of {len(jobs)} points", flush=True)
     _tell_of_other_environments([job for job in jobs if job.directory not in found])
     return found
 
@@ -164,7 +163,7 @@ def _tell_of_other_environments(jobs: Sequence[Job]) -> None:
     results = [(job, result) for job in jobs if (result := whole_result(job.directory)) and result.status in LASTING]
     others = Counter(", ".join(differing(result, job.point)) for job, result in results if is_of(result, job.point))
     for what, count in others.items():
-        outcomes.say(f"measured in another environment, and so again: {count} points ({what})")
+        print(f"measured in another environment, and so again: {count} points ({what})", flush=True)
 
 
 def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:

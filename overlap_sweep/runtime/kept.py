@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import environment_identity, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
-from overlap_sweep.runtime.attempts import current_launch
 from overlap_sweep.runtime.group_config import elsewhere, machine_of
 from overlap_sweep.store import Store
 
@@ -36,25 +35,10 @@ def whole_result(directory: Path) -> Result | None:
 
 
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
-    """Returns the directory's result if it may stand for measuring the resolved `point` here and now. One that failed
-    may if it is of this very launch, whose attempts it has used up."""
+    """Returns the directory's result if it may stand for measuring the resolved `point` here and now."""
     result = whole_result(directory)
-    if result is None or not (result.status in LASTING or of_launch(result, current_launch())):
-        return None
-    return result if stands_for(result, point) else None
-
-
-def of_launch(result: Result, launch: str | None) -> bool:
-    return launch is not None and result.launch == launch
-
-
-def stands_for(result: Result, point: Mapping[str, Any]) -> bool:
-    """Whether the result is of the same configuration, and of an environment that is the same as the point's.
-
-    Where points run elsewhere, only libraries can be compared: a login node has other GPUs, or none, and other
-    variables.
-    """
-    return is_of(result, point) and not differing(result, point)
+    lasts = result is not None and result.status in LASTING
+    return result if result and lasts and is_of(result, point) and not differing(result, point) else None
 
 
 def is_of(result: Result, point: Mapping[str, Any]) -> bool:
@@ -63,7 +47,11 @@ def is_of(result: Result, point: Mapping[str, Any]) -> bool:
 
 
 def differing(result: Result, point: Mapping[str, Any]) -> list[str]:
-    """Returns the names of what differs between the result's environment and the point's."""
+    """Returns the names of what differs between the result's environment and the point's.
+
+    Where points run elsewhere, only libraries can be compared: a login node has other GPUs, or none, and other
+    variables.
+    """
     identity = library_identity if elsewhere() else environment_identity
     before, now = identity(result.environment), identity(machine_of(point))
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
 import os
 import platform
 import shlex
@@ -14,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.run_directory import LOCK_FILE
+from overlap_sweep.results.run_directory import LOCK_FILE, one_line
 
 CLAIM_FILE = ".claim"
 """Of a run directory, while a Slurm job measures its point."""
@@ -25,26 +22,6 @@ CLAIM_FILE = ".claim"
 ELSEWHERE = "make it writable, or give another directory, as in hydra.sweep.dir=DIR"
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-class Owner(msgspec.Struct):
-    """Who holds a lock. Written into the locked file; true only while it is locked."""
-
-    host: str
-    user: str
-    pid: int
-    command: str
-    since: float
-    """Seconds since 1970."""
-
-    @classmethod
-    def here(cls) -> Owner:
-        return cls(platform.node(), _user(), os.getpid(), shlex.join(["python", *sys.argv]), time.time())
-
-    def __str__(self) -> str:
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        who = f"process {self.pid} of {self.user} on {self.host}"
-        return f"{who} since {started}: {self.command}"
 
 
 _held: dict[Path, int] = {}
@@ -59,12 +36,11 @@ def hold(directory: Path) -> None:
     path = directory.resolve() / LOCK_FILE
     if path in _held:
         return
-    descriptor = _locked(path)
-    if descriptor is None:
-        raise _in_use(directory, path)
-    _held[path] = descriptor
+    _held[path] = descriptor = _locked_or_refused(path)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    who = f"process {os.getpid()} of {os.environ.get('USER') or os.getuid()} on {platform.node()}"
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, msgspec.json.encode(Owner.here()), 0)
+    os.pwrite(descriptor, f"{who} since {since}: {shlex.join(['python', *sys.argv])}".encode(), 0)
 
 
 def refuse_if_read_only(directory: Path) -> None:
@@ -77,12 +53,8 @@ def refuse_if_read_only(directory: Path) -> None:
 def refuse_if_held(directory: Path) -> None:
     """UserError when another living process holds it. Touches nothing."""
     path = directory.resolve() / LOCK_FILE
-    if path in _held or not path.exists():
-        return
-    descriptor = _locked(path)
-    if descriptor is None:
-        raise _in_use(directory, path)
-    os.close(descriptor)
+    if path not in _held and path.exists():
+        os.close(_locked_or_refused(path))
 
 
 @contextmanager
@@ -122,21 +94,11 @@ def _locked(path: Path) -> int | None:
     return descriptor
 
 
-def _in_use(directory: Path, path: Path) -> UserError:
-    mend = "wait for it, end it, or give another directory"
-    return UserError(f"{directory} is in use by {_owner(path)}; {mend} (or remove {path} if that host is gone).")
-
-
-def _owner(path: Path) -> str:
-    try:
-        return str(msgspec.json.decode(path.read_bytes(), type=Owner))
-    except msgspec.DecodeError:
-        return "a process that has only just begun"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user without a name.
-        return str(os.getuid())
+def _locked_or_refused(path: Path) -> int:
+    """Returns a descriptor that locks the file while it is open. UserError when another process has it."""
+    descriptor = _locked(path)
+    if descriptor is None:
+        owner = one_line(path.read_text(errors="replace")) or "a process that has only just begun"
+        mend = "wait for it, end it, or give another directory"
+        raise UserError(f"{path.parent} is in use by {owner}; {mend} (or remove {path} if that host is gone).")
+    return descriptor

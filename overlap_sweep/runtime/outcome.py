@@ -1,5 +1,4 @@
-"""How the points of this process went: for the progress display (a bar on a terminal, plain lines elsewhere), the last
-lines and the exit status."""
+"""How the points of this process went: for the lines of progress, the last lines and the exit status."""
 
 from __future__ import annotations
 
@@ -13,13 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from overlap_sweep.results.measured import Speedup
-from overlap_sweep.results.run_directory import Result, Status
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from overlap_sweep.results.run_directory import Result
 
 LONGEST_REASON = 200
 """In a line of progress; result.json has it whole."""
@@ -30,35 +25,25 @@ MOST_BYTES = 2**16
 @dataclass(frozen=True)
 class Outcome:
     directory: Path
-    status: Status
-    reason: str | None
-    objective_us: float | None
-    workload: str
-    compared: Speedup | None = None
-    rate: str = ""
-    """What it comes to in a second, in words."""
+    result: Result
 
     @property
     def name(self) -> str:
         return self.directory.name
 
-    @classmethod
-    def of(cls, result: Result, directory: Path) -> Outcome:
-        return cls(
-            directory,
-            result.status,
-            result.error,
-            result.objective_us,
-            result.point["workload"]["name"],
-            *(result.measured.compared(result), result.measured.rate) if result.measured else (None, ""),
-        )
+    @property
+    def compared(self) -> Speedup | None:
+        """Returns how much faster the point is than the same without overlap, if that was measured."""
+        return self.result.measured.compared(self.result) if self.result.measured else None
 
     def __str__(self) -> str:
-        if self.objective_us is not None:
-            told = [f"{self.objective_us / 1e3:.3f} ms", str(self.compared or ""), self.rate]
-            return "  ".join([f"{self.status:<8}{self.name}", *filter(None, told)])
-        reason = (self.reason or "").splitlines()[0]
-        return f"{self.status:<8}{self.name}  {textwrap.shorten(reason, LONGEST_REASON, placeholder=' ...')}"
+        result = self.result
+        start = f"{result.status:<8}{self.name}  "
+        if result.objective_us is not None:
+            rate = result.measured.rate if result.measured else ""
+            told = [f"{result.objective_us / 1e3:.3f} ms", str(self.compared or ""), rate]
+            return start + "  ".join(filter(None, told))
+        return start + textwrap.shorten(result.reason, LONGEST_REASON, placeholder=" ...")
 
 
 @dataclass
@@ -68,8 +53,6 @@ class Outcomes:
     all: list[Outcome] = field(default_factory=list)
     listener: Callable[[Outcome], None] = print
     """Hears of each that is measured."""
-    say: Callable[[str], None] = print
-    """For what else is to be told meanwhile."""
     expected: set[Path] = field(default_factory=set)
     """The directories of all points that were to be measured."""
     given_up: dict[Path, str] = field(default_factory=dict)
@@ -98,11 +81,11 @@ class Outcomes:
     def best(self) -> Outcome | None:
         """Returns the largest speedup, of workloads whose points say by themselves what is best: times of different
         operators or TP sizes cannot be compared."""
-        ranked = [(one.compared.speedup, one) for one in self.all if one.compared and one.compared.ranks]
+        ranked = [(told.speedup, one) for one in self.all if (told := one.compared) and told.ranks]
         return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def counts(self) -> Counter[str]:
-        return Counter(outcome.status for outcome in self.all)
+        return Counter(outcome.result.status for outcome in self.all)
 
     def counts_line(self) -> str:
         counts: Counter[str] = self.counts()
@@ -123,7 +106,7 @@ class Outcomes:
         if not self.all:
             return 0
         if counts["skipped"] == len(self.all) and not self.searching:
-            reasons = dict.fromkeys(outcome.reason for outcome in self.all)
+            reasons = dict.fromkeys(outcome.result.error for outcome in self.all)
             print(f"error: no point makes sense: {'; '.join(map(str, reasons))}", file=sys.stderr)
             return 1
         print(f"{self.counts_line()}; analyse with: python analyze.py {self.directory()}")
@@ -149,71 +132,24 @@ outcomes = Outcomes()
 
 
 @contextmanager
-def progress(total: int, outcomes: Outcomes, console: Console | None = None) -> Iterator[None]:
-    """Shows every outcome that is added inside the block."""
-    from rich.console import Console
-
-    console = console or Console()
-    show = _bar if console.is_terminal else _lines
-    with show(total, outcomes, console):
-        yield
-
-
-@contextmanager
-def _bar(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.table import Column
-
-    columns = (
-        BarColumn(bar_width=10),
-        TextColumn("{task.completed}/{task.total} {task.fields[counts]}"),
-        TimeElapsedColumn(Column(min_width=7)),
-        TextColumn("[dim]left"),
-        TimeRemainingColumn(table_column=Column(min_width=7)),
-        # What gives way on a narrow terminal.
-        TextColumn("{task.fields[best]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-    )
-    with Progress(*columns, console=console, expand=True) as bar:
-        task = bar.add_task("points", total=total, counts=outcomes.counts_line(), best="")
-
-        def heard(outcome: Outcome) -> None:
-            console.print(str(outcome), highlight=False, markup=False, soft_wrap=True)
-            best = outcomes.best()
-            shown = f"best {best.compared.speedup:.3f}x {best.name}" if best and best.compared else ""
-            bar.update(task, advance=1, counts=outcomes.counts_line(), best=shown)
-
-        def say(text: str) -> None:
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-        with _listening(outcomes, heard, say):
-            yield
-
-
-@contextmanager
-def _lines(total: int, outcomes: Outcomes, console: Console) -> Iterator[None]:
+def progress(total: int, outcomes: Outcomes) -> Iterator[None]:
+    """Prints a line for every outcome that is added inside the block, and at its end which is the best."""
     start, before = time.monotonic(), len(outcomes.all)
 
-    def heard(outcome: Outcome) -> None:
+    def tell(outcome: Outcome) -> None:
         done, elapsed_s = len(outcomes.all) - before, time.monotonic() - start
         left_s = elapsed_s / done * (total - done)
         times = f"elapsed {elapsed_s:.0f} s, left {left_s:.0f} s"
-        print(f"[{done:>{len(str(total))}}/{total}] {outcome}  ({times})", file=console.file, flush=True)
+        print(f"[{done:>{len(str(total))}}/{total}] {outcome}  ({times})", flush=True)
 
-    with _listening(outcomes, heard, lambda text: print(text, file=console.file, flush=True)):
-        yield
-    best = outcomes.best()
-    if best and not outcomes.searching:
-        print(f"best    {best.name}  {best.compared}", file=console.file, flush=True)
-
-
-@contextmanager
-def _listening(outcomes: Outcomes, listener: Callable[[Outcome], None], say: Callable[[str], None]) -> Iterator[None]:
-    before = outcomes.listener, outcomes.say
-    outcomes.listener, outcomes.say = listener, say
+    outcomes.listener = tell
     try:
         yield
     finally:
-        outcomes.listener, outcomes.say = before
+        outcomes.listener = print
+    best = outcomes.best()
+    if best and not outcomes.searching:
+        print(f"best    {best.name}  {best.compared}", flush=True)
 
 
 def tail(log: Path, lines: int, start: int = 0) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -31,7 +32,6 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.attempts import Attempts, current_launch, limits, stop_if_told
 from overlap_sweep.runtime.composition import unknown_option
 from overlap_sweep.runtime.group import GroupError, WorkerPool, pool_for_point
 from overlap_sweep.runtime.group_config import (
@@ -44,6 +44,7 @@ from overlap_sweep.runtime.group_config import (
 )
 from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
 from overlap_sweep.runtime.outcome import Outcome, outcomes, tail
+from overlap_sweep.runtime.stopping import stop_if_told
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
@@ -162,7 +163,7 @@ def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> fl
     result = kept or remembered(config, point, directory) or measure(point, directory)
     if not kept:
         remember(config, result, directory)
-    outcomes.add(Outcome.of(result, directory))
+    outcomes.add(Outcome(directory, result))
     return objective_us(result)
 
 
@@ -180,57 +181,43 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
         return _without_times(point, directory, "skipped", reason)
     for variant, settings in workload.overlap_configs(point).items():
         write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
-    attempts = Attempts(directory)
-    # Slurm queues a job again when its node fails or somebody else needs it.
-    attempts.bury("the job that measured it was ended and queued again", lost=True)
-    reply: dict[str, Any] = {}
-    log_start = 0
+    earlier: list[Attempt] = []
     with pool_for_point(directory) as pool:
-        while len(attempts.failed) <= point["runtime"]["retries"]:
-            attempts.begin()
-            log_start = _size(directory / LOG_FILE)
-            try:
-                reply = _attempt(pool, point, directory, attempts.ended)
-            except BaseException:
-                attempts.end("interrupted")
-                raise
-            if reply["status"] in LASTING:
+        for left in reversed(range(point["runtime"]["retries"] + 1)):
+            started, log_start = _now(), _size(directory / LOG_FILE)
+            reply = _attempt(pool, point, directory, earlier)
+            if reply["status"] in LASTING or reply.get("final"):
                 break
-            attempts.end(reply["status"], reply["error"][:LONGEST_ERROR])
-            if reply.get("final"):
-                break
-            if len(attempts.failed) <= point["runtime"]["retries"]:
-                stop_if_told()
             # What is left of memory, streams and other ranks' collectives must not fail the next attempt, too. Nor may
             # what the failed one wrote be taken for the next one's.
             pool.close()
             clear(directory)
-    if reply.get("status") == "ok":
-        result = read_result(directory / RESULT_FILE)
-        limits.learn(result)
-    elif reply.get("status") == "skipped":
-        result = _without_times(point, directory, "skipped", reply["error"])
-    else:
-        *earlier, last = attempts.failed
-        error = "\n".join(filter(None, (last.error, tail(directory / LOG_FILE, LOG_TAIL_LINES, log_start))))
-        result = _without_times(
-            *(point, directory, "timeout" if last.status == "timeout" else "failed", error),
-            earlier_attempts=earlier,
-            relative_error=reply.get("relative_error", {}),
-        )
-    attempts.forget()
-    return result
+            if left:
+                error = reply["error"][:LONGEST_ERROR]
+                earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
+                stop_if_told()
+    if reply["status"] == "ok":
+        return read_result(directory / RESULT_FILE)
+    error = reply["error"][:LONGEST_ERROR]
+    if reply["status"] != "skipped":
+        error = "\n".join(filter(None, (error, tail(directory / LOG_FILE, LOG_TAIL_LINES, log_start))))
+    wrong = reply.get("relative_error", {})
+    return _without_times(point, directory, reply["status"], error, earlier_attempts=earlier, relative_error=wrong)
 
 
 def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
     """Returns `status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
     try:
-        reply = pool.run(point, directory, limits.limit_s(point), earlier)
+        reply = pool.run(point, directory, float(point["runtime"]["timeout_s"]), earlier)
     except GroupError as failure:
         return {"status": "timeout" if failure.timed_out else "failed", "error": str(failure)}
     if reply["status"] == "ok" and whole_result(directory) is None:
         return {"status": "failed", "error": f"the workers left no whole {RESULT_FILE}"}
     return {**reply, "final": reply.get("sound", False)}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _size(log: Path) -> int:
@@ -247,8 +234,7 @@ def _without_times(point: dict[str, Any], directory: Path, status: Status, error
         error=error,
         settings=given.get("", OverlapConfig()).slots,
         environment=machine_of(point),
-        launch=current_launch(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=_now(),
         **more,
     )
     write_result(directory, result)

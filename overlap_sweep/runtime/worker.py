@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -10,10 +11,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -23,17 +24,17 @@ from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.environment import conditions, environment
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
-from overlap_sweep.results.run_directory import LOG_FILE, Attempt, Result
-from overlap_sweep.runtime.agent import Channel
+from overlap_sweep.results.run_directory import LOG_FILE, Result
 
 
 def main(address: str, device: str, timeout_s: float) -> None:
     """Runs in a process that torch's elastic launch started: RANK and the rest are in the environment."""
     ranks = _join(device, timeout_s)
-    channel = Channel.connect(address)
-    channel.send({"rank": ranks.rank, "pid": os.getpid()})
-    while request := channel.receive():
-        channel.send(_work(request, ranks))
+    channel = Client(address, "AF_UNIX")
+    channel.send(ranks.rank)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            channel.send(_work(channel.recv(), ranks))
     backends.close_all()
     dist.destroy_process_group()
 
@@ -81,8 +82,7 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             conditions={"before": before, "after": after},
             started=started,
             wall_s=time.perf_counter() - clock,
-            launch=request["launch"],
-            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[Attempt]),
+            earlier_attempts=request["earlier_attempts"],
             **measured,
         )
         run_directory.write_result(directory, result)

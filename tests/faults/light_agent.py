@@ -6,22 +6,23 @@ sitecustomize.py runs it in the place of overlap_sweep.runtime.agent.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
 import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from sitecustomize import run_as_planned
 
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap import space
-from overlap_sweep.results.run_directory import Attempt, Result, write_result
-from overlap_sweep.runtime.agent import Channel, _die_with_launcher
+from overlap_sweep.results.run_directory import Result, write_result
+from overlap_sweep.runtime.agent import _die_with_launcher
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import pass_times
 
@@ -40,10 +41,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def work_off(rank: int, address: str) -> None:
-    channel = Channel.connect(address)
-    channel.send({"rank": rank, "pid": os.getpid()})
-    while request := channel.receive():
-        channel.send(work(request, rank))
+    channel = Client(address, "AF_UNIX")
+    channel.send(rank)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            channel.send(work(channel.recv(), rank))
 
 
 def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -68,8 +70,7 @@ def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
             environment=request["machine"],
             started=started,
             wall_s=0.1,
-            launch=request["launch"],
-            earlier_attempts=msgspec.convert(request["earlier_attempts"], list[Attempt]),
+            earlier_attempts=request["earlier_attempts"],
         )
         write_result(directory, result)
     return {"status": "ok"}

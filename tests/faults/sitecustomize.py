@@ -7,7 +7,6 @@ OVERLAP_SWEEP_FAULTS names a directory with
                     on which it happens, null for every one (default 1); what else is given chooses the points
     hold/POINT      the point whose run directory has that name waits while this file is there
     journal.jsonl   gets a line when a rank begins a point, and when it has run it
-    least_s         what a launcher takes for the shortest limit of a point
 
 With OVERLAP_SWEEP_LIGHT the processes of a group are those of light_agent.py.
 """
@@ -124,7 +123,7 @@ def _note(faults: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _spoil_workload(module: ModuleType, faults: Path) -> None:
+def _spoil_workload(module: ModuleType) -> None:
     run = module.WORKLOAD.run
 
     def spoilt(point: dict[str, Any], directory: Path, ranks: Any) -> Any:
@@ -133,12 +132,7 @@ def _spoil_workload(module: ModuleType, faults: Path) -> None:
     module.WORKLOAD = replace(module.WORKLOAD, run=spoilt)
 
 
-def _shorten_limits(module: ModuleType, faults: Path) -> None:
-    if (faults / "least_s").exists():
-        module.LEAST_S = float((faults / "least_s").read_text())
-
-
-CHANGED = {"overlap_sweep.workloads.operator": _spoil_workload, "overlap_sweep.runtime.attempts": _shorten_limits}
+CHANGED = {"overlap_sweep.workloads.operator": _spoil_workload}
 """By module what is done to it when it is imported. Of the workload only workers ever call what is changed, and they
 fork from a server that has it not imported yet."""
 
@@ -154,7 +148,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            CHANGED[name](module, Path(os.environ["OVERLAP_SWEEP_FAULTS"]))
+            CHANGED[name](module)
 
         spec.loader.exec_module = execute_and_change
         return spec

@@ -71,7 +71,7 @@ class Kills:
         assert measured == {f"tp2_sm{num_sm}": ("ok", num_sm) for num_sm in range(1, 7)}
         assert all(result.objective_us for result in finished.values())
         wait_for(lambda: not launch.processes(), 20)
-        assert not [path for left in ("*.tmp", ".tmp_*", "attempts.json") for path in directory.rglob(left)]
+        assert not [path for left in ("*.tmp", ".tmp_*") for path in directory.rglob(left)]
 
     def _kill_one(self, launch: Launch, process: subprocess.Popen[str]) -> bool:
         """Whether there was a victim."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from rich.console import Console
 
 from overlap_sweep.report.console import console_for
 from overlap_sweep.report.terminal import print_section
@@ -131,18 +130,20 @@ def test_of_many_settings_the_fastest_are_printed(tmp_path: Path, no_page: None)
     assert "and 5 more" not in (tmp_path / "summary.txt").read_text()
 
 
-def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_answers(tmp_path: Path) -> None:
-    outcomes, stream = Outcomes(), io.StringIO()
+def test_progress_tells_what_each_workload_is_about_and_leaves_the_best_to_the_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = Outcomes()
     directories = [
         make_point("fsdp", tmp_path, step_us=1500.0, name="slow", none_us=3000.0),
         make_point("copy_engine", tmp_path, overlapped_us=1000.0, name="to_host"),
         make_point("tp_training", tmp_path, step_us=10_000.0, name="stack"),
         make_point("fsdp", tmp_path, name="failed", status="failed", error="CUDA out of memory\nat once"),
     ]
-    with progress(4, outcomes, Console(file=stream, width=200)):
+    with progress(4, outcomes):
         for directory in directories:
-            outcomes.add(Outcome.of(read_result(directory / "result.json"), directory))
-    lines = [line.partition("  (elapsed")[0] for line in stream.getvalue().splitlines()]
+            outcomes.add(Outcome(directory, read_result(directory / "result.json")))
+    lines = [line.partition("  (elapsed")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "[1/4] ok      slow  1.500 ms  2.000x none  170,667 samples/s",
         "[2/4] ok      to_host  1.000 ms  1.400x sequential",

@@ -1,4 +1,4 @@
-"""Which results that lie in a directory stand for measuring, and how tries at a point are counted."""
+"""Which results that lie in a directory stand for measuring."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from overlap_sweep.results import identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
-from overlap_sweep.runtime import attempts, group_config
-from overlap_sweep.runtime.attempts import ATTEMPTS_FILE, MOST_LOST, Attempts
+from overlap_sweep.runtime import group_config
 from overlap_sweep.runtime.group_config import machine_of
 from overlap_sweep.runtime.kept import kept_result, whole_result
 from overlap_sweep.workloads.operator.result import OperatorTimes
@@ -58,25 +57,16 @@ def test_something_else_of_that_name_and_a_result_of_no_point_are_none(tmp_path:
         assert whole_result(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("status", "launch", "kept"),
-    [
-        *(("ok", None, True), ("skipped", None, True), ("failed", None, False), ("timeout", None, False)),
-        *(("failed", "first", True), ("timeout", "first", True), ("failed", "second", False), ("ok", "second", True)),
-    ],
-)
-def test_what_failed_is_tried_again_but_not_in_the_launch_in_which_it_had_its_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result, status: Status, launch: str | None, kept: bool
-) -> None:
-    write_result(tmp_path, msgspec.structs.replace(result, status=status, launch="first"))
-    monkeypatch.setattr(attempts, "_launch", launch)
+@pytest.mark.parametrize(("status", "kept"), [("ok", True), ("skipped", True), ("failed", False), ("timeout", False)])
+def test_what_failed_is_tried_again(tmp_path: Path, result: Result, status: Status, kept: bool) -> None:
+    write_result(tmp_path, msgspec.structs.replace(result, status=status))
     assert (kept_result(tmp_path, POINT) is not None) is kept
 
 
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [
-        ({"runtime": {"timeout_s": 5.0, "retries": 7, "timeout_factor": 2.0, "isolate": True}}, True),
+        ({"runtime": {"timeout_s": 5.0, "retries": 7, "isolate": True}}, True),
         ({"runtime": {"start_timeout_s": 5.0}}, True),
         ({"runtime": {"threads_per_rank": 2}}, False),
         ({"num_sm": 5}, False),
@@ -123,39 +113,3 @@ def test_what_is_written_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
     monkeypatch.setattr("os.fsync", flush)
     write_atomically(path, b"content")
     assert done == ["content, named: False", "directory, named: True"]
-
-
-def failed(directory: Path, launch: str = "launch") -> list[str]:
-    """The errors that a process would count which begins now."""
-    return [attempt.error for attempt in Attempts(directory, launch).failed]
-
-
-def test_a_successor_counts_on_until_there_is_a_result_and_another_launch_does_not(tmp_path: Path) -> None:
-    for error in ("one", "two"):
-        later = Attempts(tmp_path, "launch")
-        later.begin()
-        later.end("failed", error)
-    assert failed(tmp_path) == ["one", "two"]
-    assert failed(tmp_path, "another") == []
-    later.forget()
-    later.forget()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"launch": 3}', b'{"launch": "launch", "attem'])
-def test_what_is_no_record_counts_nothing(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / ATTEMPTS_FILE).write_bytes(content)
-    tries = Attempts(tmp_path, "launch")
-    assert tries.failed == []
-    tries.begin()
-    tries.end("failed", "one")
-    assert failed(tmp_path) == ["one"]
-
-
-def test_the_first_that_were_lost_do_not_count(tmp_path: Path) -> None:
-    """Nodes go away for reasons of their own, but not every time for the same point."""
-    for number in range(MOST_LOST + 2):
-        Attempts(tmp_path, "launch").begin()
-        Attempts(tmp_path, "launch").bury(f"node {number} is gone", lost=True)
-    assert failed(tmp_path) == [f"node {MOST_LOST} is gone", f"node {MOST_LOST + 1} is gone"]
-    assert {attempt.status for attempt in Attempts(tmp_path, "launch").failed} == {"lost"}

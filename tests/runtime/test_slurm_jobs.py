@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.attempts import Attempts
 from overlap_sweep.runtime.jobs import Job
+from overlap_sweep.runtime.lock import CLAIM_FILE
 from overlap_sweep.runtime.outcome import Outcomes
 from overlap_sweep.runtime.slurm import launcher, queue
 from overlap_sweep.runtime.slurm.launcher import Watch
@@ -22,7 +22,6 @@ from overlap_sweep.runtime.slurm.queue import (
     ENDED,
     JobRecord,
     JobState,
-    forget_if_done,
     job_states,
     living_jobs,
     write_record,
@@ -62,8 +61,8 @@ def say(squeue: Path, job_id: str, *rows: str, error: str = "") -> None:
         (squeue / f"{job_id}.err").write_text(f"slurm_load_jobs error: {error}\n")
 
 
-def row(job_id: str, state: str, reason: str = "None", folder: Path = FOLDER) -> str:
-    return f"{job_id}|{state}|{reason}|{folder}/.submission_file_1a2b.sh"
+def row(job_id: str, state: str, reason: str = "None") -> str:
+    return f"{job_id}|{state}|{reason}"
 
 
 def logs(*job_ids: str, folder: Path = FOLDER) -> dict[str, Path]:
@@ -89,7 +88,7 @@ def test_states_and_reasons_of_jobs_and_elements_of_arrays(squeue: Path) -> None
 def test_a_forgotten_job_is_gone_and_an_element_that_had_not_begun_was_cancelled(squeue: Path) -> None:
     say(squeue, "7", error="Invalid job id specified")
     # Of an array, some elements may be forgotten before others; of a job that just ended, squeue may say nothing.
-    say(squeue, "8", row("8_1", "RUNNING", folder=squeue))
+    say(squeue, "8", row("8_1", "RUNNING"))
     of_array = logs("8_0", "8_1", folder=squeue)
     of_array["8_0"].parent.mkdir()
     of_array["8_0"].touch()
@@ -97,8 +96,6 @@ def test_a_forgotten_job_is_gone_and_an_element_that_had_not_begun_was_cancelled
     assert job_states({**logs("7_0", "9"), **of_array}) == {**dict.fromkeys(("7_0", "9", "8_0"), GONE), **running}
     of_array["8_0"].unlink()
     assert job_states(of_array) == {"8_0": JobState("CANCELLED"), **running}
-    say(squeue, "8", row("8_1", "RUNNING", folder=Path("/elsewhere")))
-    assert job_states(of_array) == dict.fromkeys(of_array, GONE)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +112,6 @@ def test_accounts_tell_how_a_forgotten_job_ended(squeue: Path, answer: str, stat
     say(squeue, "7", error="Invalid job id specified")
     program(squeue / "sacct", answer)
     assert job_states(logs("7")) == {"7": JobState(state)}
-
-
-def test_a_job_is_ours_by_its_folder_whatever_its_characters(squeue: Path) -> None:
-    folder = Path("/runs/a|b c=1/.submitit")
-    say(squeue, "6", row("6", "RUNNING", folder=folder))
-    assert job_states(logs("6", folder=folder)) == {"6": JobState("RUNNING", "None")}
-    # Another's job that got the id.
-    say(squeue, "7", row("7", "RUNNING", folder=Path("/elsewhere/.submitit")))
-    say(squeue, "8", "8|RUNNING|None|(null)")
-    assert job_states(logs("7", "8")) == {"7": GONE, "8": GONE}
 
 
 def test_no_answer_is_no_news_of_any_job_and_without_slurm_it_says_so(
@@ -155,7 +142,7 @@ def test_what_waits_or_comes_back_has_not_ended() -> None:
 
 def record(directory: Path, job_id: str) -> JobRecord:
     log = logs(job_id, folder=directory / ".submitit")[job_id]
-    return JobRecord(job_id, "launch", {f"point_of_{job_id}": "key"}, str(log))
+    return JobRecord(job_id, {f"point_of_{job_id}": "key"}, str(log))
 
 
 def recorded(directory: Path) -> list[str]:
@@ -175,45 +162,31 @@ def test_where_slurm_does_not_answer_nothing_is_begun(tmp_path: Path, monkeypatc
     assert recorded(tmp_path) == ["7"]
 
 
-@pytest.mark.parametrize(
-    ("job_id", "log"), [("../../precious", "../../precious_0_log.err"), ("7", "/etc/passwd"), ("8", "8_0_log.err")]
-)
-def test_a_torn_record_and_one_that_leads_elsewhere_are_none(tmp_path: Path, job_id: str, log: str) -> None:
-    """In a directory that somebody else has sent."""
+def test_a_torn_record_and_one_of_another_job_are_none(tmp_path: Path) -> None:
     path = tmp_path / ".slurm" / "7.json"
     path.parent.mkdir()
-    crafted = msgspec.json.encode(JobRecord(job_id, "launch", {}, log))
-    for content in (crafted, crafted[:-5]):
+    another = msgspec.json.encode(JobRecord("8", {}, "8_0_log.err"))
+    for content in (another, another[:-5]):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"{path} is no record of a Slurm job"):
+        with pytest.raises(UserError, match=f"{path} is no record of"):
             living_jobs(tmp_path)
-
-
-def test_a_job_is_forgotten_when_all_that_it_holds_is_there(tmp_path: Path) -> None:
-    write_record(tmp_path, record(tmp_path, "7"))
-    forget_if_done(tmp_path, "7")
-    assert recorded(tmp_path) == ["7"]
-    (tmp_path / "point_of_7").mkdir()
-    result = Result(name="point_of_7", point=operator_config(), status="failed", launch="another")
-    write_result(tmp_path / "point_of_7", result)
-    forget_if_done(tmp_path, "7")
-    assert recorded(tmp_path) == ["7"], "what failed in another launch is measured again"
-    write_result(tmp_path / "point_of_7", msgspec.structs.replace(result, launch="launch"))
-    forget_if_done(tmp_path, "7")
-    assert recorded(tmp_path) == []
 
 
 # --- ended jobs
 
 
 @pytest.mark.parametrize(
-    ("states", "finished", "interrupted", "packs", "attempts"),
+    ("states", "finished", "begun", "packs", "statuses"),
     [
         # What was begun may need more time than this job had left, but not more than a whole job.
-        (["TIMEOUT"], 1, 2, [[1, 2, 3], [2, 3]], {2: [], 3: []}),
-        (["TIMEOUT"], 0, 1, [[1, 2, 3], [1, 2, 3]], {1: ["timeout"], 2: [], 3: []}),
-        # A job that does nothing is replaced as often as a point is retried; one that had to go does not count.
-        (["NODE_FAIL", "PREEMPTED", "FAILED"], 0, 0, [[1, 2, 3]] * 4, {1: [], 2: [], 3: []}),
+        (["TIMEOUT"] * 2, 1, 2, [[1, 2, 3], [2, 3], [2, 3]], ["ok"] * 3),
+        (["TIMEOUT"] * 2, 0, 1, [[1, 2, 3], [1, 2, 3], [2, 3]], ["timeout", "ok", "ok"]),
+        # A point that kills its job is tried again as often as one that fails.
+        (["FAILED"] * 2, 1, 2, [[1, 2, 3], [2, 3], [3]], ["ok", "failed", "ok"]),
+        # A job that does nothing is replaced as often; one that had to go does not count.
+        (["NODE_FAIL", "PREEMPTED", "FAILED"], 0, 0, [[1, 2, 3]] * 4, ["ok"] * 3),
+        (["FAILED"] * 2, 0, 0, [[1, 2, 3]] * 2, ["failed"] * 3),
+        (["NODE_FAIL"] * 4, 0, 1, [[1, 2, 3]] * 4 + [[2, 3]], ["failed", "ok", "ok"]),
     ],
 )
 def test_what_an_ended_job_leaves_is_handed_on(
@@ -221,43 +194,35 @@ def test_what_an_ended_job_leaves_is_handed_on(
     monkeypatch: pytest.MonkeyPatch,
     states: list[str],
     finished: int,
-    interrupted: int,
+    begun: int,
     packs: list[list[int]],
-    attempts: dict[int, list[str]],
+    statuses: list[str],
 ) -> None:
     """`packs`: the points of each job that is submitted; the first finishes one and is interrupted in another (0: in
     none), and the last one finishes those that are left."""
     submitted: list[list[int]] = []
-    earlier: dict[int, list[str]] = {}
 
-    def submit(packs: Sequence[Pack], launch: str) -> dict[str, Submitted]:
+    def submit(packs: Sequence[Pack]) -> dict[str, Submitted]:
         (pack,) = packs
         submitted.append([one.number for one in pack.jobs])
-        last = len(submitted) > len(states)
         for one in pack.jobs:
-            tries = Attempts(one.directory, "launch")
-            if last:
-                earlier[one.number] = [attempt.status for attempt in tries.ended]
-            if last or one.number == finished:
+            if len(submitted) > len(states) or one.number == finished:
                 one.directory.mkdir(exist_ok=True)
-                times = dict.fromkeys(space.PASSES, pass_times(100.0))
-                measured = OperatorTimes(times=times)
-                ok = Result(name=one.name, point=one.point, status="ok", measured=measured, launch="launch")
-                write_result(one.directory, ok)
-            elif one.number == interrupted:
-                tries.begin()
-                tries.end("interrupted")
-        return {str(len(submitted)): Submitted(pack, launch, tmp_path / "log")}
+                measured = OperatorTimes(times=dict.fromkeys(space.PASSES, pass_times(100.0)))
+                write_result(one.directory, Result(name=one.name, point=one.point, status="ok", measured=measured))
+            elif one.number == begun:
+                one.directory.mkdir(exist_ok=True)
+                (one.directory / CLAIM_FILE).touch()
+        return {str(len(submitted)): Submitted(pack, tmp_path / "log")}
 
     def job_states(logs: dict[str, Path]) -> dict[str, JobState]:
         return {job_id: JobState((*states, "RUNNING")[int(job_id) - 1]) for job_id in logs}
 
     monkeypatch.setattr(launcher, "job_states", job_states)
-    outcomes = Outcomes(listener=lambda _: None, say=lambda _: None)
     config = OmegaConf.create({})
     points = [operator_config(num_sm=num_sm, runtime={"retries": 1}) for num_sm in (1, 2, 3)]
     jobs = [Job(point["num_sm"], [], config, point, tmp_path / f"sm{point['num_sm']}") for point in points]
-    Watch(tmp_path, submit([Pack({}, jobs)], "launch"), submit, outcomes, 0.0).run()
+    watch = Watch(tmp_path, submit([Pack({}, jobs)]), submit, Outcomes(), 0.0)
+    watch.run()
     assert submitted == packs
-    assert [outcome.status for outcome in outcomes.all] == ["ok"] * 3
-    assert earlier == attempts
+    assert [watch.results[job.directory].status for job in jobs] == statuses

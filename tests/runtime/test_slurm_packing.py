@@ -16,15 +16,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import space
-from overlap_sweep.results.run_directory import Result, write_result
 from overlap_sweep.runtime.composition import register
 from overlap_sweep.runtime.jobs import Job
 from overlap_sweep.runtime.slurm.launcher import adopt
 from overlap_sweep.runtime.slurm.queue import JobRecord
 from overlap_sweep.runtime.slurm.submission import OURS, launcher_options, pack
-from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import pass_times
 from tests.points import operator_point
 from tests.sweeps import ROOT
 
@@ -111,14 +107,13 @@ def test_the_stock_launchers_name_gives_each_point_a_job_of_ours() -> None:
     assert options == {**ours, "points_per_job": 1, "max_jobs": None}
 
 
-def test_a_point_that_ends_while_a_launcher_begins_stays_with_its_job(tmp_path: Path) -> None:
-    """One that failed there does not: it is tried anew."""
+def test_a_launch_takes_over_the_points_of_a_living_job_that_it_asks_for(tmp_path: Path) -> None:
     jobs = [replace(job(number), directory=tmp_path / f"sm{number}") for number in (1, 2, 3)]
-    for one, status in zip(jobs[:2], ("ok", "failed"), strict=True):
-        one.directory.mkdir()
-        measured = OperatorTimes(times=dict.fromkeys(space.PASSES, pass_times(100.0))) if status == "ok" else None
-        result = Result(name=one.name, point=one.point, status=status, measured=measured, launch="earlier")
-        write_result(one.directory, result)
-    record = JobRecord("7", "earlier", {one.name: one.key for one in jobs}, str(tmp_path / "7_0_log.err"))
-    (adopted,) = adopt([record], jobs).values()
-    assert [one.name for one in adopted.pack.jobs] == ["sm1", "sm3"]
+    record = JobRecord("7", {one.name: one.key for one in jobs}, str(tmp_path / "7_0_log.err"))
+    for asked in (jobs, jobs[:2]):
+        (adopted,) = adopt([record], asked).values()
+        assert adopted.pack.jobs == asked
+        assert adopted.has_others is (asked != jobs)
+    other = replace(jobs[0], point=operator_point(num_sm=77))
+    with pytest.raises(UserError, match="measures sm1 with another configuration"):
+        adopt([record], [other])

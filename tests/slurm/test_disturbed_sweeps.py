@@ -59,8 +59,6 @@ def test_a_sweep_survives_all_at_once(slurm: Slurm, new_sweep: Callable[..., Slu
     again = points_of[killed][1]
     assert sweep.measured() == {point: 1 + (point == again) for point in everything if point != never}
     assert sweep.measured("run") == dict.fromkeys(set(everything) - lost, 1)
-    (attempt,) = sweep.results()[again].earlier_attempts
-    assert f"Slurm job {killed} ended: FAILED" in attempt.error
     assert sweep.restarts() == 1
     assert sweep.records() == {}
     sweep.wait_for_empty_queue()
@@ -151,8 +149,6 @@ def test_while_the_controller_is_away_jobs_go_on_and_one_that_is_killed_is_repla
     sweep.finish()
     assert sweep.statuses() == ok(points(1, 2, 3, 4, 5, 6))
     assert sweep.measured() == {**dict.fromkeys(points(1, 3, 4, 5, 6), 1), "tp2_sm2": 2}
-    (attempt,) = sweep.results()["tp2_sm2"].earlier_attempts
-    assert "GONE" in attempt.error
 
 
 @pytest.mark.usefixtures("mended")
@@ -164,6 +160,4 @@ def test_a_node_that_fails_costs_no_result(slurm: Slurm, begun: dict[str, SlurmS
     sweep.finish()
     assert sweep.statuses() == ok(points(1, 2, 3))
     assert sweep.measured() == {**dict.fromkeys(points(1, 3), 1), "tp2_sm2": 2}
-    (attempt,) = sweep.results()["tp2_sm2"].earlier_attempts
-    assert attempt.error == "the job that measured it was ended and queued again"
     assert node not in sweep.jobs("%N").values()

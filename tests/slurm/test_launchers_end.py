@@ -63,7 +63,7 @@ def test_after_a_killed_launcher_the_next_adopts_its_jobs(slurm: Slurm, begun: d
 
     second = sweep.start(*TWO_JOBS, resume)
     lock = sweep.launch.directory / LOCK_FILE
-    slurm.wait_for(lambda: f'"pid":{second.pid},' in lock.read_text(), "the second launcher", 120)
+    slurm.wait_for(lambda: f"process {second.pid} of" in lock.read_text(), "the second launcher", 120)
     sweep.release()
     done = sweep.finish()
     # The point that was held may have ended before the launcher looked.

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_identity
-from overlap_sweep.runtime.attempts import STOP_AFTER_POINT, Stopped, count_for_launch, listen, stop_if_told
 from overlap_sweep.runtime.group import GROUP_LOG, close_shared, share_pool
-from overlap_sweep.runtime.jobs import Job, Sweep, keep_results, work_off
+from overlap_sweep.runtime.jobs import Job, Sweep, work_off
+from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
 from overlap_sweep.runtime.outcome import outcomes, progress
-from overlap_sweep.runtime.slurm.queue import RECORDS, on_record
+from overlap_sweep.runtime.point import resolve
+from overlap_sweep.runtime.slurm.queue import RECORDS
+from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_told
 
 IDLE_RESTARTS = 3
 """A job that was told to stop before it had finished a point asks to be queued again no more often than this."""
@@ -30,22 +33,16 @@ END_PATIENCE_S = 600.0
 """How long to wait to be killed, where that was announced."""
 
 
-def composed_here(sweep: Sweep, submitted: Job) -> Job:
-    """Returns the job as it is composed on this node. UserError where that is something else than where it was
-    submitted, which would be measured in the other's name."""
-    job = sweep.compose_one(submitted.overrides, submitted.number)
-    here, there = point_identity(job.point), point_identity(submitted.point)
-    different = [
-        f"{name} is {here.get(name)}" for name in here.keys() | there.keys() if here.get(name) != there.get(name)
-    ]
-    if job.directory != submitted.directory:
-        different.append(f"its directory is {job.directory}")
-    if different:
+def refuse_another_point(job: Job) -> None:
+    """UserError where the job is another point on this node than where it was submitted, in whose name it would be
+    measured."""
+    HydraConfig.instance().set_config(job.config)
+    here, there = point_identity(resolve(job.config)), point_identity(job.point)
+    if different := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
         raise UserError(
-            f"{submitted.directory} is another point on this node than where it was submitted: {'; '.join(different)}; "
+            f"{job.name} is another point on this node than where it was submitted ({', '.join(different)} differ); "
             "give what differs explicitly, such as runtime.device."
         )
-    return job
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class Batch:
     sweep: Sweep
     points: list[Job]
     """As they were composed where they were submitted."""
-    launch: str
     singletons: Any
     """Hydra's, without which it composes nothing."""
 
@@ -64,16 +60,15 @@ class Batch:
         # Instead of submitit's handlers, which would give up the point that is running.
         listen()
         Singleton.set_state(self.singletons)
-        count_for_launch(self.launch)
         self.sweep.set_up()
-        if not on_record(self.sweep.directory, _job_id(), self.launch):
-            sys.exit(f"error: job {_job_id()} is not on record: its launch died before that, or has given it up.")
         try:
-            jobs = [composed_here(self.sweep, point) for point in self.points]
+            for job in self.points:
+                refuse_another_point(job)
         except UserError as error:
             sys.exit(f"error: {error}")
-        kept = keep_results(self.sweep, jobs)
-        left = [job for job in jobs if job.directory not in kept]
+        # What was there before the launch was removed: a job that is queued again goes on.
+        left = [job for job in self.points if whole_result(job.directory) is None]
+        outcomes.expect(job.directory for job in left)
         share_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
         try:
             with progress(len(left), outcomes):
@@ -97,15 +92,9 @@ class Batch:
             job.directory.mkdir(parents=True, exist_ok=True)
             with claimed(job.directory, CLAIM_PATIENCE_S) as ours:
                 stop_if_told()
-                if ours:
+                if ours and whole_result(job.directory) is None:
                     returned += work_off(self.sweep, [job]).values()
         return returned
-
-    def checkpoint(self) -> Any:
-        """For submitit's own handlers, should the signal come before `listen`."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def _restarts() -> int:

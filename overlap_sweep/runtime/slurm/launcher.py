@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.attempts import Attempts, stop_if_told
+from overlap_sweep.results.run_directory import Attempt, Result, clear, write_result
 from overlap_sweep.runtime.jobs import Job, Sweep, begin, distinct, job_return, keep_results
-from overlap_sweep.runtime.kept import LASTING, is_of, of_launch, whole_result
+from overlap_sweep.runtime.kept import whole_result
+from overlap_sweep.runtime.lock import CLAIM_FILE
 from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, progress, tail
-from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, forget_if_done, job_states, living_jobs
+from overlap_sweep.runtime.slurm.queue import JobRecord, JobState, forget, job_states, living_jobs
 from overlap_sweep.runtime.slurm.submission import Pack, Submitted, check_slurm, launcher_options, pack, submit
+from overlap_sweep.runtime.stopping import stop_if_told
 
 LOG_TAIL_LINES = 20
 
@@ -35,6 +36,9 @@ PATIENCE_POLLS = 2
 
 NOT_ITS_FAULT = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
 """States in which a job ends whatever it does."""
+
+MOST_LOST = 3
+"""A point whose node or job goes away again and again may be what drives them away."""
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
@@ -62,23 +66,26 @@ def _have_measured(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     poll_s = launcher_options(jobs[0])["poll_s"]
     watch = Watch(sweep.directory, dict(adopted), partial(submit, sweep), outcomes, poll_s)
     try:
-        own = submit(sweep, pack(new), uuid.uuid4().hex[:12])
+        for job in new:
+            # What is there may not be kept, and is not to be taken for what the jobs measure.
+            clear(job.directory)
+            (job.directory / CLAIM_FILE).unlink(missing_ok=True)
+        own = submit(sweep, pack(new))
         watch.jobs |= own
         if taken:
-            outcomes.say(f"slurm: {len(taken)} points are left to jobs of an earlier launch: {', '.join(adopted)}")
+            print(f"slurm: {len(taken)} points are left to jobs of an earlier launch: {', '.join(adopted)}", flush=True)
         if own:
-            outcomes.say(f"slurm: {len(new)} points in {len(own)} jobs: {', '.join(own)}")
+            print(f"slurm: {len(new)} points in {len(own)} jobs: {', '.join(own)}", flush=True)
         watch.run()
     except BaseException:
         if watch.jobs:
-            outcomes.say(f"slurm: jobs go on without this process; end them with: scancel {' '.join(watch.jobs)}")
+            print(f"slurm: jobs go on without this process; end them with: scancel {' '.join(watch.jobs)}", flush=True)
         raise
     return watch.results
 
 
 def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submitted]:
-    """Returns by id the living jobs of earlier launches that are to measure some of these points, or just have. Points
-    that failed there are tried anew.
+    """Returns by id the living jobs of earlier launches that are to measure some of these points, or have.
 
     UserError when one of them measures another point in the same directory.
     """
@@ -91,15 +98,10 @@ def adopt(records: Sequence[JobRecord], jobs: Sequence[Job]) -> dict[str, Submit
                 f"Slurm job {record.job_id} measures {others[0]} with another configuration; wait for it, or end it: "
                 f"scancel {record.job_id}."
             )
-        results = [(job, whole_result(job.directory)) for job in points]
-        theirs = [job for job, result in results if not (result and _failed_in(result, record.launch))]
-        if theirs:
-            found[record.job_id] = Submitted(Pack(pack(theirs)[0].options, theirs), record.launch, Path(record.log))
+        if points:
+            packed, partly = Pack(pack(points)[0].options, points), len(points) < len(record.points)
+            found[record.job_id] = Submitted(packed, Path(record.log), has_others=partly)
     return found
-
-
-def _failed_in(result: Result, launch: str) -> bool:
-    return of_launch(result, launch) and result.status not in LASTING
 
 
 @dataclass
@@ -109,18 +111,18 @@ class Watch:
     directory: Path
     jobs: dict[str, Submitted]
     """By id. What is handed on is added."""
-    submit: Callable[[Sequence[Pack], str], dict[str, Submitted]]
-    """For the launch of that name, by id."""
+    submit: Callable[[Sequence[Pack]], dict[str, Submitted]]
+    """Returns jobs by id."""
     outcomes: Outcomes
     poll_s: float
     results: dict[Path, Result] = field(default_factory=dict)
+    deaths: dict[Path, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
+    """Of jobs that measured a point, by its directory."""
     _told: str = ""
     _told_at_s: float = -math.inf
 
     def run(self) -> None:
-        submitted = [*self.jobs.values()]
-        self._left = {job.directory: job for one in submitted for job in one.pack.jobs}
-        self._launches = {one.launch for one in submitted}
+        self._left = {job.directory for one in self.jobs.values() for job in one.pack.jobs}
         while True:
             self._collect()
             if not self._left:
@@ -129,20 +131,19 @@ class Watch:
             self._look_after_jobs()
             if self._left:
                 time.sleep(self.poll_s)
-        for job_id in list(self.jobs):
-            forget_if_done(self.directory, job_id)
+        for job_id, submitted in self.jobs.items():
+            if not submitted.has_others:
+                forget(self.directory, job_id)
 
     def _collect(self) -> None:
-        """Takes the results that have come since: what lay there before is of another launch."""
-        for directory, job in list(self._left.items()):
-            result = whole_result(directory)
-            if result and is_of(result, job.point) and any(of_launch(result, launch) for launch in self._launches):
+        for directory in list(self._left):
+            if result := whole_result(directory):
                 self._has_result(directory, result)
 
     def _has_result(self, directory: Path, result: Result) -> None:
-        del self._left[directory]
+        self._left.remove(directory)
         self.results[directory] = result
-        self.outcomes.add(Outcome.of(result, directory))
+        self.outcomes.add(Outcome(directory, result))
 
     def _look_after_jobs(self) -> None:
         states = job_states({job_id: submitted.log for job_id, submitted in self.jobs.items()})
@@ -164,62 +165,64 @@ class Watch:
         """Says it unless it was said already, or something else just now."""
         if news != self._told and time.monotonic() - self._told_at_s > TELL_EVERY_S:
             self._told, self._told_at_s = news, time.monotonic()
-            self.outcomes.say(news)
+            print(news, flush=True)
 
     def _inherit(self, job_id: str, submitted: Submitted, state: JobState) -> None:
         """Decides what becomes of the points that an ended job leaves."""
         left = [job for job in submitted.pack.jobs if job.directory in self._left]
-        for job in left:
-            # What the job found there and took for as good as its own.
-            result = whole_result(job.directory)
-            if state.state == "COMPLETED" and result and result.status in LASTING and is_of(result, job.point):
-                self._has_result(job.directory, result)
-        left = [job for job in left if job.directory in self._left]
-        if not left:
-            return
         if state.cancelled:
             self._give_up(left, f"Slurm job {job_id} was cancelled")
             return
         story = "\n".join(filter(None, (f"Slurm job {job_id} ended: {state}", tail(submitted.log, LOG_TAIL_LINES))))
-        finished = len(left) < len(submitted.pack.jobs)
-        attempts = {job.directory: Attempts(job.directory, submitted.launch) for job in left}
-        for one in attempts.values():
-            one.bury(story, lost=state.state in NOT_ITS_FAULT)
-            if state.state == "TIMEOUT" and not finished:
-                one.condemn(story)
-        tried = sum(len(one.ended) for one in attempts.values())
-        worked = finished or tried > submitted.attempts
-        idle_deaths = 0 if worked else submitted.idle_deaths + (state.state not in NOT_ITS_FAULT)
-        if idle_deaths > max(job.point["runtime"]["retries"] for job in left):
-            for job in left:
-                self._has_result(job.directory, _failed(job, story, submitted.launch, attempts[job.directory]))
+        status: Literal["lost", "timeout", "failed"] = "timeout" if state.state == "TIMEOUT" else "failed"
+        if state.state in NOT_ITS_FAULT:
+            status = "lost"
+        for job in _blamed(left, state, finished=len(left) < len(submitted.pack.jobs)):
+            earlier = self.deaths[job.directory]
+            death = Attempt(status=status, error=story, started=_now(), where=f"Slurm job {job_id}")
+            lost = sum(one.status == "lost" for one in (*earlier, death))
+            if lost > MOST_LOST or len(earlier) + 1 - lost > job.point["runtime"]["retries"]:
+                self._has_result(job.directory, _failed(job, death, earlier))
+            else:
+                earlier.append(death)
+        left = [job for job in left if job.directory in self._left]
+        if not left:
             return
         try:
-            ((successor_id, successor),) = self.submit([Pack(submitted.pack.options, left)], submitted.launch).items()
+            ((successor_id, successor),) = self.submit([Pack(submitted.pack.options, left)]).items()
         except UserError as error:
             self._give_up(left, f"Slurm job {job_id} ended: {state}; its successor was refused: {error}")
             return
-        successor.idle_deaths, successor.attempts = idle_deaths, tried
         self.jobs[successor_id] = successor
-        self.outcomes.say(f"slurm: job {successor_id} goes on with the {len(left)} points that {job_id} left")
+        print(f"slurm: job {successor_id} goes on with the {len(left)} points that {job_id} left", flush=True)
 
     def _give_up(self, jobs: list[Job], reason: str) -> None:
         for job in jobs:
-            del self._left[job.directory]
+            self._left.remove(job.directory)
             self.outcomes.given_up[job.directory] = reason
 
 
-def _failed(job: Job, error: str, launch: str, attempts: Attempts) -> Result:
+def _blamed(left: Sequence[Job], state: JobState, finished: bool) -> Sequence[Job]:
+    """Returns those of the points that a job left for which its end counts: the one that it was at, or where it did
+    nothing at all every one; none where it did something until its time was up, or ended by itself."""
+    if left and (left[0].directory / CLAIM_FILE).exists():
+        return [] if finished and state.state in ("TIMEOUT", "COMPLETED") else left[:1]
+    return [] if finished else left
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _failed(job: Job, death: Attempt, earlier: list[Attempt]) -> Result:
     result = Result(
         name=job.name,
         point=job.point,
-        status="failed",
-        error=error,
-        launch=launch,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        earlier_attempts=attempts.ended,
+        status="timeout" if death.status == "timeout" else "failed",
+        error=death.error,
+        started=death.started,
+        earlier_attempts=earlier,
     )
     job.directory.mkdir(parents=True, exist_ok=True)
     write_result(job.directory, result)
-    attempts.forget()
     return result

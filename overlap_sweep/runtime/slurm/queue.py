@@ -5,20 +5,16 @@ Works without accounting.
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import write_atomically
-from overlap_sweep.runtime.kept import LASTING, of_launch, whole_result
 
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -31,8 +27,6 @@ TIMEOUT_S = 60
 
 RECORDS = ".slurm"
 """Below the sweep's directory, one file for each job."""
-
-PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ def job_states(logs: Mapping[str, Path]) -> dict[str, JobState] | None:
     if not shutil.which("squeue"):
         raise UserError("there is no squeue here; run this on a machine that can submit Slurm jobs.")
     # The whole arrays: squeue knows no single elements of those that wait together.
-    found: dict[str, _Listed] = {}
+    found: dict[str, JobState] = {}
     for array in sorted({job_id.partition("_")[0] for job_id in logs}):
         listed = _squeue(array)
         if listed is None:
@@ -74,17 +68,12 @@ def job_states(logs: Mapping[str, Path]) -> dict[str, JobState] | None:
     return {job_id: _state(job_id, found, log) for job_id, log in logs.items()}
 
 
-def _state(job_id: str, found: Mapping[str, _Listed], log: Path) -> JobState:
-    if job_id not in found:
-        return JobState("CANCELLED") if _never_began(job_id, found, log) else _accounted(job_id)
-    return found[job_id].state if found[job_id].script.parent in log.parents else JobState(GONE)
-
-
-def _never_began(job_id: str, found: Mapping[str, _Listed], log: Path) -> bool:
-    """An element of an array that is cancelled while it waits is forgotten at once, by sacct too, unlike the others."""
-    array = f"{job_id.partition('_')[0]}_"
-    others = (listed for other, listed in found.items() if other.startswith(array))
-    return not log.exists() and any(listed.script.parent in log.parents for listed in others)
+def _state(job_id: str, found: Mapping[str, JobState], log: Path) -> JobState:
+    if job_id in found:
+        return found[job_id]
+    # An element of an array that is cancelled while it waits is forgotten at once, by sacct too, unlike the others.
+    never_began = not log.exists() and any(other.startswith(f"{job_id.partition('_')[0]}_") for other in found)
+    return JobState("CANCELLED") if never_began else _accounted(job_id)
 
 
 def _accounted(job_id: str) -> JobState:
@@ -100,28 +89,21 @@ def _accounted(job_id: str) -> JobState:
     return JobState(words[0]) if words and words[0] in ENDED else JobState(GONE)
 
 
-class _Listed(NamedTuple):
-    state: JobState
-    script: Path
-
-
-def _squeue(job_id: str) -> dict[str, _Listed] | None:
+def _squeue(job_id: str) -> dict[str, JobState] | None:
     # One call a job: of several ids squeue refuses all when one is forgotten.
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%i|%T|%r|%o"]
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%i|%T|%r"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return None
     if answer.returncode:
         return {} if "Invalid job id" in answer.stderr else None
-    rows = (line.split("|", 3) for line in answer.stdout.splitlines() if line)
-    return {found: _Listed(JobState(state, reason), Path(script)) for found, state, reason, script in rows}
+    rows = (line.split("|") for line in answer.stdout.splitlines() if line)
+    return {found: JobState(state, reason) for found, state, reason in rows}
 
 
 class JobRecord(msgspec.Struct, frozen=True):
     job_id: str
-    launch: str
-    """Attempts at points are counted for each launch."""
     points: dict[str, str]
     """By the name of a run directory the key (`identity.key_of`) of the point that is measured there."""
     log: str
@@ -143,36 +125,10 @@ def forget(directory: Path, job_id: str) -> None:
     record_path(directory, job_id).unlink(missing_ok=True)
 
 
-def forget_if_done(directory: Path, job_id: str) -> None:
-    """Removes the record of a job that has nothing left to do."""
-    path = record_path(directory, job_id)
-    if path.exists():
-        record = _read(path)
-        if all(_done(directory / name, record.launch) for name in record.points):
-            forget(directory, job_id)
-
-
-def _done(directory: Path, launch: str) -> bool:
-    result = whole_result(directory)
-    return result is not None and (result.status in LASTING or of_launch(result, launch))
-
-
-def on_record(directory: Path, job_id: str, launch: str) -> bool:
-    """Whether the job is known as one of the launch. Waits for the record, which is written just after the job is
-    submitted, and which a network file system shows later still. What a job does that nobody knows of, another will do
-    too."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (path := record_path(directory, job_id)).exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(1.0)
-    return _read(path).launch == launch
-
-
 def living_jobs(directory: Path) -> list[JobRecord]:
     """Returns the jobs of earlier launches that are waiting or running still. UserError when that cannot be found
     out."""
-    records = {record.job_id: record for record in _records(directory)}
+    records = {path.stem: _read(path) for path in sorted((directory / RECORDS).glob("*.json"))}
     if not records:
         return []
     try:
@@ -196,18 +152,12 @@ def refuse_living_jobs(directory: Path) -> None:
         raise UserError(f"Slurm jobs work in {directory}; go on with hydra/launcher=slurm, or end them: scancel {ids}.")
 
 
-def _records(directory: Path) -> Iterator[JobRecord]:
-    for path in sorted((directory / RECORDS).glob("*.json")):
-        yield _read(path)
-
-
 def _read(path: Path) -> JobRecord:
-    """UserError for what is none: its id and log are used as names of files."""
+    """UserError for what is none."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
     except (msgspec.DecodeError, OSError) as error:
         raise UserError(f"{path} is no record of a Slurm job ({error}); remove it.") from None
-    sound = re.fullmatch(r"\d+(_\d+)?", record.job_id) and path.stem == record.job_id
-    if not sound or not Path(record.log).name.startswith(f"{record.job_id}_"):
-        raise UserError(f"{path} is no record of a Slurm job ({record.job_id}, {record.log}); remove it.")
+    if record.job_id != path.stem:
+        raise UserError(f"{path} is no record of job {path.stem}; remove it.")
     return record

@@ -9,6 +9,7 @@ import math
 import shutil
 import subprocess
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from omegaconf import OmegaConf
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.jobs import Job, Sweep
-from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.slurm.batch import Batch
 from overlap_sweep.runtime.slurm.queue import JobRecord, forget, write_record
 
@@ -51,16 +51,13 @@ class Pack:
 
 @dataclass
 class Submitted:
-    """A job and its forebears, whose points it took over."""
+    """A job."""
 
     pack: Pack
-    launch: str
     log: Path
-    idle_deaths: int = 0
-    """How many of them in a row ended without a result or as much as an attempt."""
-    attempts: int = 0
-    """At its points, by its forebears."""
     seen_ended: int = 0
+    has_others: bool = False
+    """It is to measure points, too, that this launch does not ask for."""
 
 
 def pack(jobs: Sequence[Job]) -> list[Pack]:
@@ -76,7 +73,7 @@ def pack(jobs: Sequence[Job]) -> list[Pack]:
         most, of_submitit = options["max_jobs"], {key: value for key, value in options.items() if key not in OURS}
         wanted = math.ceil(len(group) / options["points_per_job"])
         count = min(wanted, most) if most is not None else wanted
-        packs += [Pack(of_submitit, list(part)) for part in evenly(group, count)]
+        packs += [Pack(of_submitit, list(part)) for part in _evenly(group, count)]
     return packs
 
 
@@ -105,7 +102,7 @@ def launcher_options(job: Job) -> dict[str, Any]:
     return options
 
 
-def evenly(items: Sequence[Job], count: int) -> list[Sequence[Job]]:
+def _evenly(items: Sequence[Job], count: int) -> list[Sequence[Job]]:
     """Returns the items in so many parts, the longer ones first."""
     shortest, longer = divmod(len(items), count)
     ends = [(index + 1) * shortest + min(index + 1, longer) for index in range(count)]
@@ -120,7 +117,7 @@ def check_slurm() -> None:
         )
 
 
-def submit(sweep: Sweep, packs: Sequence[Pack], launch: str) -> dict[str, Submitted]:
+def submit(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     """Submits a job for each pack, an array where several have the same options; returns them by id. Each is on record
     when this returns. UserError when Slurm refuses; then none of them is left."""
     alike: dict[str, list[Pack]] = defaultdict(list)
@@ -129,7 +126,7 @@ def submit(sweep: Sweep, packs: Sequence[Pack], launch: str) -> dict[str, Submit
     submitted: dict[str, Submitted] = {}
     try:
         for group in alike.values():
-            submitted |= _submit_array(sweep, group, launch)
+            submitted |= _submit_array(sweep, group)
     except UserError:
         _take_back(sweep, list(submitted))
         raise
@@ -143,13 +140,13 @@ def _take_back(sweep: Sweep, job_ids: Sequence[str]) -> None:
             forget(sweep.directory, job_id)
 
 
-def _submit_array(sweep: Sweep, packs: Sequence[Pack], launch: str) -> dict[str, Submitted]:
+def _submit_array(sweep: Sweep, packs: Sequence[Pack]) -> dict[str, Submitted]:
     # As the stock launcher does.
     import submitit
 
     options = dict(packs[0].options)
-    # A new one for every launch: jobs load what they find there by the name of their number.
-    folder = Path(options.pop("submitit_folder").replace("%j", f"{launch}/%j")).absolute()
+    # A new one every time: jobs load what they find there by the name of their number.
+    folder = Path(options.pop("submitit_folder").replace("%j", f"{uuid.uuid4().hex[:12]}/%j")).absolute()
     executor = submitit.AutoExecutor(
         folder=folder, cluster="slurm", slurm_max_num_timeout=options.pop("max_num_timeout")
     )
@@ -162,12 +159,12 @@ def _submit_array(sweep: Sweep, packs: Sequence[Pack], launch: str) -> dict[str,
     given = {key if key in OF_EVERY_EXECUTOR else f"slurm_{key}": value for key, value in options.items()}
     executor.update_parameters(**given, slurm_additional_parameters=additional)
     singletons = Singleton.get_state()
-    batches = [Batch(sweep, pack.jobs, launch, singletons) for pack in packs]
+    batches = [Batch(sweep, pack.jobs, singletons) for pack in packs]
     submitted = {}
     for job, pack in zip(_patiently(executor, batches), packs, strict=True):
         log = job.paths.stdout if options["stderr_to_stdout"] else job.paths.stderr
-        write_record(sweep.directory, JobRecord(job.job_id, launch, {one.name: one.key for one in pack.jobs}, str(log)))
-        submitted[job.job_id] = Submitted(pack, launch, log)
+        write_record(sweep.directory, JobRecord(job.job_id, {one.name: one.key for one in pack.jobs}, str(log)))
+        submitted[job.job_id] = Submitted(pack, log)
     return submitted
 
 
@@ -186,6 +183,6 @@ def _patiently(executor: Any, batches: Sequence[Batch]) -> list[Any]:
             reason = " ".join(str(error).split())
             if not any(symptom in reason for symptom in CONTROLLER_AWAY) or time.monotonic() > deadline:
                 raise UserError(f"Slurm took no job: {reason}") from None
-            outcomes.say(f"slurm: the controller does not answer; trying again in {wait_s:.0f} s")
+            print(f"slurm: the controller does not answer; trying again in {wait_s:.0f} s", flush=True)
             time.sleep(wait_s)
             wait_s = min(60.0, 2 * wait_s)

@@ -120,6 +120,5 @@ WORKLOAD = Workload(
     subject=lambda point: "{kernel} {m}x{n}x{k}".format(**point),
     words=_words,
     named={"tp_size", "kernel", "m", "n", "k", "operator", "phase", "method", "phases", *space.KNOBS},
-    cost=lambda point: tuple(point["implementations"]),
     backend=backends.load_kernels,
 )
