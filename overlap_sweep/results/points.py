@@ -82,9 +82,7 @@ class Point:
     @property
     def why_not_ok(self) -> str:
         """Returns the reason in one line; for points that are not ok."""
-        if not self.result:
-            return "no result.json: given up, or still running"
-        return next(iter((self.result.error or "").strip().splitlines()), "no reason given")
+        return self.result.reason if self.result else "no result.json: given up, or still running"
 
     @property
     def case(self) -> Case:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -15,38 +16,15 @@ from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import TunerRecord
 
-T = TypeVar("T")
-
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
 
 
-class _Overrides(msgspec.Struct):
-    task: list[str]
-    hydra: list[str]
-
-
-class _Hydra(msgspec.Struct):
-    overrides: _Overrides
-
-
-class _Sweep(msgspec.Struct):
-    """What Hydra records of a sweep, as far as it is of use here."""
-
-    hydra: _Hydra
-
-
 def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Returns the different environments of the points, the most frequent first."""
-    found: list[tuple[dict[str, Any], int]] = []
-    for point in points:
-        environment = point.result.environment if point.result else {}
-        at = next((i for i, (known, _) in enumerate(found) if known == environment), None)
-        if at is None:
-            found.append((environment, 1))
-        else:
-            found[at] = (environment, found[at][1] + 1)
-    return [environment for environment, _ in sorted(found, key=lambda pair: -pair[1])]
+    found = [point.result.environment if point.result else {} for point in points]
+    by_key = {key_of(environment): environment for environment in found}
+    return [by_key[key] for key, _ in Counter(map(key_of, found)).most_common()]
 
 
 def recorded(points: Sequence[Point]) -> dict[str, Any]:
@@ -112,52 +90,32 @@ def measured_when(points: Sequence[Point]) -> str:
 def launch_commands(points: Sequence[Point]) -> list[str]:
     """Returns what was typed, as Hydra or the tuner recorded it: one command for each sweep, or for a point run
     alone."""
-    sweeps = {point.directory.parent for point in points}
-    of_sweep = {directory: _tuner_command(directory) or _sweep_command(directory) for directory in sweeps}
-    found = []
-    for point in points:
-        command = of_sweep[point.directory.parent]
-        found.append(_point_command(point.directory) if command is None else command)
-    return list(dict.fromkeys(filter(None, found)))
+    records = (TunerRecord.FILE, SWEEP_CONFIG)
+    folders = dict.fromkeys(
+        sweep if any((sweep / name).exists() for name in records) else point.directory
+        for point in points
+        for sweep in [point.directory.parent]
+    )
+    return list(dict.fromkeys(filter(None, map(_command, folders))))
 
 
-def _tuner_command(directory: Path) -> str | None:
-    path = directory / TunerRecord.FILE
+def _command(directory: Path) -> str | None:
+    """Returns the command that wrote a sweep, or a point run alone; None where its record cannot be read."""
+    tuner, sweep, alone = (directory / name for name in (TunerRecord.FILE, SWEEP_CONFIG, POINT_OVERRIDES))
     try:
-        check_place(path, directory)
-        return TunerRecord.read(path).command
-    except (UserError, RecursionError):
-        # That it cannot be read is said elsewhere.
-        return None
-
-
-def _sweep_command(directory: Path) -> str | None:
-    """None where there was no sweep; empty where its record was cut short."""
-    path = directory / SWEEP_CONFIG
-    if not path.exists():
-        return None
-    recorded = _recorded(path, directory, _Sweep)
-    if recorded is None:
-        return ""
-    given = recorded.hydra.overrides
-    return _command(["-m", *given.task, *(override for override in given.hydra if override.startswith("hydra/"))])
-
-
-def _point_command(directory: Path) -> str | None:
-    overrides = _recorded(directory / POINT_OVERRIDES, directory, list[str])
-    return None if overrides is None else _command(overrides)
-
-
-def _recorded(path: Path, directory: Path, kind: type[T]) -> T | None:
-    """None where it cannot be read: that costs the command that it would have been, nothing else."""
-    try:
+        if tuner.exists():
+            check_place(tuner, directory)
+            return TunerRecord.read(tuner).command
+        path = sweep if sweep.exists() else alone
         check_place(path, directory, MOST_YAML_BYTES)
-        return msgspec.convert(read_yaml(path), kind)
-    except (UserError, msgspec.ValidationError):
+        recorded = read_yaml(path)
+        if path == alone:
+            arguments = msgspec.convert(recorded, list[str])
+        else:
+            given = msgspec.convert(recorded["hydra"]["overrides"], dict[str, list[str]])
+            arguments = ["-m", *given["task"], *(one for one in given["hydra"] if one.startswith("hydra/"))]
+    except (UserError, msgspec.ValidationError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _command(arguments: Sequence[str]) -> str:
     return shlex.join(["python", "launch.py", *arguments])
 
 
@@ -171,38 +129,15 @@ SLOWDOWNS = {
 cap is none of them: large GEMMs run into it on every card."""
 
 
-def _gpu_moments(points: Iterable[Point]) -> list[tuple[str, dict[str, float]]]:
-    """Returns a point's name and what a GPU was like, for each GPU before and after each point; nothing of a CPU, or
-    without NVML."""
-    return [
-        (point.name, gpu)
-        for point in points
-        if point.result
-        for moment in point.result.conditions.values()
-        for gpu in moment.get("gpus", [])
-    ]
-
-
-def gpus_in_words(points: Iterable[Point]) -> list[str]:
-    """Returns a sentence on how warm and fast the GPUs were; none where that was not recorded."""
-    moments = [gpu for _, gpu in _gpu_moments(points)]
-    temperatures = [gpu["temperature_c"] for gpu in moments if "temperature_c" in gpu]
-    clocks = [gpu["sm_clock_mhz"] for gpu in moments if "sm_clock_mhz" in gpu]
-    if not temperatures or not clocks:
-        return []
-    ranges = (f"{min(values):g} to {max(values):g} {unit}" for values, unit in ((temperatures, "C"), (clocks, "MHz")))
-    return [f"GPUs before and after points: {', '.join(ranges)}"]
-
-
 def slowed_gpus(points: Iterable[Point]) -> list[str]:
-    """Returns a sentence for each reason for which GPUs were slowed down."""
-    moments = _gpu_moments(points)
-    slowed = {
-        reason: list(dict.fromkeys(name for name, gpu in moments if int(gpu.get("throttle_reasons", 0)) & bit))
-        for bit, reason in SLOWDOWNS.items()
-    }
-    return [
-        f"GPUs were slowed down ({reason}) around {len(names)} points, first {names[0]}."
-        for reason, names in slowed.items()
-        if names
-    ]
+    """Returns a sentence on GPUs that were slowed down, and why; none where none was, or nothing is known."""
+    names, reasons = [], 0
+    for point in points:
+        moments = point.result.conditions.values() if point.result else ()
+        found = [int(gpu.get("throttle_reasons", 0)) for moment in moments for gpu in moment.get("gpus", [])]
+        slowed = [value for value in found if value & sum(SLOWDOWNS)]
+        names += [point.name] * bool(slowed)
+        for value in slowed:
+            reasons |= value
+    why = ", ".join(reason for bit, reason in SLOWDOWNS.items() if reasons & bit)
+    return [f"GPUs were slowed down ({why}) around {len(names)} points, first {names[0]}."] if names else []

@@ -140,10 +140,6 @@ class _Named(msgspec.Struct):
 class _Head(msgspec.Struct):
     point: _Named
     schema: int = RESULT_SCHEMA
-    # What schema 1 had of three workloads.
-    training: dict[str, Any] | None = None
-    copies: dict[str, Any] | None = None
-    tp_training: dict[str, Any] | None = None
 
 
 def trace_file(rank: int, variant: str = "") -> str:
@@ -232,7 +228,7 @@ def clear(directory: Path) -> None:
 
 
 def read_result(path: Path) -> Result:
-    """Read one result.json. UserError where it is no whole result of a point, of this schema or an earlier one."""
+    """Read one result.json. UserError where it is no whole result of a point, of this schema."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -246,12 +242,10 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
     try:
         content = msgspec.json.decode(text)
         head = msgspec.convert(content, _Head)
-        if head.schema > RESULT_SCHEMA:
-            said = f"has schema {head.schema}, this version reads up to {RESULT_SCHEMA}"
-            raise UserError(f"{where} {said}; update overlap_sweep.")
+        if head.schema != RESULT_SCHEMA:
+            mend = "update overlap_sweep" if head.schema > RESULT_SCHEMA else "measure again"
+            raise UserError(f"{where} was written by another version (it has schema {head.schema}); {mend}.")
         kind = _workload_type(head.point, where)
-        if head.schema < RESULT_SCHEMA:
-            content = _from_schema_1(content, head, kind)
         result = msgspec.convert({**content, "measured": None}, Result)
         if reason := excess([result.point, result.settings, result.environment, result.conditions]):
             raise msgspec.ValidationError(reason)
@@ -292,14 +286,6 @@ def check_composed(config: Any, path: Path) -> type[Measured]:
     except msgspec.ValidationError as error:
         raise UserError(f"{path} describes no point ({one_line(error)}); {MEASURE_AGAIN}.") from None
     return kind
-
-
-def _from_schema_1(content: dict[str, Any], head: _Head, kind: type[Measured]) -> dict[str, Any]:
-    """Schema 1 had what was measured in fields of the result, some of them for one workload together."""
-    fields = {name: content[name] for name in kind.__struct_fields__ if content.get(name)}
-    found = head.training or head.copies or head.tp_training or fields
-    measured = {**found, "workload": head.point.workload.name} if found else None
-    return {**content, "schema": RESULT_SCHEMA, "measured": measured}
 
 
 def one_line(said: Exception | str) -> str:

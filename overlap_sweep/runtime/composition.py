@@ -45,30 +45,22 @@ def register() -> None:
         for group, options in schema.groups.items():
             _register_group(group, options)
     _register_group("backend", {name: {"backend": name} for name in ("auto", *backends.names())})
-    OmegaConf.register_new_resolver("point_name", _point_name, replace=True)
-    OmegaConf.register_new_resolver("gpus_of_point", _gpus_of_point, replace=True)
-    OmegaConf.register_new_resolver("cpus_of_point", _cpus_of_point, replace=True)
-    OmegaConf.register_new_resolver("output_dir", _output_dir, replace=True)
-    OmegaConf.register_new_resolver("run_dir", _run_dir, replace=True)
+    resolvers: dict[str, Any] = {
+        "point_name": lambda *, _root_: point_name(_root_, list(_root_.hydra.overrides.task)),
+        "gpus_of_point": lambda *, _root_: None if _root_.runtime.device == "cpu" else workloads.gpus(_root_),
+        "cpus_of_point": lambda *, _root_: 2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank),
+        "output_dir": _output_dir,
+        "run_dir": _run_dir,
+        "options_of_workloads": options_of_workloads,
+    }
+    for name, resolver in resolvers.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
     OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True, use_cache=True)
-    OmegaConf.register_new_resolver("options_of_workloads", options_of_workloads, replace=True)
 
 
 def _register_group(group: str, options: Any) -> None:
     for name, node in options.items():
         ConfigStore.instance().store(group=group, name=name, node=dict(node), package="_global_")
-
-
-def _point_name(*, _root_: DictConfig) -> str:
-    return point_name(_root_, list(_root_.hydra.overrides.task))
-
-
-def _gpus_of_point(*, _root_: DictConfig) -> int | None:
-    return None if _root_.runtime.device == "cpu" else workloads.gpus(_root_)
-
-
-def _cpus_of_point(*, _root_: DictConfig) -> int:
-    return 2 * workloads.world_size(_root_) * int(_root_.runtime.threads_per_rank)
 
 
 def _output_dir(*, _root_: DictConfig) -> str | None:

@@ -67,21 +67,12 @@ def test_what_is_not_ok_is_read(tmp_path: Path, workload: str, status: Status) -
     assert point.case.backend == resolved(workload)["backend"]
 
 
-@pytest.mark.parametrize("workload", MEASURED)
-def test_what_schema_1_had_in_fields_of_the_result_is_measured(tmp_path: Path, workload: str) -> None:
-    directory = make_point(workload, tmp_path)
-    (point,) = read_points(tmp_path).points
-
-    def to_schema_1(result: dict[str, Any]) -> None:
-        measured = result.pop("measured")
-        nested = {"fsdp": "training", "copy_engine": "copies", "tp_training": "tp_training"}.get(workload)
-        result.update({nested: measured} if nested else measured, schema=1)
-
-    rewrite(directory, to_schema_1)
-    (former,) = read_points(tmp_path).points
-    assert former == point
-    assert former.result
-    assert former.result.measured
+@pytest.mark.parametrize(("schema", "mend"), [(1, "measure again"), (3, "update overlap_sweep")])
+def test_a_result_of_another_version_is_refused_in_a_sentence(tmp_path: Path, schema: int, mend: str) -> None:
+    directory = make_point("operator", tmp_path)
+    rewrite(directory, lambda result: result.update(schema=schema))
+    (problem,) = read_points(tmp_path).problems
+    assert problem.endswith(f"was written by another version (it has schema {schema}); {mend}.")
 
 
 def test_only_what_may_be_compared_is_one_case(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from overlap_sweep.report.table import (
     through,
 )
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import environments, gpus_in_words, measured_on, measured_when
+from overlap_sweep.results.provenance import environments, measured_on, measured_when
 from overlap_sweep.workloads.fsdp.answer import (
     TrainingAnalysis,
     TrainingRow,
@@ -232,7 +232,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
         legend=f"{LEGEND} {analysis.how_timed}",
         charts=[Exhibit(chart=partial(settings_bars, analysis), drawn=analysis.how_timed)],
         more=knobs_exhibit(analysis),
-        details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
+        details=[measured_on(analysis.points)],
     )
 
 

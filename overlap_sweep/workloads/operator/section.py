@@ -33,7 +33,7 @@ from overlap_sweep.report.table import (
 )
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.provenance import gpus_in_words, measured_on
+from overlap_sweep.results.provenance import measured_on
 from overlap_sweep.results.traces import METRICS, TraceReading, own_traces
 from overlap_sweep.workloads.operator.advice import (
     cards,
@@ -382,7 +382,7 @@ def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
         more=exhibits(case),
         details=[
             *(recommendation(c, case, overlap_threshold) for size in case.plans for c in case.tried(size)),
-            *(measured_on(case.points), *gpus_in_words(case.points)),
+            measured_on(case.points),
         ],
     )
 

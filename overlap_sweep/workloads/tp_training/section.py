@@ -29,7 +29,7 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.results.provenance import gpus_in_words, measured_on, recorded
+from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.workloads.tp_training.answer import (
     GridAnswer,
@@ -230,7 +230,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
             Exhibit(chart=partial(stacks_bars, analysis)),
             Exhibit(chart=partial(loss_lines, analysis), name="losses", heading="Losses"),
         ],
-        details=[measured_on(analysis.points), *gpus_in_words(analysis.points)],
+        details=[measured_on(analysis.points)],
     )
 
 
