@@ -136,9 +136,20 @@ def test_it_is_read_while_a_writer_has_it_open_and_reading_leaves_nothing_behind
         ('"fwd":{', '"forward":{', "no fwd times"),
         ('"tp_size":2', '"tp_size":"two"', "`$.point.tp_size`"),
         ('"packages":{', '"packages":[1],"others":{', "`$.environment.packages`"),
+        ('"schema":2', '"schema":1', "has schema 1"),
         ('"schema":2', '"schema":9', "has schema 9"),
     ],
-    ids=["cut short", "empty", "deep", "no point", "no times", "no size", "no packages", "later version"],
+    ids=[
+        "cut short",
+        "empty",
+        "deep",
+        "no point",
+        "no times",
+        "no size",
+        "no packages",
+        "earlier version",
+        "later version",
+    ],
 )
 def test_what_cannot_be_read_is_named_and_the_rest_is_there(path: Path, old: str, new: str, says: str) -> None:
     keep(path, 1, 2, 3)
@@ -153,15 +164,6 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(path: Path, old: str
         assert latest(store) == 1
         assert minutes(read_store(path).measurements) == [1]
         assert len(store.problems) == 2
-
-
-def test_what_a_former_version_added_is_read(path: Path) -> None:
-    keep(path, 1)
-    spoil(path, 0, '"measured":{"workload":"operator",', '"training":null,')
-    spoil(path, 0, '}},"warnings"', '},"warnings"')
-    spoil(path, 0, '"schema":2', '"schema":1')
-    (found,) = read_store(path).measurements
-    assert found.result == result(minute=1)
 
 
 def test_every_writer_has_a_file_of_its_own_and_a_reader_merges_them(path: Path) -> None:
