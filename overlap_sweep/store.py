@@ -2,7 +2,6 @@
 
 In `<path>.d`, beside the store's path, every process that writes has a file of its own, to which it appends lines of
 JSON; whoever reads merges them. Nobody waits for anybody, on network file systems neither, and no file is removed.
-What lies at the path itself is a SQLite file that an earlier version wrote: it is read like the others.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import contextlib
 import os
 import platform
 import re
-import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -28,22 +26,11 @@ from overlap_sweep.results.run_directory import Result, decoded_result, flush, o
 
 LEFT_OUT = "it is left out"
 """What is done about what cannot be read."""
-SQLITE_SCHEMA = 1
-APPLICATION_ID = 0x6F767377
-"""Tells a store from other programs' databases."""
-BUSY_S = 30.0
-"""How long to wait for an earlier version that is writing."""
 
 
-class Keys(NamedTuple):
-    """Equal for measurements of the same point on equal machines."""
-
-    point: str
-    environment: str
-
-
-def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> Keys:
-    return Keys(point_key(point), key_of(environment_identity(environment)))
+def keys_of(point: dict[str, Any], environment: dict[str, Any]) -> tuple[str, str]:
+    """Returns what is equal for measurements of the same point on equal machines."""
+    return point_key(point), key_of(environment_identity(environment))
 
 
 class Measurement(msgspec.Struct, frozen=True, dict=True):
@@ -63,7 +50,7 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
         return self.result.started or self.added
 
     @cached_property
-    def keys(self) -> Keys:
+    def keys(self) -> tuple[str, str]:
         return keys_of(self.result.point, self.result.environment)
 
     @property
@@ -100,7 +87,7 @@ class Store:
     """Measurements to add to and to find. Of one process, and of the thread that opened it."""
 
     def __init__(self, path: Path) -> None:
-        """Made where it is not there. UserError for what is no store, is of a later version, or cannot be written."""
+        """Made where it is not there. UserError for what is no store, or cannot be written."""
         if not path.parent.is_dir():
             raise UserError(f"{path.parent} is no directory; make it, or give a store elsewhere.")
         self.problems: list[str] = []
@@ -108,10 +95,8 @@ class Store:
         self._directory = _files_directory(path)
         self._writing: tuple[int, int] | None = None
         self._read_up_to: dict[Path, int] = {}
-        self._latest: dict[Keys, tuple[str, bytes]] = {}
+        self._latest: dict[tuple[str, str], tuple[str, bytes]] = {}
         """When the measurement was started that may be reused, and its line: decoded it takes several times as much."""
-        for measurement in _read_sqlite(path, self.problems):
-            self._know(measurement)
         try:
             self._directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -143,8 +128,10 @@ class Store:
         for file in _line_files(self._directory):
             for end, measurement in _read_lines(file, self.problems, self._read_up_to.get(file, 0)):
                 self._read_up_to[file] = end
-                if measurement:
-                    self._know(measurement)
+                if measurement and measurement.reusable:
+                    earlier, _ = self._latest.get(measurement.keys, ("", b""))
+                    if measurement.measured >= earlier:
+                        self._latest[measurement.keys] = measurement.measured, msgspec.json.encode(measurement)
         _, line = self._latest.get(keys_of(point, environment), ("", b""))
         return _decoded(line, str(self._directory), self.problems) if line else None
 
@@ -160,11 +147,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _know(self, measurement: Measurement) -> None:
-        earlier, _ = self._latest.get(measurement.keys, ("", b""))
-        if measurement.reusable and measurement.measured >= earlier:
-            self._latest[measurement.keys] = measurement.measured, msgspec.json.encode(measurement)
 
     def _descriptor(self) -> int:
         """Of this process's own file: a forked one may not write to its parent's."""
@@ -185,16 +167,23 @@ def read_store(path: Path) -> StoreReading:
     """Returns all that a store holds, another's or a copy too: nothing is written. UserError for what is no store or is
     not there."""
     directory = _files_directory(path)
-    if not path.exists() and not directory.is_dir():
+    if not directory.is_dir():
         raise UserError(f"{path} does not exist; give the path that launch.py was given as store=.")
     problems: list[str] = []
-    once = {measurement.identity: measurement for measurement in _read_sqlite(path, problems)}
+    once: dict[tuple[Any, ...], Measurement] = {}
     for file in _line_files(directory):
         once |= {found.identity: found for _, found in _read_lines(file, problems) if found}
     return StoreReading(sorted(once.values(), key=lambda measurement: measurement.measured), problems)
 
 
 def _files_directory(path: Path) -> Path:
+    """UserError where something lies at the path itself, which only gives its name."""
+    if path.is_dir():
+        name = path.with_name(path.name.removesuffix(".d")) if path.suffix == ".d" else path / "measurements"
+        raise UserError(f"{path} is a directory; give the store's name, such as {name}.")
+    if path.exists():
+        export = f"`analyze.py history {path} --format csv`"
+        raise UserError(f"{path} is a file, maybe of an earlier version, whose {export} exports it; give another path.")
     return path.with_name(f"{path.name}.d")
 
 
@@ -239,38 +228,3 @@ def _noting(problems: list[str], where: str) -> Iterator[None]:
         problem = str(error)
     if problem not in problems:
         problems.append(problem)
-
-
-def _read_sqlite(path: Path, problems: list[str]) -> Iterable[Measurement]:
-    """Returns what the file of an earlier version holds; nothing where there is none. UserError for what is none, or is
-    of a later version."""
-    if path.is_dir():
-        name = path.with_name(path.name.removesuffix(".d")) if path.suffix == ".d" else path / "measurements"
-        raise UserError(f"{path} is a directory; give the store's name, such as {name}.")
-    if not path.exists():
-        return []
-    # Without a log nobody writes to it, and it is read without leaving anything beside it.
-    how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", BUSY_S, uri=True)) as connection:
-            # Another's file may define views and triggers: they get no functions with side effects.
-            connection.execute("PRAGMA trusted_schema = OFF")
-            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-            (schema,) = connection.execute("PRAGMA user_version").fetchone()
-            if application_id != APPLICATION_ID:
-                raise UserError(f"{path} is no store of measurements; give a path where there is nothing yet.")
-            if schema > SQLITE_SCHEMA:
-                said = f"has schema {schema}, this version reads up to {SQLITE_SCHEMA}"
-                raise UserError(f"{path} {said}; update overlap_sweep.")
-            rows = connection.execute("SELECT id, host, directory, added, result FROM measurement").fetchall()
-    except sqlite3.Error as error:
-        raise UserError(f"{path} cannot be read as a store ({error}); restore it, or give another path.") from None
-    return list(filter(None, (_of_row(row, path, problems) for row in rows)))
-
-
-def _of_row(row: tuple[Any, ...], path: Path, problems: list[str]) -> Measurement | None:
-    where = f"{path}, row {row[0]}"
-    with _noting(problems, where):
-        host, directory, added, text = msgspec.convert(row[1:], tuple[str, str, str, str])
-        return Measurement(decoded_result(text, where, LEFT_OUT), directory, host, added)
-    return None

@@ -37,8 +37,7 @@ def find_operands(written: Sequence[str]) -> list[Operand]:
     """UserError where something is not there, is neither results, telemetry nor traces, or has the label of another."""
     parsed = [label_and_path(one) for one in written]
     paths = [path for _, path in parsed]
-    short = short_names([path for label, path in parsed if not label])
-    labels = [label or short.pop(0) for label, _ in parsed]
+    labels = [label or path.resolve().name.removesuffix(".gz").removesuffix(".json") for label, path in parsed]
     for i, label in enumerate(labels):
         if label in labels[:i]:
             raise UserError(
@@ -57,37 +56,6 @@ def label_and_path(written: str) -> tuple[str | None, Path]:
     if not label or not path:
         raise UserError(f"{written} is no LABEL=PATH; write as in new=multirun/2026-11-21.")
     return label, Path(path)
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns what tells each path from the others, as short as is clear: `r4`, `r6` for `/a/r4/tp4`, `/a/r6/tp4`."""
-    parts = [path.resolve().parts for path in paths]
-    names = [_without_suffix(path.resolve().name) for path in paths]
-    if len(set(parts)) < len(parts) or len(parts) < 2:
-        return names
-    if len(set(names)) == len(names):
-        return _shortened_words(names)
-    common = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), 0)
-    inner = [part[common:] for part in parts]
-    for level in range(min(map(len, inner))):
-        of_level = [part[level] for part in inner]
-        if len(set(of_level)) == len(of_level):
-            return _shortened_words(of_level)
-    return ["/".join(part) or name for part, name in zip(inner, names, strict=True)]
-
-
-def _without_suffix(name: str) -> str:
-    return name.removesuffix(".gz").removesuffix(".json")
-
-
-def _shortened_words(names: Sequence[str]) -> list[str]:
-    """Without the words, joined by `_`, that all begin or end with; as they are if only a number would be left."""
-    words = [name.split("_") for name in names]
-    for end in (0, -1):
-        while all(len(of_name) > 1 for of_name in words) and len({of_name[end] for of_name in words}) == 1:
-            words = [of_name[1:] if end == 0 else of_name[:-1] for of_name in words]
-    shortened = ["_".join(of_name) for of_name in words]
-    return list(names) if any(name.isdigit() for name in shortened) else shortened
 
 
 def _content(path: Path) -> tuple[Kind, list[Path]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.compare.operands import label_and_path, short_names
+from overlap_sweep.compare.operands import label_and_path
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.table import to_frame
 from tests.analyze import analyze, rows
@@ -121,25 +121,8 @@ DEFAULT = TRACES / "h200x4_llama3_70b_layer_te_default.json.gz"
 def test_the_reference_is_named_by_its_label_or_its_path(made: Made) -> None:
     old, new = (made("compared") / name for name in ("old", "new"))
     by_label = analyze("compare", f"a={old}", f"b={new}", "--reference", "b").stdout
-    assert by_label.splitlines()[1] == "a against b"
+    assert "a against b" in by_label.splitlines()
     assert analyze("compare", f"a={old}", f"b={new}", "--reference", new).stdout == by_label
-
-
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        (("m/2026-11-20/21-14-03", "m/2026-11-21/21-14-03"), ["2026-11-20", "2026-11-21"]),
-        (("m/2026-11-20", "m/2026-11-20/21-14-03"), ["2026-11-20", "21-14-03"]),
-        (("llama3_8b_tp2_fc1_none", "llama3_8b_tp2_fc1_bulk_sm4"), ["none", "bulk_sm4"]),
-        (("tp_2", "tp_4"), ["tp_2", "tp_4"]),
-        (("a/x/t", "a/y/t", "b/x/t"), ["a/x/t", "a/y/t", "b/x/t"]),
-        (("a/trace_rank0.json.gz", "b/trace_rank0.json.gz"), ["a", "b"]),
-        (("layer_none.json.gz", "layer_te_default.json"), ["none", "te_default"]),
-        (("only",), ["only"]),
-    ],
-)
-def test_short_names(paths: tuple[str, ...], expected: list[str]) -> None:
-    assert short_names([Path(path) for path in paths]) == expected
 
 
 def test_a_path_may_hold_equals_signs(tmp_path: Path) -> None:
@@ -156,7 +139,7 @@ def test_every_point_is_printed_with_by_point(made: Made) -> None:
     many = (made("compared") / "many" / "old", made("compared") / "many" / "new")
     printed = analyze("compare", *many, "--by", "point").stdout
     points = [line for line in printed.partition("Matching points")[2].splitlines() if line.startswith(" 2  ")]
-    assert (len(points), " more" in printed) == (25, False)
+    assert (len(points), "changed less" in printed) == (25, False)
 
 
 def test_traces_of_directories_are_matched_by_rank(tmp_path: Path) -> None:

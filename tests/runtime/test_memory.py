@@ -70,7 +70,7 @@ def test_what_it_knows_is_not_measured(stored: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "given", "says"),
     [
-        (("-m",), "store={path}", "file is not a database"),
+        (("-m",), "store={path}", "is a file"),
         ((), "store=/nowhere/store.sqlite", "/nowhere"),
         ((), "reuse=true", "reuse=true needs a store"),
     ],

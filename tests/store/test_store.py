@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,7 @@ import pytest
 from overlap_sweep.errors import UserError
 from overlap_sweep.store import Store, read_store
 from tests.analyze import files_below
-from tests.store.measured import ENVIRONMENT, ROOT, added, environment, keep, latest, minutes, result, start_writer
-
-EARLIER = ROOT / "tests" / "data" / "stores" / "earlier_version.sqlite"
+from tests.store.measured import ENVIRONMENT, added, environment, keep, latest, minutes, result, start_writer
 
 
 def files(path: Path) -> list[Path]:
@@ -238,69 +234,10 @@ def test_the_directory_of_files_is_no_store_to_be_given_and_a_file_no_directory(
         Store(path)
 
 
-def from_an_earlier_version(path: Path, *statements: str) -> Path:
-    """Writes a SQLite file with the measurements of minutes 1 and 9, and changes it."""
-    shutil.copy(EARLIER, path)
-    connection = sqlite3.connect(path)
-    with connection:
-        for statement in statements:
-            connection.execute(statement)
-    connection.close()
-    return path
-
-
-def test_a_file_of_an_earlier_version_is_read_and_not_written(path: Path) -> None:
-    from_an_earlier_version(path)
-    before = path.read_bytes()
-    with Store(path) as store:
-        store.add(result(minute=5), path.parent)
-        assert latest(store) == 9
-        store.add(result(minute=10), path.parent)
-        assert latest(store) == 10
-    assert all_minutes(path) == [1, 5, 9, 10]
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir() if file.name.endswith(("-wal", "-shm"))] == []
-
-
-def test_one_that_an_earlier_version_has_open(path: Path) -> None:
-    from_an_earlier_version(path)
-    writer = sqlite3.connect(path, isolation_level=None)
-    writer.execute("PRAGMA journal_mode = WAL")
-    writer.execute("BEGIN IMMEDIATE")
-    writer.execute("DELETE FROM measurement WHERE id = 1")
-    assert all_minutes(path) == [1, 9]
-    writer.execute("COMMIT")
-    assert all_minutes(path) == [9]
-    writer.close()
-
-
-def test_another_ones_columns_are_not_believed(path: Path) -> None:
-    change = "UPDATE measurement SET result = replace(result, '\"num_sm\":4', '\"num_sm\":5') WHERE id = 2"
-    with Store(from_an_earlier_version(path, change)) as store:
-        assert latest(store) == 1
-
-
-def test_a_row_that_cannot_be_read_is_named(path: Path) -> None:
-    from_an_earlier_version(path, "UPDATE measurement SET result = 'nothing' WHERE id = 1")
-    reading = read_store(path)
-    assert minutes(reading.measurements) == [9]
-    assert [problem.startswith(f"{path}, row 1 cannot be read") for problem in reading.problems] == [True]
-
-
 @pytest.mark.parametrize("opened", [Store, read_store])
 def test_what_is_no_store(path: Path, opened: Callable[[Path], object], tmp_path: Path) -> None:
     path.write_text("measurements = 1\n" * 100)
-    with pytest.raises(UserError, match="file is not a database"):
+    with pytest.raises(UserError, match=f"history {path} --format csv` exports it; give another path"):
         opened(path)
     with pytest.raises(UserError, match="is a directory"):
         opened(tmp_path)
-    others = tmp_path / "optuna.db"
-    sqlite3.connect(others).execute("CREATE TABLE studies (name TEXT)").connection.close()
-    with pytest.raises(UserError, match=r"optuna.db is no store"):
-        opened(others)
-    with pytest.raises(UserError, match="has schema 2"):
-        opened(from_an_earlier_version(tmp_path / "later.sqlite", "PRAGMA user_version = 2"))
-    cut = from_an_earlier_version(tmp_path / "cut.sqlite")
-    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    with pytest.raises(UserError, match="cannot be read as a store"):
-        opened(cut)
