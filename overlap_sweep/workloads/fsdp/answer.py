@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlap_sweep.report.comparison import flat
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
@@ -244,7 +245,11 @@ def _best(
     """Returns the best, why, and whether a search settled it: it measured its answer again after it had chosen it, in
     alternation with the baseline, and what seems faster here only seemed so when it was tried."""
     settled = {
-        frozen(knobs_of(point.config)): search for point, search in _answering(points, searches) if search.settles
+        frozen(knobs_of(point.config)): search
+        for directory, record in searches.items()
+        for search in record.searches
+        for point in points
+        if search.settles and point.directory.is_relative_to(directory) and _has_answer(point.config, search)
     }
     if not settled:
         return *choose(list(rows.values())), False
@@ -256,36 +261,17 @@ def _best(
     return best, proven, True
 
 
-def _answering(points: Iterable[Point], records: Mapping[Path, KnobRecord]) -> Iterator[tuple[Point, KnobSearch]]:
-    """Yields the points that have the answer of a search beside which they lie."""
-    searches = [
-        (directory, search) for directory, record in records.items() for search in record.searches if search.answered
-    ]
-    for point in points:
-        for directory, search in searches:
-            if point.directory.is_relative_to(directory) and _has_answer(point.config, search):
-                yield point, search
-
-
 def _has_answer(config: Mapping[str, Any], search: KnobSearch) -> bool:
     baseline = {key: values[0] for key, values in search.knobs.items() if values}
     typed = dict(override.partition("=")[::2] for override in search.overrides)
-    wanted = {**typed, **baseline, **search.best}
-    return all(_in_config(config, key.lstrip("+"), value) for key, value in wanted.items())
-
-
-def _in_config(config: Mapping[str, Any], key: str, value: str) -> bool:
-    """Returns whether it is set there so; true of what is no part of a point."""
-    first, *rest = key.split(".")
-    if first not in config:
-        return True
-    found: Any = config[first]
-    for name in rest:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    if isinstance(found, Mapping):
-        # A choice of a group, such as model=llama3_8b.
-        found = found.get("name")
-    return _alike(key, in_words(found)) == _alike(key, value)
+    wanted = {key.lstrip("+"): value for key, value in {**typed, **baseline, **search.best}.items()}
+    settings = flat(config)
+    # What is no part of a point changes nothing in it; a choice of a group, such as model=llama3_8b, is its name.
+    return all(
+        _alike(key, in_words(settings.get(key, settings.get(f"{key}.name")))) == _alike(key, value)
+        for key, value in wanted.items()
+        if key.split(".")[0] in config
+    )
 
 
 def _alike(key: str, value: str) -> str:
