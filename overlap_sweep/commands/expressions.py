@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import keyword
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -19,18 +18,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ABOUT_MISSING, ABOUT_TEXT = ("isna", "notna"), ("contains", "startswith", "endswith")
-METHODS = ".isna() .notna() .isin([1, 2]) .str.startswith('x') .str.endswith('x') .str.contains('x', case=, regex=)"
+METHODS = ".isna() .notna() .str.startswith('x') .str.endswith('x') .str.contains('x')"
 # Without powers: those of constants may take forever.
 ARITHMETIC: Mapping[type[ast.AST], Callable[..., Any]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg},
 }
-BEFORE_A_LIST = (ast.In, ast.NotIn, ast.Eq, ast.NotEq)
 COMPARISONS: Mapping[type[ast.AST], Callable[..., Any]] = {
     **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le},
     **{ast.Gt: operator.gt, ast.GtE: operator.ge},
 }
-_TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?P<quoted>[^`]*)`|[&|@]""")
+_TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`(?P<quoted>[^`]*)`""")
 
 
 @dataclass(frozen=True)
@@ -52,93 +50,74 @@ def nearest_columns(name: str, frame: pd.DataFrame) -> str:
 def condition(frame: pd.DataFrame, expression: str) -> Condition:
     """Returns the rows that the expression holds for. UserError in one line where it is no condition on the columns."""
     text = " ".join(expression.split())
-    if not text:
-        raise UserError("The expression is empty; give a condition such as 'tp_size == 8'.")
     try:
         return _condition(frame, text)
     except UserError:
         raise
-    except Exception as error:  # Whatever the parser, pandas, numpy, pyarrow and re have to say.
-        raise UserError(f"{text[:200]}: {_mistake(text, frame, error)}.") from None
+    except Exception as error:  # Whatever the parser, pandas, numpy and pyarrow have to say.
+        reason = " ".join(str(getattr(error, "msg", error)).split())[:200] or type(error).__name__
+        example = "write it as in \"tp_size == 8 and `pass` == 'bwd'\""
+        raise UserError(f"{text[:200]}: cannot be understood ({reason}); {example}.") from None
 
 
 def _condition(frame: pd.DataFrame, text: str) -> Condition:
-    quoted: list[str] = []
+    quoted: dict[str, str] = {}
 
     def as_python(token: re.Match[str]) -> str:
-        if token[0] == "@":
-            raise UserError(f"{text[:200]}: @ is not allowed; only columns and constants are.")
         if token["quoted"] is None:
-            return {"&": " and ", "|": " or "}.get(token[0], token[0])
-        quoted.append(token["quoted"])
-        return f"column_in_backticks_{len(quoted) - 1}"
+            return token[0]
+        stand_in = f"column_in_backticks_{len(quoted)}"
+        quoted[stand_in] = token["quoted"]
+        return stand_in
 
     tree = ast.parse(_TOKEN.sub(as_python, text), mode="eval").body
-    names = sorted((node for node in ast.walk(tree) if isinstance(node, ast.Name)), key=lambda node: node.col_offset)
-    if not names:
-        raise UserError(f"{text[:200]} mentions no column; give a condition such as 'tp_size == 8'.")
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     for node in names:
-        if in_backticks := re.fullmatch(r"column_in_backticks_(\d+)", node.id):
-            node.id = f"`{quoted[int(in_backticks[1])]}`"
-    columns = {node.id: node.id.strip("`") for node in names}
+        node.id = quoted.get(node.id, node.id)
+    columns = list(dict.fromkeys(node.id for node in names))
     holds = _Evaluation(_values(columns, frame)).condition(tree)
     asked = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ABOUT_MISSING]
-    needed = dict.fromkeys(columns[node.id] for node in names if node not in asked)
-    mask = holds.fillna(False).to_numpy(dtype=bool)
-    return Condition(text, list(dict.fromkeys(columns.values())), list(needed), mask)
+    needed = dict.fromkeys(node.id for node in names if node not in asked)
+    return Condition(text, columns, list(needed), holds.fillna(False).to_numpy(dtype=bool))
 
 
-def _values(columns: Mapping[str, str], frame: pd.DataFrame) -> dict[str, Any]:
-    """Returns columns by how the expression writes them, of types that know what is missing."""
-    for column in columns.values():
-        if column not in frame and (frame == column).any(axis=None):
-            raise UserError(f"{column} is no column but one of the values; write it in quotes: '{column}'.")
+def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
+    """Returns the columns in types that know what is missing."""
+    for column in columns:
         if column not in frame:
-            raise UserError(f"{column} is no column; the nearest are {nearest_columns(column, frame)}.")
-    used = frame[list(dict.fromkeys(columns.values()))].convert_dtypes(dtype_backend="numpy_nullable")
+            nearest = nearest_columns(column, frame)
+            raise UserError(f"{column} is no column; the nearest are {nearest}. Write text in quotes: '{column}'.")
+    used = frame[columns].convert_dtypes(dtype_backend="numpy_nullable")
     # Comparisons of pyarrow's text are pyarrow's booleans, which do not go with others.
     used = used.astype(dict.fromkeys(used.select_dtypes("string"), "string[python]"))
-    return {written: used[column] for written, column in columns.items()}
-
-
-def _mistake(text: str, frame: pd.DataFrame, error: Exception) -> str:
-    bare = _TOKEN.sub("''", text)
-    for word in filter(keyword.iskeyword, re.findall(r"\w+", bare)):
-        if word in frame:
-            return f"{word} is a word of Python's; write `{word}`, in backticks, and single quotes around all"
-    if isinstance(error, SyntaxError) and re.search(r"(?<![=!<>:])=(?!=)", bare):
-        return "write == to compare"
-    reason = " ".join(str(getattr(error, "msg", error)).split())[:200] or type(error).__name__
-    return f"cannot be understood ({reason}); write it as in 'tp_size == 8 and num_sm > 8'"
+    return {column: used[column] for column in columns}
 
 
 @dataclass(frozen=True)
 class _Evaluation:
     values: Mapping[str, Any]
-    """Columns by how the expression writes them."""
+    """The columns by name."""
 
     def condition(self, node: ast.expr) -> Any:
         """Returns for each row whether it holds, or NA. UserError where the expression is no condition."""
-        if isinstance(node, ast.BoolOp):
-            combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
-            return reduce(combine, map(self.condition, node.values))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert):
-            return ~self.condition(node.operand)
-        is_value = isinstance(node, ast.BinOp | ast.UnaryOp | ast.Constant)
-        if is_value or getattr(value := self.value(node), "dtype", None) != "boolean":
+        value = self.value(node)
+        if isinstance(node, ast.BinOp) or getattr(value, "dtype", None) != "boolean":
             raise UserError(f"{ast.unparse(node)} is no condition; compare it, as in '{ast.unparse(node)} > 0'.")
         return value
 
     def value(self, node: ast.expr) -> Any:
         """Returns a column or a constant. UserError for whatever has no case here."""
         match node:
-            case ast.BoolOp() | ast.UnaryOp(ast.Not() | ast.Invert()):
-                return self.condition(node)
+            case ast.BoolOp(sign, parts):
+                combine = operator.and_ if isinstance(sign, ast.And) else operator.or_
+                return reduce(combine, map(self.condition, parts))
+            case ast.UnaryOp(ast.Not() | ast.Invert(), operand):
+                return ~self.condition(operand)
             case ast.Name(name):
                 return self.values[name]
             case ast.Constant(bool() | int() | float() | str() as constant):
                 return constant
-            case ast.UnaryOp(sign, operand):
+            case ast.UnaryOp(ast.USub() as sign, operand):
                 return ARITHMETIC[type(sign)](self.number(operand))
             case ast.BinOp(left, sign, right) if type(sign) in ARITHMETIC:
                 return ARITHMETIC[type(sign)](self.number(left), self.number(right))
@@ -147,15 +126,10 @@ class _Evaluation:
                 return reduce(operator.and_, (self.compared(*of) for of in sides))
             case ast.Call(ast.Attribute(ast.Name(name), method), [], []) if method in ABOUT_MISSING:
                 return getattr(self.values[name], method)().astype("boolean")
-            case ast.Call(ast.Attribute(column, "isin"), [ast.List() | ast.Tuple() as listed], []):
-                return self.compared(column, ast.In(), listed)
-            case ast.Call(
-                ast.Attribute(ast.Attribute(ast.Name(name), "str"), method), [ast.Constant(str(part))], given
-            ):
-                options = {str(option.arg): getattr(option.value, "value", None) for option in given}
-                are_flags = options.keys() <= {"case", "regex"} and {True, False}.issuperset(options.values())
-                if method in ABOUT_TEXT and are_flags:
-                    return getattr(self.values[name].str, method)(part, **options)
+            case ast.Call(ast.Attribute(ast.Attribute(ast.Name(name), "str"), method), [ast.Constant(str(part))], []):
+                if method in ABOUT_TEXT:
+                    literal = {"regex": False} if method == "contains" else {}
+                    return getattr(self.values[name].str, method)(part, **literal)
         raise UserError(f"{ast.unparse(node)} is not allowed; only columns, constants and {METHODS} are.")
 
     def number(self, node: ast.expr) -> Any:
@@ -171,7 +145,7 @@ class _Evaluation:
         if listed is None:
             fits = type(sign) in COMPARISONS
         else:
-            fits = isinstance(sign, BEFORE_A_LIST) and not any(hasattr(other, "dtype") for other in others)
+            fits = isinstance(sign, ast.In | ast.NotIn) and not any(hasattr(other, "dtype") for other in others)
         if not fits:
             raise UserError(
                 f"{ast.unparse(right)} cannot be compared so; write == != < <= > >= before a value, in or not in "
@@ -184,7 +158,7 @@ class _Evaluation:
             return COMPARISONS[type(sign)](value, others[0])
         # To pandas, what is missing is not in any list; so its opposite would hold.
         found = value.isin(others).astype("boolean").where(value.notna())
-        return found if isinstance(sign, ast.In | ast.Eq) else ~found
+        return found if isinstance(sign, ast.In) else ~found
 
 
 def _is_text(value: Any) -> bool:

@@ -28,7 +28,6 @@ FAILED_IF = 3
 COLUMNS = "COLUMNS"
 """In a command's help, where its columns are to be listed."""
 HELP_WIDTH = 116
-KINDS = {"text": "text", "count": "whole numbers", "flag": "true, false", "us": "microseconds", "number": "numbers"}
 
 
 def fail_for(problems: Sequence[str]) -> None:
@@ -121,17 +120,11 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
     from overlap_sweep.report.table import Column
 
     def shown(name: str) -> Column[Row]:
-        dtype = frame[name].dtype
-        kind: Kind = "flag" if is_bool_dtype(dtype) else "number" if is_numeric_dtype(dtype) else "text"
-        return Column(name, itemgetter(name), kind=kind, header=header(name), words=lambda row: cell(name, row[name]))
+        is_number = is_numeric_dtype(frame[name]) and not is_bool_dtype(frame[name])
+        kind: Kind = "number" if is_number else "text"
+        return Column(name, itemgetter(name), kind=kind, header=name, words=lambda row: cell(name, row[name]))
 
     return [shown(str(name)) for name in frame.columns]
-
-
-def header(column: str) -> str:
-    """`time us` of time_us: units apart, other names as they are to be typed."""
-    name, _, unit = column.rpartition("_")
-    return f"{name} {unit}" if name and unit in ("us", "ms") else column
 
 
 def cell(column: str, value: Any) -> str:
@@ -142,13 +135,7 @@ def cell(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        if column.endswith("_us"):
-            return f"{value:,.1f}"
-        if column.startswith("num_"):
-            return f"{value:g}"
-        return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
-    if isinstance(value, list | tuple):
-        return ", ".join(cell(column, element) for element in value) or "-"
+        return f"{value:,.1f}" if column.endswith("_us") else f"{value:.4g}"
     return str(next(iter(str(value).splitlines()), ""))
 
 
@@ -187,10 +174,8 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = 
                 )
         matching = frame[wanted.mask]
         if len(matching):
-            failed.append(
-                f"fail-if: {wanted.text} holds for {len(matching)} of {len(frame)} {what}, "
-                f"first {_describe_first(matching, frame, wanted.columns)}"
-            )
+            first = _described(matching.iloc[0], wanted.columns)
+            failed.append(f"fail-if: {wanted.text} holds for {len(matching)} of {len(frame)} {what}, first {first}")
     for sentence in failed:
         print_aside(sentence)
     if failed:
@@ -198,42 +183,24 @@ def fail_if(expressions: Sequence[str] | None, frame: pd.DataFrame, what: str = 
 
 
 NAMING = (
-    *("dataset", "model", "run", "file", "point", "variant", "rank", "iteration", "slot", "operator", "phase", "pass"),
-    *("setting", "name", "quantity", "kernel", "m", "n", "k", "implementation"),
+    *("model", "dataset", "run", "file", "point", "variant", "rank", "iteration", "tp_size", "slot", "phase"),
+    *("setting", "name", "quantity", "kernel", "m", "implementation"),
 )
-"""The columns that tell rows apart, and are told of a row that failed, beside tp_size."""
+"""The columns that tell rows apart, and are told of a row that failed."""
 
 
-def _describe_first(matching: pd.DataFrame, frame: pd.DataFrame, columns: Sequence[str]) -> str:
-    row = matching.iloc[0]
-    values_of = {name: plain(row[name]) for name in _naming(frame)}
-    told = [f"{name} {v}" if isinstance(v, int) else str(v) for name, v in values_of.items() if v is not None]
-    at = f" at TP={row['tp_size']}" if "tp_size" in frame and plain(row["tp_size"]) is not None else ""
+def _described(row: pd.Series[Any], columns: Sequence[str]) -> str:
+    naming = {name: plain(row[name]) for name in NAMING if name in row}
+    known = {name: value for name, value in naming.items() if value is not None}
+    told = [value if isinstance(value, str) else f"{name} {value}" for name, value in known.items()]
     values = [f"{name} {cell(name, row[name])}" for name in columns]
-    return f"{' '.join(told)}{at} ({', '.join(values)})".strip()
-
-
-def _naming(frame: pd.DataFrame) -> list[str]:
-    """Those that are not the same in every row, and say nothing twice."""
-    there = [name for name in NAMING if name in frame and (len(frame) == 1 or frame[name].nunique() > 1)]
-    if "slot" in there:
-        there = [name for name in there if name not in ("operator", "phase", "pass", "point", "setting")]
-    return there
-
-
-def kind_in_words(column: Column[Any]) -> str:
-    """Returns what the values of a column are."""
-    return KINDS["us" if "us" in column.name.split("_") else column.kind]
+    return f"{' '.join(told)} ({', '.join(values)})".strip()
 
 
 def listed(heading: str, table: Table[Any]) -> str:
-    """Returns a paragraph: the names of the table's columns by kind."""
-    lines = [f"Columns {heading}, {table.rows}:"]
-    for kind in KINDS.values():
-        if names := [column.name for column in table.written if kind_in_words(column) == kind]:
-            text = textwrap.fill(" ".join(names), HELP_WIDTH - 17, break_on_hyphens=False)
-            lines.append(textwrap.indent(text, " " * 17).replace(" " * 17, f"  {kind:13}  ", 1))
-    return "\b\n" + "\n".join(lines)
+    """Returns a paragraph: the names of the table's columns."""
+    names = textwrap.wrap(" ".join(table.types), HELP_WIDTH, break_on_hyphens=False)
+    return "\b\n" + "\n  ".join([f"Columns {heading}, {table.rows}:", *names])
 
 
 def with_columns(tables: Callable[[], Mapping[str, Table[Any]]]) -> type[TyperCommand]:

@@ -86,7 +86,7 @@ def query(
 
     \b
     A condition compares columns: == != < <= > >=, in [1, 2], and, or, not, + - * / // %, parentheses,
-    .isna() .notna() .isin([1, 2]), and of text .str.contains('x') .str.startswith('x') .str.endswith('x').
+    .isna() .notna(), and of text .str.contains('x') .str.startswith('x') .str.endswith('x').
     A missing value makes no condition true. Text needs quotes, and the column `pass` backticks.
 
     \b
@@ -116,23 +116,22 @@ def query(
     matching = frame[wanted.mask] if wanted else frame
     check_fail_if(fail_expressions, matching)
     if sort is not None:
-        keys = _names(sort)
-        by = _known([key.removeprefix("-") for key in keys], frame)
+        keys = _columns(sort, frame)
         # What is missing comes last either way.
-        matching = matching.sort_values(by, ascending=[not key.startswith("-") for key in keys], kind="stable")
+        ascending = [not key.startswith("-") for key in keys]
+        matching = matching.sort_values([key.removeprefix("-") for key in keys], ascending=ascending, kind="stable")
     shown = matching.head(limit) if limit else matching
-    asked = _known([] if columns is None or columns == ALL else _names(columns), frame)
+    asked = list(frame) if columns in (None, ALL) else _columns(columns, frame)
     if format is TableFormat.table and columns is None:
         asked = _telling(shown, table, wanted.columns if wanted else [])
     if matching.empty and format is TableFormat.table:
         print_aside(f"No row matches, of {len(frame)}.")
     else:
-        chosen = shown[asked] if asked else shown
+        chosen = shown[asked]
 
         def show(console: Console) -> None:
-            told = _without_folders(chosen)
-            rows: list[Row] = told.to_dict("records")  # type: ignore[assignment]
-            print_table("", columns_of(told), rows, console)
+            rows: list[Row] = chosen.to_dict("records")  # type: ignore[assignment]
+            print_table("", columns_of(chosen), rows, console)
             found = counted(len(matching), "row")
             console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
 
@@ -185,40 +184,18 @@ def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
         raise UserError(f"{path} cannot be read ({reason}); analyse the results again.") from None
 
 
-def _names(listed: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in listed.split(",")))
-
-
-def _known(names: list[str], frame: pd.DataFrame) -> list[str]:
-    """Returns the names. UserError where one is no column."""
+def _columns(listed: str, frame: pd.DataFrame) -> list[str]:
+    """Returns the names, which may begin with `-`. UserError where one is no column."""
+    names = [name.strip() for name in listed.split(",")]
     for name in names:
-        if name not in frame.columns:
+        if name.removeprefix("-") not in frame:
             raise UserError(f"{name or 'An empty name'} is no column; the nearest are {nearest_columns(name, frame)}.")
-    return names
+    return list(dict.fromkeys(names))
 
 
 def _telling(rows: pd.DataFrame, table: Table[Any], mentioned: Sequence[str]) -> list[str]:
     """Returns the columns that people look for: the case where there are several, what has a value in any row, and what
-    was asked about; why the rows are not ok where none is."""
-    import pandas as pd
-
-    usual = [name for name in table.told if name in rows and name not in CASE]
-    in_question = [name for name in CASE if name in rows and name not in usual]
-    is_ok = rows["status"] == "ok" if "status" in rows else pd.Series(True, rows.index)
-    why = ["error"] if "error" in rows and len(rows) and not is_ok.any() else []
-    # A point that was not measured doesn't know its GPU, only that there was to be one.
-    known = rows.assign(device=rows["device"].where(is_ok)) if "device" in rows and is_ok.any() else rows
-    cases = [name for name in in_question if known[name].nunique() > 1]
-    named = [name for name in (*cases, *usual, *why) if rows[name].notna().any()]
-    if "launch_bound" in named and not rows["launch_bound"].fillna(False).any():
-        named.remove("launch_bound")
-    return list(dict.fromkeys([*named, *mentioned]))
-
-
-def _without_folders(rows: pd.DataFrame) -> pd.DataFrame:
-    """`file:best.yaml` of the variant `file:/a/b/best.yaml`, unless another's would be called the same."""
-    if "variant" not in rows:
-        return rows
-    from overlap_sweep.overlap.overlap_cfg import without_folders
-
-    return rows.assign(variant=rows["variant"].replace(without_folders(rows["variant"].dropna().unique())))
+    was asked about."""
+    cases = [name for name in CASE if name in rows and rows[name].nunique() > 1]
+    usual = [name for name in table.told if name in rows and name not in CASE and rows[name].notna().any()]
+    return list(dict.fromkeys([*cases, *usual, *mentioned]))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +28,7 @@ def timeline(
     """Put the traces of all ranks on one timeline, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
     A process for each rank: its iterations and passes, then GEMMs, other computation, communication, waits and copies,
-    on as many tracks as streams are busy at once, and when GEMM and communication ran at the same time. Ranks are
+    on as many tracks as run at once, and when GEMM and communication ran at the same time. Ranks are
     aligned by their clock where they share one, else at the start of the first iteration that all have.
 
     \b
@@ -43,7 +42,8 @@ def timeline(
     number = _iteration(iteration)
     _check_output(output, force)
     ranks = []
-    for path in _traces(paths):
+    traces = {one.resolve(): one for path in paths for one in _traces_of(path)}
+    for path in traces.values():
         rank, warnings = read_rank(path)
         ranks.append(rank)
         for warning in warnings:
@@ -52,10 +52,8 @@ def timeline(
     for note in made.notes:
         print_warning(note)
     _write(output, made.content)
-    which = f"iteration{'s' if len(made.iterations) > 1 else ''} {_span_of(made.iterations)}"
-    typer.echo(
-        f"Written to {output}: {counted(made.ranks, 'rank')}, {which}, {made.spans:,} spans; open it in https://ui.perfetto.dev."
-    )
+    what = ", ".join([counted(made.ranks, "rank"), counted(len(made.iterations), "iteration"), f"{made.spans:,} spans"])
+    typer.echo(f"Written to {output}: {what}; open it in https://ui.perfetto.dev.")
 
 
 def _iteration(written: str) -> int | None:
@@ -64,18 +62,6 @@ def _iteration(written: str) -> int | None:
     if not re.fullmatch(r"\d+", written):
         raise typer.BadParameter(f"{written} is no number; give one, or all.", param_hint="--iteration")
     return int(written)
-
-
-def _span_of(numbers: Sequence[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
-def _traces(paths: Sequence[Path]) -> list[Path]:
-    found: dict[Path, Path] = {}
-    for path in paths:
-        for one in _traces_of(path):
-            found.setdefault(one.resolve(), one)
-    return list(found.values())
 
 
 def _traces_of(path: Path) -> list[Path]:
@@ -97,21 +83,13 @@ def _traces_of(path: Path) -> list[Path]:
         print_warning(refused)
     if not traces:
         raise UserError(f"{directory} holds no traces; measure the point again with profile=all, or give the traces.")
-    # Beside an operator's own traces there may be some of it without overlap.
-    own = [trace for trace in traces if not _variant(trace)]
-    variants = list(dict.fromkeys(variant for trace in traces if (variant := _variant(trace))))
+    # Beside an operator's own traces there may be some of it without overlap, and a layer's are of variants.
+    own = [trace for trace in traces if re.match(r"(?!trace_.+_rank\d)", trace.name)]
+    variants = sorted({trace.name.rpartition("_rank")[0] for trace in traces})
     if not own and len(variants) > 1:
-        example = directory / f"trace_{variants[0]}_rank*.json.gz"
-        raise UserError(
-            f"{directory} has traces of several variants ({some_of(variants, FEW)}); give those of one: {example}."
-        )
+        example = directory / f"{variants[0]}_rank*.json.gz"
+        raise UserError(f"{directory} has traces of {', '.join(variants)}; give those of one: {example}.")
     return own or traces
-
-
-def _variant(trace: Path) -> str:
-    """Returns the variant of a layer's trace; empty for what is named otherwise."""
-    named = re.fullmatch(r"trace_(.+)_rank\d+\.json(?:\.gz)?", trace.name)
-    return named[1] if named else ""
 
 
 def _check_output(output: Path, force: bool) -> None:

@@ -107,7 +107,7 @@ class Table(Generic[R]):
             for column in self.written
             if column.queried or (column.header and not column.dropped and not column.page_only)
         ]
-        return [*(name for name in shown if name != "status"), "launch_bound", "status"]
+        return [*(name for name in shown if name != "status"), "status"]
 
     @property
     def types(self) -> dict[str, str]:

@@ -1,11 +1,10 @@
 """All ranks of a run on one timeline, as a trace that Perfetto and chrome://tracing load: a process for each rank, with
-tracks for its iterations and passes, and for each kind of kernels as many as streams are busy at once."""
+tracks for its iterations and passes, and for each kind of kernels as many as run at once."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import PASS_WORDS, some_of
 from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, IGNORE, MEMORY, PHASE_OF_PASS, WAIT, Activity, activity_of
-from overlap_sweep.trace.disk import TIMELINE_MARK, beginning
-from overlap_sweep.trace.intervals import Intervals, intersect, merge, rows_without_overlap
+from overlap_sweep.trace.disk import TIMELINE_MARK
+from overlap_sweep.trace.intervals import intersect, merge, rows_without_overlap
 from overlap_sweep.trace.kernel_classes import function_name
 from overlap_sweep.trace.kineto import read_trace
 from overlap_sweep.trace.measured import phases_of
@@ -34,11 +33,7 @@ KINDS = {
     MEMORY: ("copies", "memory", "rail_load"),
 }
 """From top to bottom: title, category, and one of chrome://tracing's colours; Perfetto colours by name."""
-LONGEST_NUMBER = 20
-"""Digits of a stream's number; what is longer is a name."""
 RANKS_NAMED = 16
-STREAMS_NAMED = 3
-"""In the name of a track that several share."""
 
 _Span = tuple[int, int, str, dict[str, Any]]
 """Something on a track: start and end in the trace's own nanoseconds, name, other fields of the event."""
@@ -54,9 +49,7 @@ class RankTimeline:
     base_time_ns: int
     """Since 1970; 0 where the trace doesn't say what it counts from."""
     device: str
-    """Such as `NVIDIA H200, device 0`."""
-    streams: list[str]
-    """By lane what its stream is called, or on a CPU its thread; with its device where there are several."""
+    """Such as `device 0`; of several devices all."""
     activity: Activity
     phases: dict[int, dict[str, NDArray[np.intp]]]
     """By iteration and phase, which of the activity's events are in it."""
@@ -111,21 +104,11 @@ def read_rank(path: Path) -> tuple[RankTimeline, list[str]]:
         rank=trace.rank,
         world_size=trace.world_size,
         base_time_ns=trace.base_time_ns,
-        device=_named(devices, path) if len(trace.device) else "CPU",
-        streams=[f"{device}:{stream}" if len(devices) > 1 else stream for device, stream in activity.lanes],
+        device=f"device {', '.join(devices)}" if len(trace.device) else "CPU",
         activity=activity,
         phases=phases,
     )
     return timeline, trace.warnings
-
-
-def _named(devices: list[str], path: Path) -> str:
-    """Kineto lists the host's devices before its events."""
-    head = beginning(path)[0].partition(b'"traceEvents"')[0]
-    listed = re.findall(rb'"id":\s*(\d+),\s*"name":\s*"([^"]+)"', head)
-    names = {number.decode(): name.decode(errors="replace") for number, name in listed}
-    kinds = dict.fromkeys(names[number] for number in devices if number in names)
-    return ", ".join([*kinds, f"device {' and '.join(devices)}"])
 
 
 def build(ranks: Sequence[RankTimeline], iteration: int | None = None) -> Timeline:
@@ -244,30 +227,14 @@ def _tracks(
         for phase, name in PASS_WORDS.items()
         if phase in rank.phases[number]
     ]
-    for title, spans in (("iterations", whole), ("passes", passes), *_kernels(rank, chosen)):
+    kernels = (
+        (title, [_kernel(rank, int(i), *drawn) for i in chosen[rank.activity.kind[chosen] == kind]])
+        for kind, (title, *drawn) in KINDS.items()
+    )
+    for title, spans in (("iterations", whole), ("passes", passes), *kernels):
         ordered = sorted(spans, key=lambda span: span[:2])
         for number, row in enumerate(rows_without_overlap(span[:2] for span in ordered), start=1):
             yield title if number == 1 else f"{title} ({number})", [ordered[i] for i in row]
-
-
-def _kernels(rank: RankTimeline, chosen: NDArray[np.intp]) -> Iterator[tuple[str, list[_Span]]]:
-    """Yields spans by kind, then by stream. Streams that are never busy at once share a track, since userbuffers take
-    some for every slot."""
-    activity, events = rank.activity, rank.activity.events
-    for kind, (title, *drawn) in KINDS.items():
-        of_kind = chosen[activity.kind[chosen] == kind]
-        shared: list[tuple[list[int], Intervals]] = []
-        for lane in sorted(np.unique(events.lane[of_kind]).tolist(), key=lambda lane: _natural(activity.lanes[lane])):
-            busy = merge(events.intervals[of_kind[events.lane[of_kind] == lane]])
-            free = next((i for i, (_, taken) in enumerate(shared) if not len(intersect(taken, busy))), None)
-            if free is None:
-                shared.append(([lane], busy))
-            else:
-                lanes, taken = shared[free]
-                shared[free] = [*lanes, lane], merge(np.concatenate((taken, busy)))
-        for lanes, _ in shared:
-            spans = [_kernel(rank, int(i), *drawn) for i in of_kind[np.isin(events.lane[of_kind], lanes)]]
-            yield f"{title} · {_streams(rank, lanes)}", spans
 
 
 def _kernel(rank: RankTimeline, event: int, category: str, colour: str) -> _Span:
@@ -277,22 +244,9 @@ def _kernel(rank: RankTimeline, event: int, category: str, colour: str) -> _Span
     args = {
         "kernel": name,
         "library": activity.classes[int(events.label[event])].library,
-        "stream": rank.streams[events.lane[event]],
+        "stream": activity.lanes[events.lane[event]][1],
         "phase": PHASE_OF_PASS.get(int(activity.assignment.pass_[event]), ""),
         "iteration": int(activity.assignment.iteration[event]),
     }
     fields = {"cat": category, "cname": colour, "args": args}
     return int(events.start_ns[event]), int(events.end_ns[event]), short, fields
-
-
-def _streams(rank: RankTimeline, lanes: Iterable[int]) -> str:
-    """Returns what a track is called by its streams: `stream 7`, `streams 7, 359, 366 and 5 more`, `threads 12, 13`."""
-    named = [rank.streams[lane] for lane in lanes]
-    noun = ("thread" if rank.device == "CPU" else "stream") + ("s" if len(named) > 1 else "")
-    return f"{noun} {some_of(named, STREAMS_NAMED)}"
-
-
-def _natural(lane: tuple[str, str]) -> tuple[tuple[bool, int, str], ...]:
-    """Returns a key to sort lanes by: numbers count by their value."""
-    numbers = [int(part) if part.isdecimal() and len(part) < LONGEST_NUMBER else None for part in lane]
-    return tuple((number is None, number or 0, part) for number, part in zip(numbers, lane, strict=True))

@@ -42,13 +42,11 @@ def matching(expression: str, of: pd.DataFrame | None = None) -> list[int]:
 
 
 EXPRESSIONS = {
-    "num_sm > 8 & tp_size == 4": [1],
-    "num_sm == 4 | tp_size == 8": [0, 2],
+    "num_sm > 8 and tp_size == 4": [1],
+    "num_sm == 4 or tp_size == 8": [0, 2],
     "1 < num_sm < 8": [0],
     "num_sm in [4, 5]": [0],
-    "num_sm == [4, 5]": [0],
-    # As long as there are rows.
-    "tp_size % 3 == [1, 5, 6]": [1],
+    "tp_size % 3 in (1, 5, 6)": [1],
     "`num_sm` == 4 and num_sm == `num_sm`": [0],
     "`pass` == 'bwd' and slot != 'a `pass` @ b'": [0],
     "launch_bound": [1],
@@ -56,8 +54,7 @@ EXPRESSIONS = {
     "time_us / tp_size > 100": [0],
     "tp_size % 4 == 0": [1, 2],
     "slot.str.contains('_d')": [0],
-    "slot.str.contains('FC1', case=False)": [0],
-    "slot.str.contains('c.', regex=False)": [],
+    "slot.str.contains('c.')": [],
     "slot.str.startswith('fc2')": [1],
     "num_sm.isna()": [2],
     "slot.notna() and not launch_bound": [0],
@@ -68,7 +65,6 @@ EXPRESSIONS = {
     # What is missing matches neither a condition nor its opposite.
     "num_sm != 4": [1],
     "not num_sm == 4": [1],
-    "num_sm != [4]": [1],
     "num_sm not in []": [0, 1],
     "num_sm + 1 not in [5]": [1],
     "not -num_sm * 2 >= -8": [1],
@@ -78,7 +74,6 @@ EXPRESSIONS = {
     "not slot.str.startswith('fc1')": [1],
     "not (slot.str.endswith('x') and num_sm > 0)": [0, 1],
     "num_sm > 0 or tp_size == 8": [0, 1, 2],
-    "not num_sm.isin([4])": [1],
     "hidden_fraction != 0.5": [0],
     "default_us < 3 or tp_size == 8": [2],
 }
@@ -91,17 +86,17 @@ def test_rows_matching(expression: str) -> None:
 
 
 MISTAKES = {
-    "": "is empty",
+    "": "cannot be understood",
     "num_sms > 8": "num_sms is no column; the nearest are num_sm",
-    "slot == fc1_dgrad": "write it in quotes: 'fc1_dgrad'",
-    "pass == 'bwd'": "write `pass`, in backticks",
+    "slot == fc1_dgrad": "Write text in quotes: 'fc1_dgrad'",
+    "pass == 'bwd'": "`pass`",
     "`no such` > 1": "no such is no column",
-    "num_sm = 8": "write ==",
+    "num_sm = 8": "==",
     "num_sm > 8 and": "cannot be understood",
     "num_sm + 1": "num_sm + 1 is no condition",
     "tp_size": "tp_size is no condition",
     "num_sm > 8 and tp_size": "tp_size is no condition",
-    "1 < 2": "mentions no column",
+    "1 < 2": "is no condition",
     "num_sm == '8'": "compare like with like",
     "num_sm in ['8']": "compare like with like",
     "slot + 1 == 2": "slot is text; only numbers",
@@ -114,10 +109,11 @@ MISTAKES = {
     "num_sm == None": ".isna()",
     "num_sm is 8": "write == !=",
     "num_sm.str.contains('8')": "string values",
-    "slot.str.contains('(')": "cannot be understood",
     "slot.str.contains('a', case=num_sm)": "is not allowed",
+    "num_sm.isin([4])": "is not allowed",
+    "num_sm & tp_size": "is not allowed",
     "num_sm.isna(1)": "is not allowed",
-    "`pass` + 1": "`pass` + 1 is no condition",
+    "`pass` + 1": "pass is text",
 }
 
 HOSTILE = [
@@ -175,10 +171,8 @@ def test_json_has_no_numbers_that_json_has_not(capsysbinary: pytest.CaptureFixtu
     [
         ("time_us", 1234567.89, "1,234,567.9"),
         ("relative_error", 1.2e-7, "1.2e-07"),
-        ("relative_error", 0.0, "0.000"),
+        ("relative_error", 0.0, "0"),
         ("num_sm", 4.0, "4"),
-        ("missing", [3, 5], "3, 5"),
-        ("missing", [], "-"),
         ("error", "first line\nsecond", "first line"),
         ("error", "[bold]not markup", "[bold]not markup"),
         ("flag", None, "-"),

@@ -151,9 +151,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report training": ("gradient_accumulation=2", "best", "2.100", "88%", "-4.2%"),
     "report copies": ("902.0", "90%"),
     "report stacks": ("autotp zero_stage=2", "51,200"),
-    "query operators tp_size==2&num_splits==4": (
-        *("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),
-    ),
+    "query operators num_splits==4": (*("tp2_fc2_fprop_pipeline_sm8_split4", "150.0", "1.333", "num_splits", "1 row"),),
     f"trace {DEFAULT}": ("34,251.2", "3,180.9"),
     f"trace {DEFAULT} --by class --phase bwd": ("cublas", "medians", "11,952.8"),
     f"trace {DEFAULT} --by stream --phase bwd": ("medians",),

@@ -94,7 +94,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "timeline empty": ("holds no traces",),
     "timeline five": ("has 5 points", "bulk_sm1, bulk_sm2, bulk_sm3 and 2 more."),
     "timeline five/bulk_sm1": ("holds no traces", "profile=all"),
-    "timeline variants": ("several variants (default, none)", "trace_default_rank*"),
+    "timeline variants": ("traces of trace_default, trace_none", "trace_default_rank*"),
     f"timeline {NONE} {DEFAULT}": ("are both of rank 0", "one run"),
     f"timeline {DEFAULT} --iteration 7": ("no iteration 7", "0, 1"),
     f"timeline {DEFAULT} --output empty": ("is a directory",),
@@ -190,15 +190,21 @@ def test_damage_is_an_error_beside_the_answers(damaged: Path, command: str, monk
 
 FAIL_IF: dict[str, tuple[int, str]] = {
     "report operators --output {out} --fail-if hidden_fraction<0.3 --fail-if speedup<1": (
-        *(3, "fail-if: hidden_fraction<0.3 holds for 3 of 6 answers, first fc1_fprop at TP=2 (hidden_fraction 0.000)"),
+        *(
+            3,
+            "hidden_fraction<0.3 holds for 3 of 6 answers, first llama3_8b tp_size 2 fc1_fprop ",
+        ),
     ),
     "report operators --output {out} --fail-if speedup<1": (0, ""),
     "query operators tp_size==4 --limit 1 --fail-if speedup<1": (
-        *(3, "speedup<1 holds for 4 of 4 matching rows, first fc1_dgrad at TP=4"),
+        *(
+            3,
+            "speedup<1 holds for 4 of 4 matching rows, first llama3_8b llama3_8b_tp4_fc1_bulk_sm4_2 ",
+        ),
     ),
     "query operators slot=='fc2_fprop' --fail-if speedup<1": (0, ""),
     "query tuned --layers": (0, ""),
-    "trace cpu --format csv --fail-if exposed_comm_us>0.5*span_us": (3, "holds for 4 of 6 rows, first iteration 0"),
+    "trace cpu --format csv --fail-if exposed_comm_us>0.5*span_us": (3, "holds for 4 of 6 rows, first "),
     "trace cpu --fail-if exposed_comm_us>span_us": (0, ""),
     # Tables show medians of parts, but the rows that are checked are those of the other formats.
     "trace cpu --by kernel --format csv --fail-if num_events>1": (3, "holds for 10 of 52 rows"),
@@ -207,13 +213,16 @@ FAIL_IF: dict[str, tuple[int, str]] = {
     "trace ranks/ranks --by rank --fail-if skew_us>slowest_us": (0, ""),
     "timeline ranks/ranks --output {out}/timeline.json": (0, ""),
     "compare compared/old compared/new --fail-if ratio>1.05": (
-        *(3, "holds for 1 of 3 points, first dgrad bulk_sm4 + wgrad bulk_sm4 at TP=2 (ratio 1.250)"),
+        *(3, "holds for 1 of 3 points, first llama3_8b new tp_size 2 dgrad bulk_sm4 + wgrad bulk_sm4 (ratio 1.25)"),
     ),
     "compare compared/old compared/new --by slot --fail-if ratio>0.2": (3, "ratio"),
-    "compare none default --by class --fail-if change=='slower'&difference_us>700": (3, "cublas gemm"),
-    "compare none default --fail-if difference>1200&phase=='fwd'": (3, "first fwd overlap_us (difference"),
-    "compare compared/cuda compared/rocm --fail-if quantity=='step_ms'&verdict=='worse'": (3, "step_ms"),
-    "compare compared/cuda compared/rocm --reference rocm --fail-if quantity=='step_ms'&verdict=='worse'": (0, ""),
+    "compare none default --by class --fail-if (change=='slower')and(difference_us>700)": (3, "cublas gemm"),
+    "compare none default --fail-if (difference>1200)and(phase=='fwd')": (3, "fwd overlap_us (difference 1272"),
+    "compare compared/cuda compared/rocm --fail-if (quantity=='step_ms')and(verdict=='worse')": (3, "step_ms"),
+    "compare compared/cuda compared/rocm --reference rocm --fail-if (quantity=='step_ms')and(verdict=='worse')": (
+        0,
+        "",
+    ),
     "history store/measurements.sqlite --fail-if verdict=='slower'": (3, "1 of 6 rows, first "),
 }
 TRACES_BY_NAME = {"cpu": CPU, "default": DEFAULT, "none": NONE}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from overlap_sweep.commands import compare, history, query, report, trace_rows
-from overlap_sweep.commands.output import kind_in_words
 
 COLUMNS_MD = Path(__file__).parent.parent.parent / "docs" / "columns.md"
 HEAD = """\
@@ -29,7 +28,7 @@ def reference() -> str:
         for heading, table in tables.items():
             parts.append(f"## `{command}` {heading}\n\n{table.rows[0].upper()}{table.rows[1:]}.\n")
             rows = [
-                f"| `{column.name}` | {kind_in_words(column)} | {column.about.replace('|', chr(92) + '|')} |\n"
+                f"| `{column.name}` | {column.kind} | {column.about.replace('|', chr(92) + '|')} |\n"
                 for column in table.written
             ]
             parts.append("".join(["| column | values | |\n|---|---|---|\n", *rows]))
