@@ -217,6 +217,7 @@ TP_TRAINING = (
     "runtime.device=cuda tp_training.attn_impl=flash_attention_2 tp_training.autocast=true",
     f"{ALL_STACKS} tp_training.sequence_parallel=true,false runtime.device=cuda tp_training.dtype=bfloat16",
     f"{ALL_STACKS} tp_training.seq_length=15 runtime.device=cuda",
+    "impl=autotp tp_training.dtype=float16 tp_training.zero_stage=0,1 tp_training.autocast=false,true",
     *(f"{ALL_STACKS} tp_training.{each}" for each in ("autocast=true", "compile=true", "vocab_parallel=false")),
     *(f"{ALL_STACKS} installed={there} runtime.device=cuda" for there in ("[]", "[megatron]")),
     "impl=megatron installed=[megatron,megatron.core] runtime.device=cpu,cuda",

@@ -3,9 +3,10 @@ is, and which points cannot be trained."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,100 +90,84 @@ def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
 
 def refusal(point: Mapping[str, Any]) -> str | None:
     """Returns why the completed point cannot be trained, or not by its implementation; or None."""
+    of_impl = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
+    of_all = chain(_model_refusals(point), of_impl(point))
+    return next((reason for wrong, reason in of_all if wrong), None)
+
+
+def _model_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yields what would be wrong, and how it is told; likewise the next two. What comes later may rely on what came
+    before."""
     model, tp_size, training = point["language_model"], point["tp_size"], point["tp_training"]
-    of_model, heads, kv_heads = point["model"]["name"], model["num_attention_heads"], model["num_key_value_heads"]
+    heads, kv_heads, length = model["num_attention_heads"], model["num_key_value_heads"], training["seq_length"]
     for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        if model[name] % tp_size:
-            return f"{name}={model[name]} of {of_model} does not divide by tp_size={tp_size}; use a divisor"
-    if heads % kv_heads:
-        return (
-            f"num_attention_heads={heads} of {of_model} does not divide by num_key_value_heads={kv_heads}; give "
-            "model.num_kv_heads a divisor"
-        )
-    if model["head_dim"] % 2:
-        return f"head_dim={model['head_dim']} is odd, and rotary embeddings turn pairs; give an even model.head_dim"
-    if training["sequence_parallel"] and training["seq_length"] % tp_size:
-        return f"tp_training.seq_length={training['seq_length']} does not divide by tp_size={tp_size}; use a multiple"
-    return _REFUSALS[point["impl"]](point)
+        reason = f"{name}={model[name]} of {point['model']['name']} does not divide by tp_size={tp_size}; use a divisor"
+        yield model[name] % tp_size, reason
+    yield heads % kv_heads, f"num_attention_heads={heads} does not divide by num_key_value_heads={kv_heads}"
+    yield model["head_dim"] % 2, f"head_dim={model['head_dim']} is odd, and rotary embeddings turn pairs"
+    reason = f"tp_training.seq_length={length} does not divide by tp_size={tp_size}; use a multiple"
+    yield training["sequence_parallel"] and length % tp_size, reason
 
 
-def _autotp_refusal(point: Mapping[str, Any]) -> str | None:
-    if find_spec("deepspeed") is None:
-        return "impl=autotp needs DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
-    if point["tp_training"]["sequence_parallel"]:
-        return "AutoTP has no sequence parallelism: leave tp_training.sequence_parallel out"
-    return _hugging_face_refusal(point)
+def _hugging_face_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    impl, training = point["impl"], point["tp_training"]
+    on_cpu, in_sequence = point["runtime"]["device"] == "cpu", training["sequence_parallel"]
+    if impl == "autotp":
+        reason = "impl=autotp needs DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
+        yield find_spec("deepspeed") is None, reason
+        yield in_sequence, "AutoTP has no sequence parallelism: leave tp_training.sequence_parallel out"
+        bare = training["autocast"] or not training["zero_stage"]
+        reason = "AutoTP scales float16's loss under ZeRO without autocast only; use tp_training.dtype=bfloat16"
+        yield training["dtype"] == "float16" and bare, reason
+    if impl == "async_tp":
+        yield on_cpu, "asynchronous TP copies from GPU to GPU, and runtime.device is cpu; use impl=fsdp_dtensor"
+        reason = "asynchronous TP overlaps nothing at tp_size=1 or without tp_training.sequence_parallel"
+        yield not in_sequence, f"{reason}; use impl=fsdp_dtensor"
+    if training["attn_impl"] == "flash_attention_2":
+        whole = point["precision"] == "fp32" and not training["autocast"]
+        yield on_cpu or whole, "tp_training.attn_impl=flash_attention_2 is for GPUs, bfloat16 and float16; use sdpa"
+        reason = "tp_training.attn_impl=flash_attention_2 needs the package flash-attn; install it, or use sdpa"
+        yield find_spec("flash_attn") is None, reason
 
 
-def _async_tp_refusal(point: Mapping[str, Any]) -> str | None:
-    if not point["tp_training"]["sequence_parallel"] and point["tp_size"] > 1:
-        return "asynchronous TP overlaps nothing without tp_training.sequence_parallel"
-    if point["runtime"]["device"] == "cpu":
-        return "asynchronous TP copies from GPU to GPU, and runtime.device is cpu; use impl=fsdp_dtensor"
-    if point["tp_size"] == 1:
-        return "at tp_size=1 there is nothing for asynchronous TP to overlap; use impl=fsdp_dtensor"
-    return _hugging_face_refusal(point)
-
-
-def _hugging_face_refusal(point: Mapping[str, Any]) -> str | None:
-    if point["tp_training"]["attn_impl"] != "flash_attention_2":
-        return None
-    if point["runtime"]["device"] == "cpu":
-        return "tp_training.attn_impl=flash_attention_2 needs a GPU; use sdpa"
-    if find_spec("flash_attn") is None:
-        return "tp_training.attn_impl=flash_attention_2 needs the package flash-attn; install it, or use sdpa"
-    if point["precision"] == "fp32" and not point["tp_training"]["autocast"]:
-        return "tp_training.attn_impl=flash_attention_2 computes in bfloat16 and float16 only; use sdpa"
-    return None
-
-
-def _megatron_refusal(point: Mapping[str, Any]) -> str | None:
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        return "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
-    training = point["tp_training"]
-    if training["autocast"]:
-        return "Megatron-Core computes in the type of its parameters: leave tp_training.autocast out"
-    if training["compile"]:
-        return "Megatron-Core's layers are not compiled as a whole: leave tp_training.compile out"
-    if not training["vocab_parallel"]:
-        return "Megatron-Core always cuts the vocabulary: leave tp_training.vocab_parallel out"
-    return megatron_core_refusal(point)
-
-
-def megatron_core_refusal(point: Mapping[str, Any]) -> str | None:
-    """Returns where Megatron-Core would compute something else than the other implementations, or cannot overlap as it
-    is told to; or None."""
-    on_gpu = point["runtime"]["device"] == "cuda"
-    return (
-        (missing() if on_gpu else None)
-        or _architecture_refusal(point["language_model"], point["tp_training"]["seq_length"])
-        or (_overlap_refusal(point) if on_gpu else None)
-    )
-
-
-def _architecture_refusal(model: Mapping[str, Any], seq_length: int) -> str | None:
-    if not architecture(model["model_type"]).megatron:
-        same = [name for name, known in sorted(ARCHITECTURES.items()) if known.megatron]
-        return (
-            f"impl=megatron is not known to compute what Hugging Face's {model['model_type']} does, as it is for "
-            f"{', '.join(same)}; use impl=fsdp_dtensor or autotp"
-        )
+def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yields, too, where Megatron-Core would compute something else than the others, or cannot overlap as it is told
+    to."""
+    model, training, tp_size = point["language_model"], point["tp_training"], point["tp_size"]
+    reason = "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
+    yield find_spec("megatron") is None or find_spec("megatron.core") is None, reason
+    for option, asked in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
+        yield training[option] != asked, f"impl=megatron has tp_training.{option}={asked} only: leave it out"
+    same = ", ".join(name for name, one in sorted(ARCHITECTURES.items()) if one.megatron)
+    reason = f"impl=megatron is known to compute what Hugging Face does for {same} only, not {model['model_type']}"
+    yield not architecture(model["model_type"]).megatron, reason
     rope = model["rope_parameters"]
-    if rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return f"impl=megatron has the default rotary embedding only, and the model's is {rope['rope_type']}"
-    if model["hidden_act"] != "silu":
-        return f"impl=megatron has SiLU only, and the model's hidden_act is {model['hidden_act']}"
-    for name in ("attention_bias", "mlp_bias"):
-        if model.get(name):
-            return f"impl=megatron trains without {name}, and the model has {name}={model[name]}"
+    partial_rope = rope["rope_type"] != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0
+    yield partial_rope, f"impl=megatron has the default rotary embedding only, and the model's is {rope['rope_type']}"
+    known = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    for name, value in known.items():
+        own = model.get(name, value)
+        yield own != value, f"impl=megatron has {name}={value} only, and the model has {name}={own}"
     # Mistral's is used whenever there is one, that of others where they say so.
     window = model.get("sliding_window") if model.get("use_sliding_window", model["model_type"] == "mistral") else None
-    if window is not None and window < seq_length:
-        return (
-            f"impl=megatron attends to the whole sequence, and the model's sliding_window={window} is shorter than "
-            f"tp_training.seq_length={seq_length}"
-        )
-    return None
+    reason = f"impl=megatron attends to the whole sequence, and the model's sliding_window={window} is shorter"
+    yield window is not None and window < training["seq_length"], reason
+    yield point["runtime"]["device"] == "cpu", "impl=megatron is for GPUs, and runtime.device is cpu"
+    lacking = missing()
+    yield lacking, lacking or ""
+    config = overlap_configs(point).get("")
+    reason = "tp_training.tp_comm_overlap_cfg overlaps nothing without tp_training.sequence_parallel"
+    yield config and tp_size > 1 and not training["sequence_parallel"], reason
+    if overlaps(point):
+        mend = "give tp_training.tp_comm_overlap=false"
+        reason = f"userbuffers are set up for bfloat16, not {training['dtype']}; {mend} or tp_training.dtype=bfloat16"
+        yield point["precision"] != "bf16", reason
+        if config:
+            refused = overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config)
+            yield refused, refused or ""
+        else:
+            reason = f"Transformer Engine's defaults have no kernels for tp_size={tp_size}, only for 2, 4 and 8 ranks"
+            yield tp_size not in space.USERBUFFERS_RANKS, f"{reason}; {mend} or a tp_comm_overlap_cfg"
 
 
 def overlaps(point: Mapping[str, Any]) -> bool:
@@ -191,36 +176,6 @@ def overlaps(point: Mapping[str, Any]) -> bool:
     # With one rank the point has no sequence_parallel.
     asked = training["tp_comm_overlap"] and training["sequence_parallel"] and point["runtime"]["device"] == "cuda"
     return bool(asked and (given is None or given["switches"]["tp_comm_overlap"]))
-
-
-def _overlap_refusal(point: Mapping[str, Any]) -> str | None:
-    training, tp_size = point["tp_training"], point["tp_size"]
-    config = overlap_configs(point).get("")
-    if config and tp_size > 1 and not training["sequence_parallel"]:
-        return "tp_training.tp_comm_overlap_cfg overlaps nothing without tp_training.sequence_parallel"
-    if not overlaps(point):
-        return None
-    if point["precision"] != "bf16":
-        return (
-            f"userbuffers are set up for bfloat16, not {training['dtype']}; give tp_training.tp_comm_overlap=false or "
-            "tp_training.dtype=bfloat16"
-        )
-    if config:
-        return overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config)
-    if tp_size not in space.USERBUFFERS_RANKS:
-        return (
-            f"Transformer Engine's defaults have no kernels for tp_size={tp_size}; they are for 2, 4 and 8 ranks; give "
-            "tp_training.tp_comm_overlap=false or a tp_comm_overlap_cfg"
-        )
-    return None
-
-
-_REFUSALS = {
-    "autotp": _autotp_refusal,
-    "fsdp_dtensor": _hugging_face_refusal,
-    "async_tp": _async_tp_refusal,
-    "megatron": _megatron_refusal,
-}
 
 
 def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:

@@ -137,15 +137,11 @@ def _analysis(
     for row in sorted(rows, key=lambda row: (row.grid.ranks, row.grid, row.time_us)):
         grids[row.grid].append(row)
     analysis = TpTrainingAnalysis(case, [GridAnswer(case, of_grid) for of_grid in grids.values()], of_points)
-    places: dict[str, list[str]] = defaultdict(list)
-    if analysis.best and len(grids) > 1:
-        places[analysis.best.name].append("best of all")
-    for answer in analysis.answers:
-        for row in answer.ties if len(answer.rows) > 1 else ():
-            places[row.name].append("fastest" if len(answer.ties) == 1 else "tie")
+    several = [answer.ties for answer in analysis.answers if len(answer.rows) > 1]
+    places = {row.name: "tie" if len(ties) > 1 else "fastest" for ties in several for row in ties}
     chosen = {answer.best.name for answer in analysis.answers if answer.best}
     for row in (*rows, *of_points):
-        row.chosen, row.places = row.name in chosen, tuple(places[row.name])
+        row.chosen, row.place = row.name in chosen, places.get(row.name, "")
     return analysis
 
 

@@ -3,9 +3,8 @@
 What DeepSpeed (0.19) does not do alone, and is done here:
 
 - Its float32 weights are copies of those in the training dtype. Here they are drawn in float32, as everywhere else.
-- Without ZeRO, in float16 and bfloat16, its optimizer takes a step with zero gradients when it is made, does not scale
-  the loss in float16, and counts only the first tensor-parallel rank's part of cut parameters in the gradients' norm;
-  in float32 the norm cannot be asked for.
+- Without ZeRO, in bfloat16, its optimizer takes a step with zero gradients when it is made, and counts only the first
+  tensor-parallel rank's part of cut parameters in the gradients' norm; in float32 the norm cannot be asked for.
 """
 
 from __future__ import annotations
@@ -20,27 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
-from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights
+from overlap_sweep.workloads.tp_training.run import Groups, Implementation, initial_weights
 
 _CUT = "tensor_model_parallel"
 """The attribute by which DeepSpeed knows parameters, and gradients, of which each rank has another part."""
 
 
-class AutoTp:
-    """An Implementation. Refused where DeepSpeed would compute something else than the others."""
+class AutoTp(Implementation):
+    """See run.Implementation."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
-        training = point["tp_training"]
-        if training["autocast"] and training["dtype"] == "float16" and training["zero_stage"]:
-            raise Refused(
-                "with ZeRO and autocast DeepSpeed clips float16's gradients with the loss scale in them: use "
-                "tp_training.zero_stage=0, or tp_training.dtype=bfloat16"
-            )
         deepspeed = _deepspeed(ranks.device)
         # Instead of groups that DeepSpeed would make anew for each model, and for the first one's size only.
         _set_groups(groups.tp, groups.dp)
@@ -79,8 +71,6 @@ class AutoTp:
         if self._training["activation_checkpointing"]:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self._training["compile"]:
-            # What other points of the process have compiled would decide whether these are.
-            torch._dynamo.reset()
             for layer in hugging_face.decoder_layers(model, of):
                 layer.compile()
 
@@ -90,8 +80,7 @@ class AutoTp:
         return hugging_face.vocab_parallel_cross_entropy(logits, labels, self._vocab_size, group)
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        # The engine scales the loss of all other optimizers.
-        self._engine.backward(loss * self._loss_scale() if self._holds_masters() else loss)
+        self._engine.backward(loss)
         if not last:
             # Counts micro batches.
             self._engine.step()
@@ -101,12 +90,11 @@ class AutoTp:
             self._engine.step()
             norm = self._engine.get_global_grad_norm()
         elif self._holds_masters():
-            scale = self._loss_scale()
             for name, parameter in self._engine.module.named_parameters():
                 if name in self._cut:
                     setattr(parameter.grad, _CUT, True)
             self._engine.step()
-            norm = self._engine.optimizer._global_grad_norm / scale
+            norm = self._engine.optimizer._global_grad_norm
         else:
             norm = self._clip()
             self._engine.step()
@@ -119,28 +107,12 @@ class AutoTp:
         gradients = {name: p.grad for name, p in self._engine.module.named_parameters() if p.grad is not None}
         cut = [gradient for name, gradient in gradients.items() if name in self._cut]
         whole = [gradient for name, gradient in gradients.items() if name not in self._cut]
-        norm = hugging_face.total_norm(cut, whole, self._groups.tp_size, self._groups.tp)
-        scaler, limit = self._engine.torch_autocast_z0_gradscaler, self._training["max_grad_norm"]
-        if scaler is not None:
-            norm = norm / scaler.scale(torch.ones_like(norm))
-        coefficient = hugging_face.clipped_by(norm, limit)
-        if scaler is not None:
-            # A rank's scaler sees this rank's gradients only, but all ranks must leave out the same steps.
-            coefficient = torch.where(norm.isfinite(), coefficient, torch.nan)
-        if limit or scaler is not None:
-            torch._foreach_mul_([*cut, *whole], coefficient)
-        return norm
+        limit, groups = self._training["max_grad_norm"], self._groups
+        return hugging_face.clip(cut, whole, limit, groups.tp_size, groups.tp)
 
     def _holds_masters(self) -> bool:
-        """Returns whether the optimizer is DeepSpeed's without ZeRO in half precision."""
+        """Returns whether the optimizer is DeepSpeed's without ZeRO in bfloat16."""
         return hasattr(self._engine.optimizer, "loss_scale_config")
-
-    def _loss_scale(self) -> float:
-        return float(self._engine.optimizer.loss_scale_config.cur_scale)
-
-    def facts(self) -> Facts:
-        optimizer = type(self._engine.optimizer).__name__
-        return Facts({"attention": self._training["attn_impl"], "optimizer": optimizer})
 
     def close(self) -> None:
         self._engine.destroy()
@@ -274,7 +246,7 @@ def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine
 
 
 def _own_masters(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields parameter and float32 weight, of DeepSpeed's optimizer without ZeRO in half precision."""
+    """Yields parameter and float32 weight, of DeepSpeed's optimizer without ZeRO in bfloat16."""
     if hasattr(optimizer, "loss_scale_config"):
         for halves, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
             yield from zip(halves, masters, strict=True)

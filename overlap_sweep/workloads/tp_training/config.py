@@ -30,7 +30,7 @@ class TpTraining:
     all can be swept with one command; the point then has null there."""
 
     attn_impl: str | None = one_of("sdpa", "sdpa", "flash_attention_2", "eager")
-    """Hugging Face's attention. Not for megatron, whose attention is Transformer Engine's, or on a CPU its own."""
+    """Hugging Face's attention. Not for megatron, whose attention is Transformer Engine's."""
     zero_stage: int | None = ranged(1, 0, 2)
     """autotp: what DeepSpeed's ZeRO shards over the data-parallel ranks: 0 nothing, 1 the optimizer's state, 2 also
     gradients."""

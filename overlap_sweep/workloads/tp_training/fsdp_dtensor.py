@@ -38,7 +38,7 @@ from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
-from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
 
 SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
@@ -47,7 +47,7 @@ LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "
 """Collectives that no GEMM was fused with, and what details call them."""
 
 
-class FsdpDtensor:
+class FsdpDtensor(Implementation):
     """See run.Implementation."""
 
     def __init__(
@@ -111,16 +111,10 @@ class FsdpDtensor:
         for parameter in self._parameters:
             assert isinstance(parameter.grad, DTensor)
             (cut if parameter.grad.placements[1].is_shard() else whole).append(parameter.grad.to_local())
-        norm = hugging_face.total_norm(cut, whole, self._tp_size)
-        if self._training["max_grad_norm"]:
-            torch._foreach_mul_([*cut, *whole], hugging_face.clipped_by(norm, self._training["max_grad_norm"]))
-        return norm
-
-    def facts(self) -> Facts:
-        return Facts({"attention": self._training["attn_impl"]})
+        return hugging_face.clip(cut, whole, self._training["max_grad_norm"], self._tp_size)
 
     def close(self) -> None:
-        """Forgets what was compiled; nothing else outlives it."""
+        """Forgets what was compiled, which would decide whether another point's layers are."""
         if self._training["compile"]:
             torch._dynamo.reset()
 
@@ -222,9 +216,6 @@ def _compute_as_asked(
 ) -> None:
     """Compile and checkpoint what FSDP2's hooks are around. Checkpointing is around what is compiled: inside of it, as
     Hugging Face has it, torch 2.13 fails with DTensors ("expected all tensors_saved_with_vc_check to be Tensors")."""
-    if training["compile"]:
-        # What other points of the process have compiled would decide whether these are.
-        torch._dynamo.reset()
     for layer in layers:
         if training["compile"]:
             layer.forward = torch.compile(layer.forward, options=compile_options)
@@ -287,8 +278,7 @@ class AsyncTp(FsdpDtensor):
         super().__init__(point, ranks, groups, options)
 
     def facts(self) -> Facts:
-        found = self._found.facts()
-        return Facts({**super().facts().details, **found.details}, found.warnings)
+        return self._found.facts()
 
     def close(self) -> None:
         """Frees the memory that the ranks share, too. Collective."""

@@ -50,8 +50,9 @@ def _attention_name(attn_impl: str) -> str:
     """Returns what Hugging Face knows the attention of `tp_training.attn_impl` by. flash_attention_2 is its own."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    attentions: dict[str, Callable[..., Any]] = {"sdpa": _causal(sdpa_attention_forward), "eager": _eager}
+    attentions = {"sdpa": _causal(sdpa_attention_forward), "eager": _causal(eager_attention_forward, masked=True)}
     if attn_impl not in attentions:
         return attn_impl
     # For a name that it knows no mask of, Hugging Face makes none.
@@ -59,36 +60,22 @@ def _attention_name(attn_impl: str) -> str:
     return _CAUSAL + attn_impl
 
 
-def _causal(attention: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `attention`, which is causal where it is given no mask, with the sliding window's mask."""
+def _causal(attention: Callable[..., Any], *, masked: bool = False) -> Callable[..., Any]:
+    """Returns `attention` with the mask of the sliding window, or where it is `masked` with a causal one: others are
+    causal where they are given no mask."""
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
     ) -> Any:
-        window = options.get("sliding_window")
-        mask = None if window is None or window >= query.shape[2] else _visible(query, window)
+        length = query.shape[2]
+        window, mask = options.get("sliding_window") or length, None
+        if masked or window < length:
+            hidden = torch.full((length, length), -torch.inf, dtype=query.dtype, device=query.device)
+            # Below the diagonal it sees what is in the window, above it nothing.
+            mask = hidden.triu(1) + hidden.tril(-window)
         return attention(module, query, key, value, mask, **options)
 
     return forward
-
-
-def _eager(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float, **options: Any
-) -> tuple[Tensor, None]:
-    """query: [batch, heads, sequence, head], key and value with fewer heads -> [batch, sequence, heads, head]."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = query @ key.transpose(2, 3) * scaling
-    hidden = ~_visible(query, options.get("sliding_window") or query.shape[2])
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    return (weights @ value).transpose(1, 2).contiguous(), None
-
-
-def _visible(query: Tensor, window: int) -> Tensor:
-    """Returns [sequence, sequence], whether the position of a row may look at that of a column."""
-    positions = torch.arange(query.shape[2], device=query.device)
-    back = positions[:, None] - positions[None, :]
-    return (back >= 0) & (back < window)
 
 
 def parameter_dtype(training: Mapping[str, Any]) -> torch.dtype:
@@ -107,17 +94,17 @@ def adamw(parameters: Iterable[Tensor], training: Mapping[str, Any], device: tor
     )
 
 
-def total_norm(cut: list[Tensor], whole: list[Tensor], tp_size: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Returns the norm over all ranks of the group of gradients that are cut over the tensor-parallel ones, and of
-    those that these have alike. With one collective."""
+def clip(
+    cut: list[Tensor], whole: list[Tensor], limit: float, tp_size: int, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Clips gradients that are cut over the tensor-parallel ranks, and those that these have alike, by their norm over
+    all ranks of the group, and returns that. With one collective. A limit of 0 is none."""
     square: Tensor = get_total_norm(cut) ** 2 + get_total_norm(whole) ** 2 / tp_size
     dist.all_reduce(square, group=group)
-    return square.sqrt()
-
-
-def clipped_by(norm: Tensor, limit: float) -> Tensor:
-    """Returns what gradients of the norm are multiplied with, as DeepSpeed and PyTorch do; a limit of 0 is none."""
-    return (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+    norm = square.sqrt()
+    if limit:
+        torch._foreach_mul_([*cut, *whole], (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.Module]:
@@ -147,7 +134,9 @@ def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, gr
     hidden, rows = model.config.hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
     with torch.device("meta"):
         _replace(model, architecture.embedding, VocabParallelEmbedding(rows, hidden, group))
-        _replace(model, architecture.output, VocabParallelLinear(hidden, rows, group))
+        output = nn.Linear(hidden, rows, bias=False)
+    output.register_forward_pre_hook(partial(_sum_gradient, group))
+    _replace(model, architecture.output, output)
 
 
 def tie_weights(model: Any, architecture: Architecture) -> None:
@@ -181,20 +170,11 @@ class VocabParallelEmbedding(nn.Module):
         return _Sum.apply(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), self._group)
 
 
-class VocabParallelLinear(nn.Module):
-    """The output projection: the same input on all ranks, to the logits of this rank's rows."""
-
-    def __init__(self, hidden: int, rows: int, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, hidden))
-        self._group = group
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns [..., rows] of [..., hidden]."""
-        own = hidden.view_as(hidden)
-        # Its other uses have gradients of their own.
-        own.register_hook(partial(summed, group=self._group))
-        return functional.linear(own, self.weight)
+def _sum_gradient(group: dist.ProcessGroup, _output: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """Each rank's logits give a part of the gradient of their input; its other uses have gradients of their own."""
+    own = inputs[0].view_as(inputs[0])
+    own.register_hook(partial(summed, group=group))
+    return (own,)
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -143,35 +143,6 @@ def flops_per_token(fields: Mapping[str, Any], seq_length: int) -> float:
     return float(gemms + 12 * fields["num_hidden_layers"] * heads * seq_length)
 
 
-LESS_MEMORY = (
-    "out of device memory; give a smaller tp_training.batch_size or tp_training.seq_length, "
-    "tp_training.activation_checkpointing=true, a larger tp_size, or fewer layers (model.num_layers)"
-)
-
-
-def least_bytes(point: Mapping[str, Any]) -> float:
-    """Returns what training takes of each GPU at least, before any activation: weights, gradients and the optimizer's
-    state when the step is taken. As Rajbhandari et al. count (arXiv:1910.02054, section 3.1), with what each
-    implementation shards over the data-parallel ranks."""
-    count = parameters(point["language_model"]) / point["tp_size"]
-    of_dp = count / point["dp_size"]
-    # A float32 weight, and with it Adam's two moments.
-    master, state = 4, 12
-    computed = 4 if point["precision"] == "fp32" or point["tp_training"]["autocast"] else 2
-    # Megatron-Core and ZeRO 0 compute float32 with the master weights themselves.
-    copied = computed if computed != master else 0
-    zero_stage = point["tp_training"]["zero_stage"]
-    if point["impl"] in ("fsdp_dtensor", "async_tp"):
-        # FSDP2 gathers weights and sheds them layer by layer; gradients are the master weights' type.
-        return of_dp * (state + master)
-    if point["impl"] == "megatron":
-        return count * (copied + computed) + of_dp * state
-    if zero_stage == 0:
-        return count * (copied + computed + state)
-    gradients = of_dp if zero_stage == 2 else count
-    return count * computed + gradients * computed + of_dp * state
-
-
 _PEAK_TFLOPS: dict[str, tuple[float | None, float, float]] = {
     r"GB[23]00": (2500.0, 2500.0, 80.0),
     r"B[23]00": (2250.0, 2250.0, 75.0),

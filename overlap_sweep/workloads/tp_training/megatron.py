@@ -1,51 +1,43 @@
-"""Megatron-Core as its users train with it: GPTModel, its DistributedDataParallel and its optimizer, distributed where
-there are data-parallel ranks. On a GPU the layers are Transformer Engine's, which overlap tensor-parallel communication
-by userbuffers.
+"""Megatron-Core as its users train with it: GPTModel with Transformer Engine's layers, which overlap tensor-parallel
+communication by userbuffers, its DistributedDataParallel and its optimizer, distributed where there are data-parallel
+ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-import megatron.core.optimizer as optimizers
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, utils
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.fusions import fused_softmax
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-)
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, clip_grads, get_megatron_optimizer, optimizer
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from overlap_sweep.backends import transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.language_model import architecture
-from overlap_sweep.workloads.tp_training.run import Facts, Groups, initial_weights, padded_vocab_size
+from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementation, initial_weights, padded_vocab_size
 
 _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
-class Megatron:
+class Megatron(Implementation):
     """An Implementation. Refused where userbuffers don't take the overlap configuration. Collective."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
         self._point = point
         self._micro_batches = point["tp_training"]["gradient_accumulation_steps"]
-        on_gpu = ranks.device.type == "cuda"
-        self._device: Callable[[], AbstractContextManager[None]] = nullcontext if on_gpu else cpu_for_cuda
-        with ExitStack() as stack, self._device():
+        with ExitStack() as stack:
             with _groups_kept():
                 parallel_state.initialize_model_parallel(point["tp_size"], create_gloo_process_groups=False)
             stack.callback(parallel_state.destroy_model_parallel)
@@ -54,9 +46,7 @@ class Megatron:
                 (parallel_state.get_data_parallel_group(), groups.dp),
             ):
                 assert dist.get_process_group_ranks(theirs) == dist.get_process_group_ranks(ours)
-            # Without CUDA there are no states of its random numbers to keep apart, and nothing here is random.
-            seed = point["tp_training"]["seed"]
-            random.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=not on_gpu, force_reset_rng=True)
+            random.model_parallel_cuda_manual_seed(point["tp_training"]["seed"], force_reset_rng=True)
             if overlaps(point):
                 stack.callback(_initialize_userbuffers(point))
             self._config = transformer_config(point)
@@ -78,48 +68,36 @@ class Megatron:
                 config_overrides={},
                 use_gloo_process_groups=False,
             )
-            _load(initial_parts(point, ranks, groups.tp_rank, fused_norms=on_gpu), model, self._optimizer)
+            _load(initial_parts(point, ranks, groups.tp_rank), model, self._optimizer)
             self._closing = stack.pop_all()
 
     def forward(self, tokens: Tensor, labels: Tensor, last: bool) -> Tensor:
-        with self._device():
-            losses: Tensor = self._model(input_ids=tokens, position_ids=None, attention_mask=None, labels=labels)
-            return losses.mean()
+        losses: Tensor = self._model(input_ids=tokens, position_ids=None, attention_mask=None, labels=labels)
+        return losses.mean()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        with self._device():
-            with nullcontext() if last else self._model.no_sync():
-                self._optimizer.scale_loss(loss / self._micro_batches).backward()
-            if last:
-                finalize_model_grads([self._model])
+        with nullcontext() if last else self._model.no_sync():
+            self._optimizer.scale_loss(loss / self._micro_batches).backward()
+        if last:
+            finalize_model_grads([self._model])
 
     def update(self) -> Tensor:
-        with self._device():
-            taken, norm, _ = self._optimizer.step()
-            self._model.zero_grad_buffer()
-            self._optimizer.zero_grad()
+        taken, norm, _ = self._optimizer.step()
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
         return torch.tensor(norm if taken else torch.inf)
 
     def facts(self) -> Facts:
         data_parallel, overlap = self._model.ddp_config, "off"
         if self._config.tp_comm_overlap:
             overlap = self._point["tp_training"]["tp_comm_overlap_cfg"] or "Transformer Engine's defaults"
+        backend = transformer_engine.attention_backend()
         details = {
-            "sequence_parallel": self._config.sequence_parallel,
+            "attention_backend": backend,
             "tp_comm_overlap": overlap,
             "optimizer": "distributed" if data_parallel.use_distributed_optimizer else "not distributed",
-            "overlap_grad_reduce": data_parallel.overlap_grad_reduce,
-            "overlap_param_gather": data_parallel.overlap_param_gather,
-            "gradients_in": self._point["tp_training"]["dtype"],
-            "cross_entropy_loss_fusion": self._config.cross_entropy_loss_fusion,
         }
-        if self._point["runtime"]["device"] == "cpu":
-            return Facts({"layers": "Megatron-Core", "attention_backend": "Megatron-Core's own", **details})
-        from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings
-
-        backend = attention_backend()
-        layers = {"layers": "Transformer Engine", "attention_backend": backend}
-        return Facts({**layers, **details}, attention_warnings(backend))
+        return Facts(details, transformer_engine.attention_warnings(backend))
 
     def close(self) -> None:
         self._closing.close()
@@ -162,12 +140,8 @@ def _optimizer_config(
 ) -> OptimizerConfig:
     training = point["tp_training"]
     return OptimizerConfig(
-        optimizer="adam",
         lr=training["learning_rate"],
         weight_decay=training["weight_decay"],
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        adam_eps=1e-8,
         clip_grad=training["max_grad_norm"],
         params_dtype=config.params_dtype,
         bf16=config.bf16,
@@ -199,9 +173,9 @@ def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: Mega
 
 
 def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
-    """Returns that of the layers. Fusions of Megatron-Core's are on where they are kernels, on a GPU."""
+    """Returns that of the layers."""
     model, training, precision = point["language_model"], point["tp_training"], point["precision"]
-    has, on_gpu = architecture(model["model_type"]), point["runtime"]["device"] == "cuda"
+    has = architecture(model["model_type"])
     given = point.get("overlap_cfg")
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
@@ -221,11 +195,11 @@ def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
-        bias_activation_fusion=on_gpu,
-        bias_dropout_fusion=on_gpu,
-        apply_rope_fusion=on_gpu,
+        bias_activation_fusion=True,
+        bias_dropout_fusion=True,
+        apply_rope_fusion=True,
         # It returns its gradient in bfloat16, whatever the logits are in.
-        cross_entropy_loss_fusion=on_gpu and precision == "bf16",
+        cross_entropy_loss_fusion=precision == "bf16",
         params_dtype=getattr(torch, training["dtype"]),
         bf16=precision == "bf16",
         fp16=precision == "fp16",
@@ -242,18 +216,13 @@ def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
 
 
 def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: int) -> GPTModel:
-    """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers, on a CPU Megatron-Core's
-    own. With labels it returns losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers,
-    where layers use them."""
+    """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers. With labels it returns
+    losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers, where layers use them."""
     model, tp_size = point["language_model"], point["tp_size"]
     rows = padded_vocab_size(model["vocab_size"], tp_size)
-    if point["runtime"]["device"] == "cuda":
-        layers = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    else:
-        layers = _local_layers(config)
     built = GPTModel(
         config,
-        layers,
+        get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm),
         vocab_size=rows,
         max_sequence_length=point["tp_training"]["seq_length"],
         share_embeddings_and_output_weights=model["tie_word_embeddings"],
@@ -261,17 +230,7 @@ def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: in
         rotary_base=model["rope_parameters"]["rope_theta"],
     )
     _leave_padding_out(built.output_layer, rows // tp_size, tp_rank, model["vocab_size"])
-    # Megatron-Core's own norms are in float32 otherwise.
     return built.to(config.params_dtype)
-
-
-def _local_layers(config: TransformerConfig) -> TransformerBlockSubmodules:
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
-    if config.qk_layernorm:
-        attention = layer.submodules.self_attention.submodules
-        attention.q_layernorm = attention.k_layernorm = RmsNorm
-    return TransformerBlockSubmodules([layer] * config.num_layers, RmsNorm)
 
 
 def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_size: int) -> None:
@@ -286,19 +245,14 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
         output_layer.register_forward_hook(masked)
 
 
-def initial_parts(
-    point: Mapping[str, Any], ranks: Ranks, tp_rank: int, *, fused_norms: bool
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields this rank's part of every initial weight, by its name in GPTModel, float32. `fused_norms`: the layers are
-    Transformer Engine's, which have the norms before linears in these."""
+def initial_parts(point: Mapping[str, Any], ranks: Ranks, tp_rank: int) -> Iterator[tuple[str, Tensor]]:
+    """Yields this rank's part of every initial weight, by its name in GPTModel, float32."""
     model, draw, tp_size = point["language_model"], initial_weights(point, ranks), point["tp_size"]
     of = architecture(model["model_type"])
     hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
     heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
     vocabulary = padded_vocab_size(model["vocab_size"], tp_size), hidden
     norms = ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight")
-    if not fused_norms:
-        norms = ("input_layernorm.weight", "pre_mlp_layernorm.weight")
 
     def cut(weight: Tensor, dim: int = 0) -> Tensor:
         return weight.chunk(tp_size, dim)[tp_rank]
@@ -330,54 +284,3 @@ def initial_parts(
     yield "decoder.final_layernorm.weight", draw(f"{of.final_norm}.weight", (hidden,))
     if not model["tie_word_embeddings"]:
         yield "output_layer.weight", cut(draw(f"{of.output}.weight", vocabulary))
-
-
-class RmsNorm(nn.RMSNorm):
-    """In the place of Megatron-Core's own, which knows no sequence parallelism: its gradient, of a part of the sequence
-    on each rank, is marked to be summed."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
-        super().__init__(hidden_size, eps)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-
-_STANDS_FOR: list[tuple[Any, str, Any]] = [
-    (torch.cuda, "current_device", lambda: torch.device("cpu")),
-    (random, "_get_cuda_rng_state", lambda *_, **__: None),
-    (random, "_set_cuda_rng_state", lambda *_, **__: None),
-    # Made in a backward, too, where layers are checkpointed; modes are off in there.
-    (fused_softmax, "get_default_causal_mask", lambda length: torch.ones(length, length, dtype=torch.bool).triu(1)),
-    # Those of Transformer Engine, where it is installed, are kernels.
-    (optimizers, "USING_PYTORCH_OPTIMIZER", True),
-    (optimizer, "multi_tensor_applier", utils.local_multi_tensor_applier),
-    (optimizer, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
-    (clip_grads, "multi_tensor_applier", utils.local_multi_tensor_applier),
-    (clip_grads, "multi_tensor_scale_impl", utils.local_multi_tensor_scale),
-    (clip_grads, "l2_norm_impl", utils.local_multi_tensor_l2_norm),
-]
-
-
-@contextmanager
-def cpu_for_cuda() -> Iterator[None]:
-    """Around everything that Megatron-Core does: it names the device `cuda` by itself for tensors of a norm or a loss
-    scale, the types that it knows parameters of, the states of random numbers."""
-    with ExitStack() as stack:
-        for place, name, stand_in in _STANDS_FOR:
-            stack.enter_context(patch.object(place, name, stand_in))
-        stack.enter_context(_CpuForCuda())
-        yield
-
-
-class _CpuForCuda(TorchFunctionMode):
-    """Tensors asked for on `cuda` are made on the CPU, and one there says that it is a `torch.cuda.FloatTensor`."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        if given.get("device") == "cuda":
-            given["device"] = "cpu"
-        result = func(*args, **given)
-        if func is Tensor.type and isinstance(result, str):
-            return result.replace("torch.", "torch.cuda.")
-        return result

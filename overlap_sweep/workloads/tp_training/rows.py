@@ -92,8 +92,8 @@ class TpTrainingRow:
     """None where nothing was given the same data."""
     chosen: bool = False
     """Whether it is the fastest on its ranks."""
-    places: tuple[str, ...] = ()
-    """Among those on its ranks: `fastest`, `tie`; and `best of all`."""
+    place: str = ""
+    """Among those on its ranks: `fastest` or `tie`, or empty."""
 
     @property
     def name(self) -> str:
@@ -183,12 +183,13 @@ class TpTrainingRow:
     def note(self) -> str:
         """Returns what tells it from rows that are simply slower."""
         notes = {
+            self.place: bool(self.place),
             "deviates": self.deviates,
             "diverges": self.diverges,
             "launch-bound": self.launch_bound,
             f"{len(self.points)} points": len(self.points) > 1,
         }
-        return ", ".join([*self.places, *(note for note, holds in notes.items() if holds)])
+        return ", ".join(note for note, holds in notes.items() if holds)
 
 
 def is_launch_bound(points: Iterable[Point]) -> bool:

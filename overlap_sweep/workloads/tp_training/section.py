@@ -59,16 +59,11 @@ def _asked(name: str, kind: Kind = "count", **more: Any) -> P:
     return asked(name, "tp_training", name, kind=kind, **more)
 
 
-def _of_case(name: str, kind: Kind = "count") -> A:
-    return A(name, attrgetter(f"case.{name}"), kind=kind)
-
-
 SIZES = ("seq_length", "batch_size", "gradient_accumulation_steps")
 GRID = (
     C("tp_size", attrgetter("grid.tp_size"), kind="count", header="TP"),
     C("dp_size", attrgetter("grid.dp_size"), kind="count", header="DP"),
 )
-RANKS = C("ranks", attrgetter("grid.ranks"), kind="count")
 IMPL = attribute("impl", kind="text")
 SETTING = attribute("setting", kind="text", header="setting", style="setting")
 ASKED = (
@@ -87,7 +82,6 @@ ASKED = (
     ),
     asked("tp_size", kind="count", header="TP"),
     asked("dp_size", kind="count", header="DP"),
-    P("ranks", lambda row: row.point.config["tp_size"] * row.point.config["dp_size"], kind="count"),
 )
 MEASURED = (
     C("step_us", attrgetter("time_us"), "Median of the steps after the warm-up.", header="step ms", show=as_ms),
@@ -132,11 +126,7 @@ MEASURED = (
         "flag",
         queried=True,
     ),
-    C(
-        "loss_difference",
-        lambda row: row.losses.largest if row.losses else None,
-        "The largest, relative.",
-    ),
+    C("loss_difference", lambda row: row.losses.largest if row.losses else None, "The largest, relative."),
     attribute("launch_bound", "The host decides how long a step takes.", "flag"),
 )
 CHOSEN = attribute("chosen", "The fastest on its ranks.", "flag", queried=True)
@@ -146,14 +136,14 @@ TABLE = points_table(
     *("tp_training", "one row per point", (POINT, DIRECTORY, MODEL, *ASKED, STATUS, ERROR)),
     (*MEASURED, CHOSEN, NOTE),
 )
-COMPARED = Table("tp_training", "one row per setting", (*GRID, RANKS, IMPL, SETTING, *MEASURED, NOTE))
+COMPARED = Table("tp_training", "one row per setting", (*GRID, IMPL, SETTING, *MEASURED, NOTE))
 ANSWERS = Table(
     "tp_training",
     "one row per model, device, sizes and grid of ranks: the fastest implementation",
     (
-        *(_of_case(name, "text") for name in ("model", "device", "dtype")),
-        *map(_of_case, ("num_layers", *SIZES)),
-        *(through(column, lambda answer: answer.rows[0]) for column in (*GRID, RANKS)),
+        *(attribute(name, kind="text", read=f"case.{name}") for name in ("model", "device", "dtype")),
+        *(attribute(name, kind="count", read=f"case.{name}") for name in ("num_layers", *SIZES)),
+        *(through(column, lambda answer: answer.rows[0]) for column in GRID),
         *(through(column, lambda answer: answer.best) for column in (IMPL, SETTING, *MEASURED)),
         A(
             "tied",
@@ -165,10 +155,8 @@ ANSWERS = Table(
 )
 
 LEGEND = (
-    "step: median of the steps after the warm-up, of the slowest rank. fwd, bwd, opt: their shares of it. MFU: model "
-    "FLOP utilisation, of the GPU's dense peak. comm: communication in a profiled step, of the rank that waits least "
-    "for the others; hidden: the share with computation beside it; exposed: the rest. tie: a difference inside the "
-    "noise, in which what equal points are apart is included."
+    "step: median after the warm-up, of the slowest rank. comm: in a profiled step, of the rank that waits least for "
+    "the others; hidden: the share with computation beside it. tie: a difference inside the noise."
 )
 
 

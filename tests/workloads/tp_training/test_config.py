@@ -15,7 +15,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.language_model import flops_per_token, least_bytes, parameters
+from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
 from tests.sweeps import ROOT
 from tests.workloads.fsdp.points import composed, tp_point
 
@@ -142,20 +142,3 @@ def test_the_experiment_is_the_references_two_commands_for_all_implementations()
     training = config.tp_training
     assert (training.batch_size, training.seq_length, training.num_training_steps) == (1, 2048, 100)
     assert config.workload.name == "tp_training"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "bytes_per_parameter"),
-    [
-        (["impl=fsdp_dtensor"], 16 / 4),
-        (["impl=autotp", "tp_training.zero_stage=0"], 16 / 2),
-        (["impl=autotp", "tp_training.zero_stage=1"], 4 / 2 + 12 / 4),
-        (["impl=autotp", "tp_training.zero_stage=2"], 2 / 2 + 14 / 4),
-        (["impl=megatron"], 4 / 2 + 12 / 4),
-        (["impl=autotp", "tp_training.zero_stage=1", "tp_training.dtype=float32"], 8 / 2 + 12 / 4),
-    ],
-)
-def test_the_least_memory_is_what_each_keeps(overrides: list[str], bytes_per_parameter: float) -> None:
-    dtype = [] if "tp_training.dtype=float32" in overrides else ["tp_training.dtype=bfloat16"]
-    point = tp_point("dp_size=2", *dtype, *overrides)
-    assert least_bytes(point) == pytest.approx(bytes_per_parameter * parameters(point["language_model"]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
-from overlap_sweep.workloads.tp_training import megatron_core_refusal
+from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training.language_model import ARCHITECTURES, Architecture
 from tests.processes import run_ranks
 from tests.workloads.fsdp.points import TINY_OPTIONS, composed, tp_point
@@ -31,6 +31,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """Of config.json; large enough an epsilon and weights that no difference is lost."""
 WITHIN = 1e-4
+NO_GPU = "impl=megatron is for GPUs, and runtime.device is cpu"
+"""Asked last: nothing else is refused."""
 
 
 def point_of(directory: Path, model_type: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 @pytest.fixture(scope="module")
 def trained(points: dict[str, dict[str, Any]]) -> dict[str, Trained]:
-    assert [megatron_core_refusal(point) for point in points.values()] == [None] * len(points)
+    assert {tp_training.refusal(point) for point in points.values()} == {NO_GPU}
     (found,) = run_ranks(1, train_points, points, keep="megatron")
     return found
 
@@ -86,7 +88,6 @@ def test_every_field_of_its_config_is_known(model_type: str) -> None:
 def test_another_architecture_is_refused_by_megatron_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, "granite", Architecture(more={"embedding_multiplier": 3.0}))
     granite = tp_point("impl=megatron", "model.architecture=granite")
-    assert megatron_core_refusal(granite) == (
-        "impl=megatron is not known to compute what Hugging Face's granite does, as it is for llama, mistral, qwen2, "
-        "qwen3; use impl=fsdp_dtensor or autotp"
+    assert tp_training.refusal(granite) == (
+        "impl=megatron is known to compute what Hugging Face does for llama, mistral, qwen2, qwen3 only, not granite"
     )

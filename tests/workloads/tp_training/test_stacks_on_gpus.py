@@ -98,10 +98,9 @@ AUTOTP = {
     **{
         f"{dtype} zero{stage}": (f"tp_training.dtype={dtype}", f"tp_training.zero_stage={stage}")
         for dtype in ("float32", "bfloat16", "float16")
-        for stage in (0, 1, 2)
+        for stage in ((1, 2) if dtype == "float16" else (0, 1, 2))
     },
     "autocast": ("tp_training.autocast=true", "tp_training.dtype=bfloat16"),
-    "autocast, float16": ("tp_training.autocast=true", "tp_training.dtype=float16", "tp_training.zero_stage=0"),
     "float32 checkpointed": ("tp_training.activation_checkpointing=true",),
     "bfloat16 compiled": ("tp_training.compile=true", "tp_training.dtype=bfloat16"),
 }
