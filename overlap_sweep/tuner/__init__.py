@@ -69,7 +69,7 @@ class Report:
     @property
     def unmeasured_slots(self) -> list[dict[str, Any]]:
         """One entry per TP size and slot that no point overlapped: whether it `runs` `off` or at the library's
-        `default` in the exported files, and why."""
+        `default` in the exported files."""
         return list(self.whole.get("unmeasured_slots", []))
 
     def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]] | None:

@@ -230,7 +230,7 @@ def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tupl
         for candidate in sorted(choice.candidates, key=lambda candidate: candidate.time_us):
             lost_us = candidate.time_us - choice.chosen.time_us
             same_methods = _methods(candidate) == _methods(choice.chosen)
-            if candidate is choice.chosen or not candidate.measured or same_methods in kinds_seen:
+            if candidate is choice.chosen or same_methods in kinds_seen:
                 continue
             kinds_seen.add(same_methods)
             if lost_us <= within * choice.chosen.time_us:

@@ -104,9 +104,8 @@ def test_where_nothing_measured_wins_every_form_says_not_to_overlap(
     others = {slot for slot, methods in SLOTS.items() if methods} - {"fc1_fprop"}
     assert read(tmp_path / "tuning_report.json")["unmeasured"] == unmeasured
     assert {(one["slot"], one["runs"]) for one in report.unmeasured_slots} == {(slot, unmeasured) for slot in others}
-    runs = "off" if unmeasured == "off" else "at Transformer Engine's default (its switch is on)"
     for text in ((tmp_path / YAML).read_text(), preset):
-        assert f"# Not measured, and by unmeasured={unmeasured}:\n#   {runs}: qkv_fprop," in text
+        assert f"# Slots that were not measured by themselves: qkv_fprop ({unmeasured})," in text
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,8 @@ def test_each_case_has_files_of_its_own(tmp_path: Path) -> None:
 def test_a_proof_that_failed_has_its_reason_and_no_settings(tmp_path: Path) -> None:
     (case,) = written(write_tuned_sweep(tmp_path, ratios={}, status="failed", error="[rank3] out of memory\n...")).cases
     (proof,) = read(tmp_path / "tuning_report.json")["proof"]
-    assert (proof["proven"], proof["recommended"], proof["settings"]) == (False, None, None)
+    assert not proof["proven"]
+    assert proof.keys().isdisjoint({"recommended", "settings"})
     assert proof["reason"] == "the layer failed: [rank3] out of memory"
     assert (proof["variants"], proof["kind"]) == ({}, "transformer_layer")
     assert proof["tried_together"][0]["variants"].keys() >= {"best of each slot", "fc1 bwd by none"}
@@ -168,7 +168,7 @@ def test_a_size_that_was_dropped_is_listed_beside_those_that_were_proven(tmp_pat
     write_tuner(tmp_path, proofs=[trial("proof", LABELS)], dropped={"llama3_8b TP=8": "it cannot scale"})
     written(tmp_path)
     proofs = read(tmp_path / "tuning_report.json")["proof"]
-    assert [(proof["tp_size"], proof["reason"]) for proof in proofs] == [(4, None), (8, "it cannot scale")]
+    assert [(proof["tp_size"], proof.get("reason")) for proof in proofs] == [(4, None), (8, "it cannot scale")]
 
 
 def test_a_tuner_without_a_proof_has_proven_nothing(tmp_path: Path) -> None:

@@ -8,26 +8,21 @@ model and reads no file: switch it on, or not.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import yaml
 
-from overlap_sweep.overlap import space
-from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED, OverlapConfig
-from overlap_sweep.report.numbers import as_ms, as_percent, as_sentence, as_us
+from overlap_sweep.overlap.overlap_cfg import ASYNC_TP_BACKEND, DEFAULT, NONE, TUNED
+from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import CONFIDENCE, NOTABLE_DRIFT, hidden_fraction
 from overlap_sweep.results.provenance import environments, slowed_gpus
-from overlap_sweep.workloads.operator.answer import CaseAnalysis
-from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, labels
-from overlap_sweep.workloads.operator.proof import Outcome, Proof, advised, spoken
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
+from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, default_sum_us, labels
+from overlap_sweep.workloads.operator.proof import Proof, advised, spoken
 
 USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
 
-ALL_OR_NOTHING = (
-    "Async TP is one switch for the whole model: what decides is all of it against none, not the best of each slot"
-)
 HOW_TO_ASYNC_TP = (
     "To switch async TP on in torchtitan: --compile.enable --compile.enable_async_tensor_parallel (before August 2026 "
     "--parallelism.enable_async_tensor_parallel).",
@@ -59,68 +54,68 @@ def cards(case: CaseAnalysis) -> list[Card]:
 
 
 def _card(case: CaseAnalysis, tp_size: int) -> Card:
-    outcome, tried = case.outcomes.get(tp_size), case.tried(tp_size)
+    outcome, passes = case.outcomes.get(tp_size), case.passes(tp_size)
     has_file = tp_size in case.tp_sizes and not is_async_tp(case)
-    config = case.config(tp_size) if has_file else None
-    sentences = _whole_layer(outcome) if outcome else []
-    sentences += [_operators(tried, case, one_by_one=bool(outcome))] if tried else []
+    slots = case.config(tp_size).slots if has_file else {}
     return Card(
         title=f"TP={tp_size}",
-        headline=_headline(outcome, tried),
-        sentences=sentences + (_differences(case, tp_size, config) if config else []),
+        headline=_headline(case, tp_size),
+        sentences=[
+            *([as_sentence(outcome.verdict)] if outcome else []),
+            *([operators_in_sum(case, tp_size)] if passes else []),
+            *(_differences(case, tp_size) if has_file else []),
+        ],
         confidence=[
             *([_proven(outcome)] if isinstance(outcome, Proof) else []),
-            *([_measured(tried)] if tried else []),
+            *([_noise(passes)] if passes else []),
         ],
         advised="this TP size" if case.scaling.optimal_tp_size == tp_size else "",
         file=path_of_file(case.folder, tp_size) if has_file else "",
         to_set=[f"{s.name}: {str(s.value).lower()}  ({s.reason})" for s in case.switches(tp_size)] if has_file else [],
-        code=[yaml.safe_dump({slot: s}, sort_keys=False) for slot, s in config.slots.items()] if config else [],
+        code=[yaml.safe_dump({slot: setting}, sort_keys=False) for slot, setting in slots.items()],
     )
 
 
-def _headline(outcome: Outcome | None, tried: Sequence[PassChoice]) -> str:
-    if outcome and (verdict := async_tp_verdict(outcome, with_interval=False)):
-        return as_sentence(verdict)
+def _headline(case: CaseAnalysis, tp_size: int) -> str:
+    outcome, passes = case.outcomes.get(tp_size), case.passes(tp_size)
+    if is_async_tp(case) and (advice := async_tp_advice(case, tp_size)):
+        return advice
     if isinstance(outcome, Proof):
-        if outcome.recommended == NONE:
-            return "Don't overlap"
-        compared = outcome.against.get(NONE) if outcome.recommended == TUNED else None
-        if compared:
-            return compared.in_words(" than no overlap", with_interval=False)
-        return f"Use {spoken(outcome.recommended, outcome.case.backend)}"
+        if outcome.recommended == TUNED and NONE in outcome.against:
+            return outcome.against[NONE].in_words(" than no overlap", with_interval=False)
+        return as_sentence(advised(outcome.recommended, case.case.backend))
     if outcome and outcome.advice:
         return as_sentence(outcome.advice)
-    if not tried:
-        return "Nothing tried"
-    if not any(choice.chosen.settings for choice in tried):
-        return "Don't overlap"
-    none_us, time_us, _ = _sums(tried)
+    if not any(final.settings for _, final in passes):
+        return "Don't overlap" if passes else "Nothing tried"
+    none_us, time_us = (sum(one.time_us for one in ones) for ones in ([c.none for c, _ in passes], finals(passes)))
     return f"{none_us / time_us:.2f}x no overlap{', not proven' if outcome else ''}"
 
 
-def _whole_layer(outcome: Outcome) -> list[str]:
-    sentences = [as_sentence(outcome.verdict)]
-    if isinstance(outcome, Proof) and NONE in outcome.trial.rows and outcome.recommended != NONE:
-        best, none = (outcome.trial.rows[label] for label in (outcome.recommended, NONE))
-        best_us, none_us = (row.measured.times["all"].median_us for row in (best, none))
-        sentences.append(f"The whole layer: {as_ms(best_us)} ms instead of {as_ms(none_us)}.")
-    return sentences
+def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
+    """Returns why the file is not the best of each operator measured alone."""
+    plan = case.plans.get(tp_size)
+    if plan is None or case.config(tp_size) == plan.config:
+        return plan.overruled if plan else []
+    return ["The file is what the whole layer decided for, not the best of each operator measured alone."]
 
 
-def _operators(tried: Sequence[PassChoice], case: CaseAnalysis, *, one_by_one: bool) -> str:
-    none_us, time_us, floor_us = _sums(tried)
-    over, default_us = ", ".join(labels(tried)), default_sum_us(tried)
-    begin = "Operators one by one: " if one_by_one else ""
-    against_default = f", {default_us / time_us:.2f}x {default_in_words(case)}" if default_us else ""
-    if not any(choice.chosen.settings for choice in tried):
-        return f"{begin}{over}: nothing that was tried beats {as_us(none_us)} us without overlap{against_default}."
-    hidden = as_percent(hidden_fraction(time_us, none_us, floor_us))
-    # Without a proof the headline says it.
-    ratio = f", {none_us / time_us:.2f}x no overlap" if one_by_one else ""
+def finals(passes: Sequence[tuple[PassChoice, Candidate]]) -> list[Candidate]:
+    """Returns what the switches leave of each choice."""
+    return [final for _, final in passes]
+
+
+def operators_in_sum(case: CaseAnalysis, tp_size: int) -> str:
+    """Returns what the settings are worth over all passes of which an overlap was tried."""
+    passes = case.passes(tp_size)
+    choices = [choice for choice, _ in passes]
+    none_us, floor_us = sum(choice.none.time_us for choice in choices), sum(choice.floor_us for choice in choices)
+    time_us, default_us = sum(final.time_us for final in finals(passes)), default_sum_us(choices)
+    default = f", under {default_in_words(case)} {as_us(default_us)}" if default_us else ""
     return (
-        f"{begin}{over}: {as_us(time_us)} us instead of {as_us(none_us)}{ratio}{against_default}; GEMMs alone take "
-        f"{as_us(floor_us)} us, so {hidden} of the communication is hidden."
+        f"Operators one by one, {', '.join(labels(choices))}: {as_us(time_us)} us, without overlap {as_us(none_us)}"
+        f"{default}, GEMMs alone {as_us(floor_us)}: {as_percent(hidden_fraction(time_us, none_us, floor_us))} of the "
+        "communication is hidden."
     )
 
 
@@ -128,58 +123,16 @@ def default_in_words(case: CaseAnalysis) -> str:
     return "async TP" if is_async_tp(case) else "the library's default"
 
 
-def _sums(choices: Sequence[PassChoice]) -> tuple[float, float, float]:
-    """Returns microseconds without overlap, with what was chosen, and of the GEMMs alone."""
-    return (
-        sum(choice.none.time_us for choice in choices),
-        sum(choice.chosen.time_us for choice in choices),
-        sum(choice.floor_us for choice in choices),
-    )
-
-
-def _differences(case: CaseAnalysis, tp_size: int, config: OverlapConfig) -> list[str]:
-    """Returns where the file is not what is best of each operator alone, and why."""
-    plan, outcome = case.plans.get(tp_size), case.outcomes.get(tp_size)
-    if plan is None:
-        return []
-    best = {slot: setting for choice in plan.choices for slot, setting in choice.chosen.settings.items()}
-    different = [slot for slot in space.SLOTS if best.get(slot) != config.slots.get(slot)]
-    if config.switches["tp_comm_overlap"]:
-        different += [name for name, on in config.switches.items() if on != plan.config.switches[name]]
-    if not different:
-        return []
-    begin = f"The file is not the best of each operator measured alone: it differs in {', '.join(different)}, since "
-    if config == plan.config:
-        final_us, (none_us, _, _) = sum(final.time_us for final in plan.finals), _sums(plan.choices)
-        return [
-            f"{begin}Megatron-Core's switches turn overlap on or off for several slots at once, and do not allow all "
-            f"of it: {none_us / final_us:.2f}x no overlap is left.",
-            *plan.overruled,
-        ]
-    if not isinstance(outcome, Proof):
-        return [f"{begin}in the whole layer that could not be used."]
-    if outcome.recommended != TUNED:
-        return [f"{begin}in the whole layer that is no faster than {spoken(outcome.recommended, case.case.backend)}."]
-    return [f"{begin}that is what ran in the whole layer, where operators affect one another."]
-
-
 def _proven(proof: Proof) -> str:
     rounds = f"{proof.layer.rounds} rounds side by side"
     return f"Proven on the whole layer in {rounds}, with {as_percent(CONFIDENCE)} intervals."
 
 
-def _measured(tried: Sequence[PassChoice]) -> str:
-    none_us, time_us, _ = _sums(tried)
-    noise_us = math.hypot(*(choice.chosen.estimate.noise_us for choice in tried))
-    none_noise_us = math.hypot(*(choice.none.estimate.noise_us for choice in tried))
-    ratio_noise = none_us / time_us * math.hypot(noise_us / time_us, none_noise_us / none_us)
-    repeats = sorted(choice.chosen.estimate.repeats for choice in tried)
-    counted = f"{repeats[0]}" if repeats[0] == repeats[-1] else f"{repeats[0]} to {repeats[-1]}"
-    overlaps = any(choice.chosen.settings for choice in tried)
-    compared = f", of the ratio {ratio_noise:.3f}" if overlaps else ""
+def _noise(passes: Sequence[tuple[PassChoice, Candidate]]) -> str:
+    noise_us = math.hypot(*(final.estimate.noise_us for final in finals(passes)))
     return (
-        f"Noise of the sum {as_us(noise_us)} us ({noise_us / time_us:.1%}){compared}; medians of {counted} repeats, "
-        "the slowest rank of each. What the noise cannot tell apart is a tie, and the simplest wins."
+        f"Noise of the operators' sum {as_us(noise_us)} us. What the noise cannot tell apart is a tie, and the "
+        "simplest wins."
     )
 
 
@@ -190,45 +143,22 @@ def is_effective(choice: PassChoice, overlap_threshold: float) -> bool:
 
 def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: float) -> str:
     """Returns what to do about one pass, in a sentence."""
-    chosen, at = choice.chosen, f"TP={choice.tp_size} {choice.label}"
-    default = ""
+    chosen, at, compared = choice.chosen, f"TP={choice.tp_size} {choice.label}", ""
     if choice.default:
-        default = f", {choice.default.time_us / chosen.time_us:.2f}x {spoken(DEFAULT, case.case.backend)}"
+        compared = f", {choice.default.time_us / chosen.time_us:.2f}x {spoken(DEFAULT, case.case.backend)}"
     if not chosen.settings:
-        sentence = f"{at}: don't overlap{default}; {choice.reason}"
-    else:
-        sentence = f"{at}: {chosen.name}, {choice.speedup:.2f}x no overlap{default}"
-        if chosen.overlap_ratio is not None:
-            effective = "effective" if is_effective(choice, overlap_threshold) else "not effective"
-            sentence += f", overlap ratio {chosen.overlap_ratio:.2f} ({effective})"
-        if not chosen.measured:
-            sentence += "; predicted from its slots alone, measure them together before you rely on it"
-    if is_async_tp(case) and choice.default:
-        gain = default_speedup(choice)
-        sentence += f"; async TP, for the whole model or not at all, is {gain:.2f}x no overlap here"
-    return sentence
+        return f"{at}: don't overlap{compared}; {choice.reason}"
+    if chosen.overlap_ratio is not None:
+        effective = "effective" if is_effective(choice, overlap_threshold) else "not effective"
+        compared += f", overlap ratio {chosen.overlap_ratio:.2f} ({effective})"
+    return f"{at}: {chosen.name}, {choice.speedup:.2f}x no overlap{compared}"
 
 
 def scaling_sentence(case: CaseAnalysis) -> str:
     """Returns which TP size to use; empty where nothing was measured."""
     scaling = case.scaling
-    if not scaling.results:
-        return ""
-    tp_sizes = {tp_size for operator in scaling.results.values() for tp_size in operator.e2e_times}
-    complete = {name: one.e2e_times for name, one in scaling.results.items() if set(one.e2e_times) == tp_sizes}
-    if not complete:
-        return "TP size undecided: no operator was measured at every TP size."
-    best = scaling.optimal_tp_size
-    if best is None:
-        return "TP size undecided: TP=1 was not measured, so there is nothing to scale from."
-    one_us, best_us = (sum(times[tp_size] for times in complete.values()) for tp_size in (1, best))
-    over = f"sum over {', '.join(complete)}; TP=1 takes {as_us(one_us)} us"
-    if best == 1:
-        return f"Use TP=1: no larger TP size that was measured scales efficiently ({over})."
-    return (
-        f"Use TP={best}: of the TP sizes that were measured it is the largest that scales efficiently ({over}, "
-        f"TP={best} takes {as_us(best_us)}, which is {best_us * best / one_us:.2f} times the ideal)."
-    )
+    advice = f"Use TP={scaling.optimal_tp_size}" if scaling.optimal_tp_size else "TP size undecided"
+    return f"{advice}. {scaling.reason}" if scaling.results else ""
 
 
 def cautions(case: CaseAnalysis) -> list[str]:
@@ -236,35 +166,18 @@ def cautions(case: CaseAnalysis) -> list[str]:
     lines = []
     if case.plans and case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case))
-    if is_async_tp(case):
-        of_sizes = [sentence for tp_size in case.tp_sizes for sentence in async_tp_advice(case, tp_size)]
-        lines += [*of_sizes, *HOW_TO_ASYNC_TP] if of_sizes else []
-    for tp_size, plan in case.plans.items():
-        for choice in plan.choices:
-            if not choice.chosen.measured:
-                lines.append(
-                    f"TP={tp_size} {choice.label}: {choice.chosen.name} is predicted from its slots alone; "
-                    "measure them together before you rely on it."
-                )
-            if choice.default and choice.default_wins:
-                lines.append(f"TP={tp_size} {choice.label}: {_default_wins(choice.default.time_us, case)}.")
+    if is_async_tp(case) and any(async_tp_advice(case, tp_size) for tp_size in case.tp_sizes):
+        lines += HOW_TO_ASYNC_TP
+    choices = [choice for tp_size in case.plans for choice in case.tried(tp_size)]
+    if beaten := [f"TP={choice.tp_size} {choice.label}" for choice in choices if choice.default_wins]:
+        lines.append(f"Faster than anything tried is {default_in_words(case)} of {', '.join(beaten)}.")
     if case.launch_bound:
         lines.append(f"Launch-bound, left out of the choice: {', '.join(case.launch_bound)}.")
-    drifted = [drift for drift in case.drift if abs(drift.change) >= NOTABLE_DRIFT]
-    worst = {drift.baseline: drift for drift in sorted(drifted, key=lambda drift: abs(drift.change))}
-    if worst:
-        by_how_much = ", ".join(
-            f"{baseline} by up to {drift.change:+.0%} ({drift.operator} {drift.pass_name}, TP={drift.tp_size})"
-            for baseline, drift in worst.items()
-        )
-        lines.append(f"Baselines drifted: {by_how_much}; settings are compared by what was measured beside them.")
-    if case.repeats:
-        widest, *_ = case.repeats
-        typical = statistics.median(repeats.spread for repeats in case.repeats)
+    what, change = max(baseline_drift(case.points).items(), key=lambda item: abs(item[1]), default=("", 0.0))
+    if abs(change) >= NOTABLE_DRIFT:
         lines.append(
-            f"Repeated points: the medians of {len(case.repeats)} passes, each measured up to "
-            f"{max(len(repeats.medians_us) for repeats in case.repeats)} times, spread by {typical:.1%} in the middle "
-            f"and {widest.spread:.1%} at most ({widest.point} {widest.pass_name})."
+            f"Baselines drifted: times without overlap by up to {change:+.0%} ({what}); settings are compared by what "
+            "was measured beside them."
         )
     lines += slowed_gpus(case.points)
     lines += dict.fromkeys(warning for point in case.points if point.result for warning in point.result.warnings)
@@ -275,63 +188,26 @@ def cautions(case: CaseAnalysis) -> list[str]:
 
 def transfer_warning(case: CaseAnalysis) -> str:
     """Returns what measurements without userbuffers say to those who train with Megatron-LM."""
-    backend = case.case.backend
-    if is_async_tp(case):
-        return (
-            f"Measured with backend={backend}, the operators of PyTorch's async TP: nothing that Megatron-LM could be "
-            "set to."
-        )
     return (
-        f"Measured with backend={backend}, not with Transformer Engine's userbuffers: a hint where to look, "
+        f"Measured with backend={case.case.backend}, not with Transformer Engine's userbuffers: a hint where to look, "
         "not a measurement of what Megatron-LM will do."
     )
 
 
-def _default_wins(default_us: float, case: CaseAnalysis) -> str:
-    if is_async_tp(case):
-        # There are no more settings to sweep.
-        return f"async TP as a whole, {as_us(default_us)} us, was faster than the same operators set one by one"
-    return f"the default, {as_us(default_us)} us, is faster than anything tried; sweep more settings"
-
-
-def async_tp_verdict(outcome: Outcome, *, with_interval: bool = True) -> str:
-    """Returns `switch async TP on, 9.4% faster than none`, where a tuner ran both on the whole layer; else nothing."""
-    trial = outcome.trial
+def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
+    """Returns whether to switch async TP on at this TP size, by the whole layer, or where none was measured by the
+    operators; empty where neither was."""
+    outcome = case.outcomes.get(tp_size)
+    trial = outcome.trial if outcome else None
     row = trial.rows.get(DEFAULT) if trial else None
-    if not trial or not trial.point or trial.point.config["backend"] != ASYNC_TP_BACKEND:
+    choices = [choice for choice in case.tried(tp_size) if choice.default]
+    if row and row.reference == NONE and not row.launch_bound:
+        advice = advised(DEFAULT if row.to_reference.faster else NONE, ASYNC_TP_BACKEND)
+        why = f"the whole layer is {row.to_reference.in_words(' than none')}"
+    elif default_us := default_sum_us(choices):
+        none_us = sum(choice.none.time_us for choice in choices)
+        advice = "prove async TP on the whole layer" if default_us < none_us else advised(NONE, ASYNC_TP_BACKEND)
+        why = f"{', '.join(labels(choices))} take {as_us(default_us)} us, without overlap {as_us(none_us)}"
+    else:
         return ""
-    if row is None or row.launch_bound or row.reference != NONE:
-        return ""
-    label = DEFAULT if row.to_reference.faster else NONE
-    compared = row.to_reference.in_words(" than none", with_interval=with_interval)
-    return f"{advised(label, ASYNC_TP_BACKEND)}, {'' if label == DEFAULT else 'it is '}{compared}"
-
-
-def async_tp_advice(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns whether to switch async TP on at this TP size, and what each operator has of it; nothing where it was not
-    measured."""
-    choices = [choice for choice in case.plans[tp_size].choices if choice.default] if tp_size in case.plans else []
-    outcome, lines = case.outcomes.get(tp_size), []
-    if outcome and (verdict := async_tp_verdict(outcome)):
-        lines.append(f"TP={tp_size}: {ALL_OR_NOTHING}. The whole layer says: {verdict}.")
-    elif choices:
-        lines.append(f"TP={tp_size}: {ALL_OR_NOTHING}. {_judged_by_operators(choices)}")
-    if choices:
-        speedups = ", ".join(f"{choice.label} {default_speedup(choice):.2f}x" for choice in choices)
-        lines.append(f"TP={tp_size}: async TP against no overlap, operator by operator: {speedups}.")
-    return lines
-
-
-def _judged_by_operators(choices: list[PassChoice]) -> str:
-    default_us, none_us = default_sum_us(choices), sum(choice.none.time_us for choice in choices)
-    assert default_us is not None
-    sums = f"Over {', '.join(labels(choices))} it takes {as_us(default_us)} us, without overlap {as_us(none_us)}"
-    if default_us < none_us:
-        return f"{sums}: prove it on the whole layer, which the tuner does, before you switch it on."
-    return f"{sums}: leave it off."
-
-
-def default_speedup(choice: PassChoice) -> float:
-    """Returns the library's default over no overlap, where it was measured."""
-    assert choice.default
-    return choice.none.time_us / choice.default.time_us
+    return f"{as_sentence(advice)}: {why}. Async TP is one switch for the whole model."

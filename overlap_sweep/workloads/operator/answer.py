@@ -1,9 +1,8 @@
-"""The answers for operators: what each slot is to be given at each TP size, which TP size pays, and how well that
-repeats."""
+"""The answers for operators: what each slot is to be given at each TP size, which TP size pays, and how baselines
+drifted."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,14 +23,11 @@ from overlap_sweep.workloads.operator.choice import (
     failures_by_pass,
 )
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Unproven, outcomes, standing
-from overlap_sweep.workloads.operator.result import OperatorTimes, distinct
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import Plan, SwitchAdvice, UnmeasuredSlot, plan, unmeasured_slots
 
 ROUNDING = 1e-9
 """600 x 4 / 2000 is 1.2 and must not fail a tolerance of 0.2 for the last binary digit."""
-
-_SAME = ("model", "tp_size", "operator", "phase", "phases", "method", *space.KNOBS)
-"""What points that are measured again have in common."""
 
 
 def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
@@ -60,10 +56,6 @@ class SlotAnswer:
         return self.slot.partition("_")[2]
 
     @property
-    def tried(self) -> bool:
-        return self.slot in self.choice.tried_slots
-
-    @property
     def setting(self) -> space.Setting | None:
         """The best for its pass; None: no overlap."""
         return self.choice.chosen.settings.get(self.slot)
@@ -85,14 +77,10 @@ class CaseAnalysis:
     plans: dict[int, Plan]
     """By TP size, from 2 on."""
     scaling: Scaling
-    drift: list[Drift]
-    repeats: list[Repeats]
     launch_bound: list[str]
     """Points whose times say nothing about the device."""
     outcomes: dict[int, Outcome]
     """By TP size, of those that a tuner measured: what it proved on the whole layer, or why it proved nothing."""
-    superseded: list[Outcome]
-    """The other outcomes of TP sizes that were tuned more than once."""
 
     @property
     def proofs(self) -> dict[int, Proof]:
@@ -104,9 +92,16 @@ class CaseAnalysis:
         """Returns the TP sizes from 2 on that have a configuration."""
         return sorted({*self.plans, *self.proofs})
 
+    def passes(self, tp_size: int) -> list[tuple[PassChoice, Candidate]]:
+        """Returns the choices for passes of which an overlap was tried, with what Megatron-Core's switches leave of
+        each."""
+        plan = self.plans.get(tp_size)
+        pairs = zip(plan.choices, plan.finals, strict=True) if plan else ()
+        return [(choice, final) for choice, final in pairs if choice.tried_slots]
+
     def tried(self, tp_size: int) -> list[PassChoice]:
         """Returns the choices for passes of which an overlap was tried."""
-        return [one for one in self.plans[tp_size].choices if one.tried_slots] if tp_size in self.plans else []
+        return [choice for choice, _ in self.passes(tp_size)]
 
     def config(self, tp_size: int) -> OverlapConfig:
         """Returns what to train with: what was proven, or where the best of each slot was refuted what is left, or else
@@ -120,35 +115,28 @@ class CaseAnalysis:
 
     def switches(self, tp_size: int) -> list[SwitchAdvice]:
         """Returns the switches of that configuration that must not keep their defaults."""
-        planned = {advice.name: advice for advice in self.plans[tp_size].switches} if tp_size in self.plans else {}
+        planned = self.plans[tp_size].switches if tp_size in self.plans else []
         decided = self.decided(tp_size)
         if decided is None:
-            return list(planned.values())
-        advices = []
-        what = self.proofs[tp_size].recommended if tp_size in self.proofs else "what could be"
-        for name, value in decided.switches.items():
-            if value != SWITCH_DEFAULTS[name]:
-                known = planned.get(name)
-                as_proven = SwitchAdvice(name, value, f"as {what} was measured")
-                advices.append(known if known and known.value == value else as_proven)
-        return advices
+            return planned
+        known = {(advice.name, advice.value): advice for advice in planned}
+        changed = (item for item in decided.switches.items() if item not in SWITCH_DEFAULTS.items())
+        return [known.get(item, SwitchAdvice(*item, "as the whole layer was measured")) for item in changed]
 
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
         """Returns the slots that no point of an operator overlapped, and what that configuration makes of them."""
         tried = {answer.slot for answer in self.slots(tp_size)}
-        return unmeasured_slots(self.config(tp_size), tried, self.decided(tp_size) is not None)
+        return unmeasured_slots(self.config(tp_size), tried)
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
         """Returns the slots of which an overlap was tried at this TP size."""
-        if tp_size not in self.plans:
-            return []
         answers = (
             SlotAnswer(self, space.slot(choice.operator, phase), choice, final)
-            for choice, final in zip(self.plans[tp_size].choices, self.plans[tp_size].finals, strict=True)
+            for choice, final in self.passes(tp_size)
             for phase in space.PHASES
             if space.PASS_OF_PHASE[phase] == choice.pass_name
         )
-        return [answer for answer in answers if answer.tried]
+        return [answer for answer in answers if answer.slot in answer.choice.tried_slots]
 
 
 @dataclass(frozen=True)
@@ -175,7 +163,6 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
         by_size: dict[int, list[PassChoice]] = defaultdict(list)
         for choice in choices:
             by_size[choice.tp_size].append(choice)
-        stands = _standing(found, case)
         cases.append(
             CaseAnalysis(
                 case=case,
@@ -183,11 +170,8 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
                 points=of_case,
                 plans={size: plan(by_size[size], config.unmeasured) for size in sorted(by_size) if size > 1},
                 scaling=scale_case(choices, config.tp_scaling_tolerance),
-                drift=baseline_drift(of_case),
-                repeats=repeated(of_case),
                 launch_bound=[point.name for point in of_case if point.result and point.result.launch_bound],
-                outcomes=stands,
-                superseded=[one for one in found if one.case == case and one is not stands[one.tp_size]],
+                outcomes=_standing(found, case),
             )
         )
     strays = [one for one in found if isinstance(one, Unproven) and one.case is None]
@@ -237,7 +221,11 @@ def scale(e2e_times: Mapping[int, float], tolerance: float) -> OperatorScaling:
         return OperatorScaling(None, {}, {}, times, "No TP=1 baseline was measured.")
     ratios = {tp_size: time_us * tp_size / times[1] for tp_size, time_us in times.items()}
     efficient = {tp_size: ratio <= 1 + tolerance + ROUNDING for tp_size, ratio in ratios.items()}
-    verdicts = [f"TP={tp}: {'EFFICIENT' if good else 'NOT efficient'}" for tp, good in efficient.items() if tp > 1]
+    verdicts = [
+        f"TP={tp}: {'EFFICIENT' if good else 'NOT efficient'} ({times[tp]:.1f}us, ratio {ratios[tp]:.2f})"
+        for tp, good in efficient.items()
+        if tp > 1
+    ]
     reason = f"Baseline: TP=1 (no TP) @ {times[1]:.1f}us. {'; '.join(verdicts)}"
     optimal = max(tp_size for tp_size, good in efficient.items() if good)
     return OperatorScaling(optimal, efficient, ratios, times, reason)
@@ -274,80 +262,13 @@ def _tp1_us(choices: Sequence[PassChoice]) -> float | None:
     return sum(map(statistics.median, passes.values())) if all(passes.values()) else None
 
 
-# How well the times repeat: baselines in the course of a sweep, and points that were measured more than once.
-
-
-@dataclass(frozen=True)
-class Drift:
-    """The times of a baseline of one operator's pass at one TP size, in the order of measuring; in microseconds."""
-
-    tp_size: int
-    operator: str
-    pass_name: str
-    baseline: str
-    """`none` or `floor`, which are measured beside every point, or the library's `default`."""
-    measurements: int
-    median_us: float
-    lowest_us: float
-    highest_us: float
-    change: float
-    """Median of the later half over the median of the earlier half, minus 1."""
-
-
-def baseline_drift(points: Iterable[Point]) -> list[Drift]:
-    """Returns how each baseline of a case moved that was measured at least twice."""
-    by_operator: dict[tuple[int, str], list[Point]] = defaultdict(list)
+def baseline_drift(points: Iterable[Point]) -> dict[str, float]:
+    """Returns by TP size, operator and pass how much the time without overlap changed: its median over the later half
+    of a case's points over that of the earlier half, minus 1."""
+    none_us: dict[str, list[float]] = defaultdict(list)
     for point in sorted(points, key=lambda point: (point.result and point.result.started) or ""):
-        by_operator[point.config["tp_size"], point.config["operator"]].append(point)
-    found = []
-    for tp_size, operator in sorted(by_operator):
-        for pass_name in sorted(space.PASSES):
-            times = [p.measured_as(OperatorTimes).times[pass_name] for p in by_operator[tp_size, operator]]
-            baselines = {
-                "none": [beside.none.median_us for beside in times],
-                "floor": [beside.floor.median_us for beside in times],
-                "default": [one.default.median_us for one in distinct(b.default for b in times if b.default)],
-            }
-            found += [
-                Drift(
-                    *(tp_size, operator, pass_name, baseline, len(times_us), statistics.median(times_us)),
-                    *(min(times_us), max(times_us), later_change(times_us)),
-                )
-                for baseline, times_us in baselines.items()
-                if len(times_us) > 1
-            ]
-    return found
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """The medians of one pass of the same point, in microseconds."""
-
-    point: str
-    """The first one's name."""
-    pass_name: str
-    medians_us: list[float]
-
-    @property
-    def spread(self) -> float:
-        """(highest - lowest) / median."""
-        return (max(self.medians_us) - min(self.medians_us)) / statistics.median(self.medians_us)
-
-
-def repeated(points: Iterable[Point]) -> list[Repeats]:
-    """Returns every pass that a point of one case is about, where the point was measured at least twice, with
-    `repetition=0,1,2` or in several sweeps; widest spread first.
-
-    The times are as measured, not compared through the baselines beside them: this is what repeating shows.
-    """
-    same: dict[str, list[Point]] = defaultdict(list)
-    for point in points:
-        if point.result and not point.result.launch_bound:
-            same[json.dumps([point.config.get(name) for name in _SAME], sort_keys=True)].append(point)
-    found = [
-        Repeats(group[0].name, name, [point.measured_as(OperatorTimes).times[name].point.median_us for point in group])
-        for group in same.values()
-        if len(group) > 1
-        for name in space.passes(group[0].config)
-    ]
-    return sorted(found, key=lambda repeats: -repeats.spread)
+        times = point.measured_as(OperatorTimes).times
+        for name in space.PASSES:
+            what = f"{point.config['operator']} {name}, TP={point.config['tp_size']}"
+            none_us[what].append(times[name].none.median_us)
+    return {what: later_change(times_us) for what, times_us in none_us.items() if len(times_us) > 1}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -129,8 +129,6 @@ class Candidate:
     points: tuple[str, ...]
     """The run directories that it was measured in."""
     overlap_ratio: float | None
-    measured: bool = True
-    """False for a pair whose slots were measured one at a time: its time is predicted."""
 
     @property
     def time_us(self) -> float:
@@ -186,7 +184,11 @@ class PassChoice:
     @property
     def hidden_fraction(self) -> float:
         """Returns the hidden fraction of what was chosen."""
-        return hidden_fraction(self.chosen.time_us, self.none.time_us, self.floor_us)
+        return self.hidden_at(self.chosen.time_us)
+
+    def hidden_at(self, time_us: float) -> float:
+        """Returns the hidden fraction of a pass that takes so long; NaN where there is nothing to hide."""
+        return hidden_fraction(time_us, self.none.time_us, self.floor_us)
 
     @property
     def label(self) -> str:
@@ -249,7 +251,6 @@ def choose(
     default_pairs = [(measured.default, measured.none) for measured in defaults]
     between = _scatter(by_setting.values(), default_pairs, none, device_kind)
     candidates = _candidates(by_setting, none, between)
-    candidates += [pair for pair in _predicted_pairs(candidates) if not failures.distrusts(pair.settings)]
     candidates.sort(key=_complexity)
     chosen, reason = (_fastest if objective == "time" else _most_overlapped)(candidates)
     scaled_floors = [o.times.floor.median_us * none.time_us / o.times.none.median_us for o in observations]
@@ -317,36 +318,6 @@ def _candidates(
     return candidates
 
 
-def _predicted_pairs(candidates: Collection[Candidate]) -> list[Candidate]:
-    """Pairs of a dgrad and a wgrad setting that each beat `none` alone, where no pair was measured at all.
-
-    The time is t_d + t_w - none, as if the two savings added up: a prediction, to be measured.
-    """
-    if any(len(candidate.settings) > 1 for candidate in candidates):
-        return []
-    none = next(candidate for candidate in candidates if not candidate.settings)
-    tried = len(candidates) - 1
-    helpful = [c for c in candidates if c.time_us < none.time_us and c.estimate.differs_from(none.estimate, tried)]
-    by_phase = {phase: [c for c in helpful if next(iter(c.settings)).endswith(phase)] for phase in ("dgrad", "wgrad")}
-    pairs = []
-    for dgrad in by_phase["dgrad"]:
-        if next(iter(dgrad.settings.values()))["method"] != "bulk":
-            # It scatters dgrad's own output, and nothing is left for wgrad to overlap.
-            continue
-        for wgrad in by_phase["wgrad"]:
-            estimate = dgrad.estimate.plus(wgrad.estimate).plus(none.estimate, -1)
-            pairs.append(
-                Candidate(
-                    settings={**dgrad.settings, **wgrad.settings},
-                    estimate=replace(estimate, repeats=min(dgrad.estimate.repeats, wgrad.estimate.repeats)),
-                    points=dgrad.points + wgrad.points,
-                    overlap_ratio=None,
-                    measured=False,
-                )
-            )
-    return pairs
-
-
 def _complexity(candidate: Candidate) -> tuple[Any, ...]:
     """Sorts simpler before more complex and smaller before larger: who wins a tie."""
     keys = [
@@ -376,7 +347,7 @@ def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The reference's rule: the highest overlap ratio. `none` has no say, whatever its time."""
-    overlaps = [candidate for candidate in candidates if candidate.settings and candidate.measured]
+    overlaps = [candidate for candidate in candidates if candidate.settings]
     if not overlaps:
         return candidates[0], "no overlap was measured"
     rated = [candidate for candidate in overlaps if candidate.overlap_ratio is not None]

@@ -85,8 +85,7 @@ def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> 
 
 def _times(key: Key, choice: PassChoice) -> Iterator[KeyedTime]:
     for candidate in choice.candidates:
-        if candidate.measured:
-            yield _time(key, choice, candidate)
+        yield _time(key, choice, candidate)
     if choice.default:
         none_us, floor_us = choice.none.time_us, choice.floor_us
         yield KeyedTime(key._replace(setting=DEFAULT), choice.default, none_us, floor_us, ())

@@ -9,15 +9,14 @@ from functools import partial
 from overlap_sweep.overlap.overlap_cfg import NONE, TUNED, named
 from overlap_sweep.report.charts import Form
 from overlap_sweep.report.iterations import Timeline
-from overlap_sweep.report.numbers import as_duration, as_us
+from overlap_sweep.report.numbers import as_duration
 from overlap_sweep.report.section import Exhibit, Sources
-from overlap_sweep.report.table import Column, Listing, Table
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.result import attention_backend
 from overlap_sweep.workloads.layer.section import layer_bars, layer_timeline
 from overlap_sweep.workloads.operator import chart
 from overlap_sweep.workloads.operator.advice import default_in_words
-from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorScaling, Scaling
+from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unproven
 
 
@@ -33,7 +32,7 @@ def _hidden(case: CaseAnalysis) -> Exhibit:
         brief="Hidden",
         drawn="Of what communication costs without overlap, the share that what was chosen hides behind GEMMs; the "
         f"orange mark is {default_in_words(case)}, whiskers are the noise. dgrad and wgrad can only be timed together. "
-        ">100% is a time below that of the GEMMs alone: more than all cannot be hidden, so the rest is noise or drift.",
+        "What is above 100% is noise or drift.",
         parts=lambda: [_drawn(f"tp{tp_size}", bars) for tp_size, bars in chart.hidden_bars(case).items()],
     )
 
@@ -58,43 +57,13 @@ def _scaling(case: CaseAnalysis) -> list[Exhibit]:
     if not results:
         return []
     exhibit = Exhibit(
-        name="tp_scaling",
         heading="TP scaling",
         brief="TP scaling",
-        explained="ratio = time x TP / time at TP=1, forward and backward; efficient up to "
-        f"{1 + case.scaling.tolerance:.2f}, * marks what is not",
-        drawn="Forward and backward with what was chosen, and how many times the ideal that is; ideal is the time at "
-        "TP=1 divided by the TP size.",
-        listing=Listing(_scaling_table(case.scaling), list(results.items())),
-        parts=lambda: [_drawn(operator, lines, small=True) for operator, lines in chart.scaling_lines(case).items()],
+        explained="ratio = time x TP / time at TP=1, forward and backward with what was chosen; efficient up to "
+        f"{1 + case.scaling.tolerance:.2f}",
+        notes=[f"{operator}: {result.reason}" for operator, result in results.items()],
     )
     return [exhibit]
-
-
-def _scaling_table(scaling: Scaling) -> Table[tuple[str, OperatorScaling]]:
-    """Returns a column for each TP size that was measured."""
-    sizes = sorted({tp_size for result in scaling.results.values() for tp_size in result.e2e_times})
-    of = Column[tuple[str, OperatorScaling]]
-    times = (
-        of(
-            *("", lambda row, size=size: row[1].e2e_times.get(size)),
-            header=f"TP={size} us (ratio)",
-            words=lambda row, size=size: _scaling_cell(row[1], size),  # type: ignore[misc]
-        )
-        for size in sizes
-    )
-    operator = of("", lambda row: row[0], kind="text", header="operator")
-    use = of("", lambda row: row[1].optimal_tp_size, kind="count", header="use", show="TP={}".format)
-    return Table("tp_scaling", "one row per operator", (operator, *times, use))
-
-
-def _scaling_cell(result: OperatorScaling, tp_size: int) -> str:
-    if tp_size not in result.e2e_times:
-        return "-"
-    if tp_size not in result.scaling_ratios:
-        return as_us(result.e2e_times[tp_size])
-    mark = "" if result.scaling_efficient[tp_size] else "*"
-    return f"{as_us(result.e2e_times[tp_size])} ({result.scaling_ratios[tp_size]:.2f}{mark})"
 
 
 def _all_timelines(case: CaseAnalysis) -> Exhibit:
@@ -156,47 +125,32 @@ def _proofs(case: CaseAnalysis) -> list[Exhibit]:
         if outcome.trial and outcome.trial.layer:
             found.append(_proof(outcome, outcome.trial))
         found += map(_together, outcome.together)
-    if again := [f"TP={one.tp_size}, in {one.directory.name}: {one.verdict}" for one in case.superseded]:
-        found.append(Exhibit(heading="Tuned again", notes=again))
     return found
 
 
 def _proof(outcome: Outcome, trial: Trial) -> Exhibit:
     assert trial.layer
+    assert trial.point
     best = outcome.recommended if isinstance(outcome, Proof) else None
+    attention = attention_backend(trial.point.result)
+    what = trial.point.config["layer"]["kind"] + (f", attention {attention}" if attention else "")
     return Exhibit(
         name=f"layer_tp{trial.tp_size}",
-        heading=f"Proof at TP={trial.tp_size}, {_what(trial)}",
+        heading=f"Proof at TP={trial.tp_size}, {what}",
         brief=f"Proof at TP={trial.tp_size}",
         chart=partial(layer_bars, f"The whole layer, TP={trial.tp_size}", trial.layer, best),
         listing=layers.compared(trial.layer, trial.rows[best] if best else None),
         explained=layers.legend(trial.layer),
-        notes=[*trial.left_out.values(), *trial.layer.cautions, *trial.warnings],
+        notes=[*trial.layer.cautions, *trial.warnings],
     )
-
-
-def _what(trial: Trial) -> str:
-    assert trial.point
-    layer, attention = trial.point.config["layer"], attention_backend(trial.point.result)
-    parts = [
-        layer["kind"],
-        *([f"{layer['num_replicas']} replicas"] if layer["num_replicas"] > 1 else []),
-        *(["with optimizer"] if layer["training"] else []),
-        *([f"attention {attention}"] if attention else []),
-    ]
-    return ", ".join(parts)
 
 
 def _together(trial: Trial) -> Exhibit:
     heading = f"Tried together before, at TP={trial.tp_size}"
     if not trial.layer:
         return Exhibit(heading=heading, notes=[f"No combinations were measured: {trial.why_not_ok}."])
-    return Exhibit(
-        heading=heading,
-        listing=layers.compared(trial.layer, trial.rows.get(trial.taken or "")),
-        explained=layers.legend(trial.layer),
-        notes=[*([f"Taken: {trial.taken}."] if trial.taken else []), *trial.left_out.values()],
-    )
+    listing = layers.compared(trial.layer, trial.layer.winner)
+    return Exhibit(heading=heading, listing=listing, explained=layers.legend(trial.layer), notes=trial.warnings)
 
 
 def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:
@@ -204,15 +158,10 @@ def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:
     tuners, notes = sources.records.tuners, []
     for directory, record in tuners.items():
         where = f"{directory.relative_to(sources.reading.root).as_posix()}, " if len(tuners) > 1 else ""
-        spent = [f"{as_duration(record.search_s)} for {_count(record.points, 'operator point')}"]
-        if trials := len(record.together) + len(record.proofs):
-            layers_s = max(0.0, record.wall_s - record.search_s)
-            spent.append(f"{as_duration(layers_s)} for {_count(trials, 'whole layer')}")
-        notes.append(f"{where}{as_duration(record.wall_s)}: {', '.join(spent)}")
+        notes.append(
+            f"{where}{as_duration(record.wall_s)}, of which the search of {record.points} operator points took "
+            f"{as_duration(record.search_s)}"
+        )
         notes += [f"{where}dropped: {what}: {why}" for what, why in record.dropped.items()]
     notes += [f"TP={stray.tp_size}: {stray.verdict}" for stray in strays]
     return [Exhibit(heading="Tuning", notes=notes)] if notes else []
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

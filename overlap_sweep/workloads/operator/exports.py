@@ -22,7 +22,6 @@ DONT_OVERLAP = "Don't overlap: leave --tp-comm-overlap out. Nothing else in this
 SET_IN_MEGATRON = "Set in Megatron-Core's configuration (on Megatron-LM's command line):"
 _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it off."
 
-_LACKS = "Megatron-Bridge's classes (0.6.2) have no field for"
 _BRIDGE_MODULE = "megatron.bridge.training.comm_overlap"
 _BRIDGE_CLASSES = {
     "bulk": "BulkOverlapCfg",
@@ -145,25 +144,22 @@ def _bridge_setting(slot: str, setting: Mapping[str, Any]) -> str:
 
 
 def _bridge_losses(config: OverlapConfig) -> list[str]:
-    """What of the configuration Megatron-Bridge's classes have no field for."""
-    lost: list[str] = []
-    same: list[str] = []
+    """What of the settings Megatron-Bridge's classes have no field for and Transformer Engine does not do anyway."""
+    lost = []
     for slot, setting in config.slots.items():
         method = _method(slot, setting)
-        default = _defaults(slot, method)
-        for knob in setting.keys() - {"method"} - _BRIDGE_FIELDS[method].keys():
-            as_default = knob in default and default[knob] == setting[knob]
-            (same if as_default else lost).append(f"  {slot}: {knob}={setting[knob]!r}")
-    lines = []
-    if lost:
-        lines += ["", f"{_LACKS} these, and they are lost:", *sorted(lost)]
-        lines += [
-            "To keep them, set cfg.model.tp_comm_overlap and name the YAML for Megatron-LM in",
-            "cfg.model.tp_comm_overlap_cfg, and leave cfg.comm_overlap None, since it would overwrite both.",
-        ]
-    if same:
-        lines += ["", f"{_LACKS} these, which Transformer Engine has by default:", *sorted(same)]
-    return lines
+        known = {"method", *_BRIDGE_FIELDS[method]}
+        set_otherwise = setting.items() - _defaults(slot, method).items()
+        lost += [f"  {slot}: {knob}={value!r}" for knob, value in set_otherwise if knob not in known]
+    if not lost:
+        return []
+    return [
+        "",
+        "Megatron-Bridge's classes (0.6.2) have no field for these, and they are lost:",
+        *sorted(lost),
+        "To keep them, set cfg.model.tp_comm_overlap and name the YAML for Megatron-LM in",
+        "cfg.model.tp_comm_overlap_cfg, and leave cfg.comm_overlap None, since it would overwrite both.",
+    ]
 
 
 def ub_cfgs_json(config: OverlapConfig) -> str:

@@ -35,8 +35,6 @@ class Trial:
     """One of them, whatever became of it."""
 
     tp_size: int
-    directory: Path
-    """Of the tuner's sweep."""
     name: str
     """Of the run directory."""
     point: Point | None
@@ -47,15 +45,8 @@ class Trial:
     """By label, its name in the point."""
     times: dict[str, VariantTimes] = field(default_factory=dict)
     """By label, of every variant that was measured."""
-    tuned: OverlapConfig | None = None
-    """Of a proof, the tuner's configuration, also where it was not measured; None where that is not known."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """By label, why it was not measured, in a sentence."""
     warnings: list[str] = field(default_factory=list)
-    """The point's others, one sentence each."""
-    taken: str | None = None
-    """Of combinations that were tried before a proof, the label of the one that became `tuned`; None where that is not
-    known, or was none of them."""
+    """The point's, one sentence each: also why a variant was not measured."""
 
     @property
     def rows(self) -> dict[str, VariantRow]:
@@ -65,18 +56,19 @@ class Trial:
     @property
     def configs(self) -> dict[str, OverlapConfig]:
         """By label, how each variant that was measured overlaps; without the floor."""
-        return {label: self._config(label) for label in self.times if label != FLOOR}
-
-    def _config(self, label: str) -> OverlapConfig:
-        if self.names[label] == NONE:
-            return NO_OVERLAP
-        return OverlapConfig(self.times[label].settings, {**SWITCH_DEFAULTS, **self.times[label].switches})
+        return {
+            label: OverlapConfig(times.settings, {**SWITCH_DEFAULTS, **times.switches})
+            if self.names[label] != NONE
+            else NO_OVERLAP
+            for label, times in self.times.items()
+            if label != FLOOR
+        }
 
     @property
     def why_not_ok(self) -> str:
         """In words; of a trial without `layer`."""
         if not self.point or not self.point.result:
-            return f"the layer {self.name} left no results: it was given up, or is still running"
+            return f"the layer {self.name} left no results"
         what = {"skipped": "was skipped", "timeout": "timed out"}.get(self.point.status, "failed")
         return f"the layer {what}: {self.point.why_not_ok}"
 
@@ -89,34 +81,21 @@ class Trial:
 def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point]) -> Trial:
     """`directory` is tuner.json's; `points` are all layers by their run directory."""
     point = points.get(directory / trial.point)
-    found = Trial(trial.tp_size, directory, trial.point, point, tuned=_asked(trial.variants.get(TUNED), point))
+    found = Trial(trial.tp_size, trial.point, point)
     if not point or not point.result or point.status != "ok":
         return found
-    result, measured = point.result, point.measured_as(LayerTimes)
+    measured = point.measured_as(LayerTimes)
     names = labels(trial, measured.variants)
     # The tuned configuration of a layer that should not overlap is `none` under another label.
     times = {label: measured.variants[name] for label, name in names.items()}
-    relabelled = structs.replace(result, measured=structs.replace(measured, variants=times))
-    missing = {label: name for label, name in trial.variants.items() if name not in measured.variants}
-    why = {label: next((w for w in result.warnings if w.startswith(f"{name} ")), "") for label, name in missing.items()}
+    relabelled = structs.replace(point.result, measured=structs.replace(measured, variants=times))
     return replace(
         found,
         layer=analyse_layer(replace(point, result=relabelled)),
         names=names,
         times=times,
-        left_out={
-            label: _with_labels(said or f"{label} was not measured.", trial.variants) for label, said in why.items()
-        },
-        warnings=[_with_labels(w, trial.variants) for w in result.warnings if w not in why.values()],
+        warnings=[_with_labels(warning, trial.variants) for warning in point.result.warnings],
     )
-
-
-def _asked(name: str | None, point: Point | None) -> OverlapConfig | None:
-    """What the point was told that the variant is, measured or not."""
-    if name == NONE:
-        return NO_OVERLAP
-    told = point.config["layer"].get("configurations", {}).get(name) if point else None
-    return OverlapConfig(told["slots"], {**SWITCH_DEFAULTS, **told["switches"]}) if told else None
 
 
 def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
@@ -132,6 +111,8 @@ class Proof:
     """The whole layer, tuned, against all else that one could take."""
 
     tp_size: int
+    directory: Path
+    """Of the tuner's sweep."""
     case: Case
     trial: Trial
     layer: LayerAnalysis
@@ -142,10 +123,6 @@ class Proof:
     """The fastest of those."""
     together: list[Trial]
     """Combinations of settings that ran side by side before it."""
-
-    @property
-    def directory(self) -> Path:
-        return self.trial.directory
 
     @property
     def decisive(self) -> Comparison:
@@ -163,27 +140,11 @@ class Proof:
         return self.trial.configs[self.recommended]
 
     @property
-    def tuned_is_none(self) -> bool:
-        """Whether no overlap at all is what the tuner came to."""
-        return self.trial.configs[TUNED] == NO_OVERLAP
-
-    @property
     def verdict(self) -> str:
         """In a sentence."""
         backend = self.case.backend
-        other, name = self.decisive, spoken(self.best_other, backend)
-        if other.faster:
-            only = ", the fastest of the others" if len(self.against) > 1 else ""
-            use = "but no switch of PyTorch's gives that" if backend == ASYNC_TP_BACKEND else "use tuned"
-            return f"tuned is {other.in_words(f' than {name}')}{only}: {use}."
-        use = advised(self.best_other, backend)
-        if self.tuned_is_none and self.best_other == NONE:
-            return f"no overlap that was found pays: {use}."
-        tuned = "tuned, which is no overlap," if self.tuned_is_none else "tuned"
-        if other.differs:
-            return f"{tuned} is {other.in_words(f' than {name}')}: {use}."
-        interval = f"{other.ratio:.3f} [{other.interval.low:.3f}, {other.interval.high:.3f}]"
-        return f"{tuned} is no faster than {name} beyond the noise, ratio {interval}: {use}."
+        compared = self.decisive.in_words(f" than {spoken(self.best_other, backend)}")
+        return f"tuned is {compared}: {advised(self.recommended, backend)}."
 
 
 @dataclass(frozen=True)
@@ -220,8 +181,10 @@ def spoken(label: str, backend: str) -> str:
 
 
 def advised(label: str, backend: str) -> str:
-    if backend == ASYNC_TP_BACKEND and label in (NONE, DEFAULT):
-        return "switch async TP on" if label == DEFAULT else "leave async TP off"
+    """Returns what to do where this variant is the best."""
+    if backend == ASYNC_TP_BACKEND:
+        switched = {DEFAULT: "switch async TP on", NONE: "leave async TP off"}
+        return switched.get(label, "no switch of PyTorch's gives that")
     return "don't overlap" if label == NONE else f"use {spoken(label, backend)}"
 
 
@@ -232,23 +195,29 @@ def outcomes(
 
     `tuners` by the sweep's directory; `points` are all; `cases` the operators' that may be compared.
     """
-    by_directory = {point.directory: point for point in points if point.workload == "layer"}
+    layers = {point.directory: point for point in points if point.workload == "layer"}
     found: list[Outcome] = []
     for directory, record in tuners.items():
-        own = {
-            case: [point for point in of_case if point.directory.parent == directory] for case, of_case in cases.items()
-        }
-        own = {case: of_case for case, of_case in own.items() if of_case}
-        together = _by_case(record.together, directory, by_directory, cases, own)
-        proofs = _by_case(record.proofs, directory, by_directory, cases, own)
-        measured = [(case, size) for case in own for size in sorted({int(p.config["tp_size"]) for p in own[case]})]
-        for key in dict.fromkeys([*((case, size) for case, size in measured if size > 1), *together, *proofs]):
-            tried = together.get(key, [])
-            if key in proofs:
-                found += [_judged(trial, key[0], tried) for trial in proofs[key]]
-            else:
-                reason = _why_no_proof(record, *key)
-                found.append(Unproven(key[1], directory, key[0], reason, None, tried))
+        own = [
+            (case, int(point.config["tp_size"]))
+            for case, of_case in cases.items()
+            for point in of_case
+            if point.directory.parent == directory
+        ]
+        trials: dict[str, dict[tuple[Case | None, int], list[Trial]]] = {}
+        for kind, recorded in (("together", record.together), ("proof", record.proofs)):
+            by_case = trials[kind] = defaultdict(list)
+            for one in recorded:
+                trial = read_trial(one, directory, layers)
+                by_case[_case_of(trial, cases, own), trial.tp_size].append(trial)
+        measured = [(case, size) for case, size in own if size > 1]
+        for key in dict.fromkeys([*measured, *trials["together"], *trials["proof"]]):
+            case, tp_size = key
+            tried, proofs = trials["together"].get(key, []), trials["proof"].get(key, [])
+            found += [_judged(trial, directory, case, tried) for trial in proofs]
+            if not proofs:
+                reason = _why_no_proof(record, case, tp_size)
+                found.append(Unproven(tp_size, directory, case, reason, None, tried))
     return found
 
 
@@ -257,75 +226,44 @@ def standing(found: Sequence[Outcome]) -> Outcome:
     return max(found, key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
 
 
-def _by_case(
-    trials: Sequence[LayerTrial],
-    directory: Path,
-    points: Mapping[Path, Point],
-    cases: Mapping[Case, Sequence[Point]],
-    own: Mapping[Case, Sequence[Point]],
-) -> dict[tuple[Case | None, int], list[Trial]]:
-    found = defaultdict(list)
-    for recorded in trials:
-        trial = read_trial(recorded, directory, points)
-        found[_case_of(trial, cases, own), trial.tp_size].append(trial)
-    return dict(found)
-
-
-def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Mapping[Case, Sequence[Point]]) -> Case | None:
-    """The operators' case that is the layer's. A layer that never ran knows too little of its own to tell exactly: it
-    is that case of the sweep which nothing that it does know speaks against, if there is but one."""
+def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[tuple[Case, int]]) -> Case | None:
+    """The operators' case that is the layer's. A layer that never ran does not know all of its own: it is the only case
+    of its sweep with its model, if there is but one."""
     point = trial.point
-    if point and point.case in cases:
-        return point.case
-    if trial.layer:
-        return None
-    possible = [
-        case
-        for case, points in own.items()
-        if any(p.config["tp_size"] == trial.tp_size for p in points) and (not point or _may_be(case, point))
-    ]
-    return possible[0] if len(possible) == 1 else None
+    if point and (point.case in cases or trial.layer):
+        return point.case if point.case in cases else None
+    possible = {case for case, _ in own if not point or case.model == point.case.model}
+    return possible.pop() if len(possible) == 1 else None
 
 
-def _may_be(case: Case, point: Point) -> bool:
-    environment = point.result.environment if point.result else {}
-    known = point.case._replace(device=environment.get("gpu") or case.device)
-    pairs = zip(known, case, strict=True)
-    return all(one == other or one in (None, "auto") for one, other in pairs)
-
-
-def _judged(trial: Trial, case: Case | None, tried: Sequence[Trial]) -> Outcome:
-    together = [replace(one, taken=_taken(one, trial.configs.get(TUNED, trial.tuned))) for one in tried]
-
+def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Trial]) -> Outcome:
     def unproven(reason: str, instead: str | None = None) -> Unproven:
         config = trial.configs.get(instead, NO_OVERLAP) if instead else None
         advice = advised(instead, trial.point.config["backend"] if trial.point else "") if instead else ""
-        return Unproven(trial.tp_size, trial.directory, case, reason, trial, together, config, advice)
+        return Unproven(trial.tp_size, directory, case, reason, trial, together, config, advice)
 
     if not trial.layer:
         return unproven(trial.why_not_ok)
     if case is None:
-        assert trial.point
-        return unproven(f"none of the operators that were measured are of its case, {trial.point.case}")
+        return unproven("none of the operators that were measured are of its case")
     others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
     if TUNED not in trial.times:
         # The tuner leaves it out only after the layer failed with it.
-        left_out = "the layer fails with tuned and runs without it" if trial.tuned is None else "tuned was not measured"
-        reason = trial.left_out.get(TUNED, left_out).rstrip(".")
+        said = (warning for warning in trial.warnings if warning.startswith(f"{TUNED} "))
+        reason = next(said, "tuned was not measured").rstrip(".")
         return unproven(reason, _best_of(others, trial) if others else NONE)
     if trial.times[TUNED].launch_bound:
         return unproven("tuned was launch-bound, its time says nothing about the device")
     if not others:
         return unproven("nothing that tuned could be compared with was measured, or all of it was launch-bound")
     against = _compare(trial, TUNED, others, len(others))
-    return Proof(trial.tp_size, case, trial, trial.layer, against, _best_of(others, trial), together)
+    return Proof(trial.tp_size, directory, case, trial, trial.layer, against, _best_of(others, trial), together)
 
 
 def _best_of(labels: Sequence[str], trial: Trial) -> str:
     """The fastest, or the first of those that the noise cannot tell from it: none before the default, presets last."""
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
-    order = [label for label in (NONE, DEFAULT) if label in labels]
-    order += [label for label in labels if label not in order]
+    order = sorted(labels, key=lambda label: (label != NONE, label != DEFAULT))
     to_others = _compare(trial, fastest, order)
     return next(label for label in order if not to_others[label].faster)
 
@@ -337,18 +275,8 @@ def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> d
     return dict(zip(others, compare(times, trial.point.config["runtime"]["device"], tried), strict=True))
 
 
-def _taken(trial: Trial, tuned: OverlapConfig | None) -> str | None:
-    return next((label for label, config in trial.configs.items() if label != NONE and config == tuned), None)
-
-
 def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:
     """What the tuner said of this TP size, or of its operators."""
-    of_size = f"{case.model} TP={tp_size}" if case else f"TP={tp_size}"
-    if of_size in record.dropped:
-        return record.dropped[of_size].rstrip(".")
-    operators = defaultdict(list)
-    for what, why in record.dropped.items():
-        if what.startswith(f"{of_size} "):
-            operators[why.rstrip(".")].append(what.removeprefix(f"{of_size} "))
-    said = [f"{', '.join(names)}: {why}" for why, names in operators.items()]
-    return "; ".join(said) or "the tuner ran no layer at this TP size"
+    of_size = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
+    said = [why.rstrip(".") for what, why in record.dropped.items() if f"{what} ".startswith(of_size)]
+    return "; ".join(dict.fromkeys(said)) or "the tuner ran no layer at this TP size"

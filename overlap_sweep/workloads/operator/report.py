@@ -15,15 +15,9 @@ from overlap_sweep.report.table import Listing, Row
 from overlap_sweep.results.provenance import environments, measured_when, multicast
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.operator.advice import is_effective, path_of_file, recommendation
-from overlap_sweep.workloads.operator.answer import (
-    CaseAnalysis,
-    Drift,
-    OperatorAnalysis,
-    Repeats,
-    SlotAnswer,
-    config_id,
-)
+from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, SlotAnswer, config_id
 from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial
+from overlap_sweep.workloads.operator.switches import FLAGS
 
 
 def report(
@@ -55,7 +49,7 @@ def report(
             for choice in case.tried(tp_size)
         ],
         "switches": [
-            {**_of(case, tp_size), **asdict(advice), "flag": advice.flag}
+            {**_of(case, tp_size), **asdict(advice), "flag": FLAGS.get(advice.name)}
             for case, tp_size in of_sizes
             for advice in case.switches(tp_size)
         ],
@@ -63,8 +57,6 @@ def report(
             {**_of(case, tp_size), **asdict(slot)} for case, tp_size in of_sizes for slot in case.unmeasured(tp_size)
         ],
         "tp_scaling": asdict(cases[0].scaling) if len(cases) == 1 else None,
-        "repeats": [{**_renamed(case, one), "spread": one.spread} for case in cases for one in case.repeats],
-        "drift": [_renamed(case, drift) for case in cases for drift in case.drift],
         "configurations": [{**row, "overlap_method": row["method"]} for row in rows],
         "proof": [_outcome(one, root, folder) for one, folder in [*outcomes, *((one, "") for one in analysis.strays)]],
         "tuner": [
@@ -76,11 +68,6 @@ def report(
 
 def _of(case: CaseAnalysis, tp_size: int) -> dict[str, Any]:
     return {"case": case.case.name, "tp_size": tp_size}
-
-
-def _renamed(case: CaseAnalysis, found: Drift | Repeats) -> dict[str, Any]:
-    fields = asdict(found)
-    return {"case": case.case.name, "pass": fields.pop("pass_name"), **fields}
 
 
 def _case(case: CaseAnalysis) -> dict[str, Any]:
@@ -111,28 +98,26 @@ def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
-    """Returns what was proven, and what was measured for it; where it could not be judged, `reason` and `verdict` say
-    why, and `recommended` and its kin are None."""
-    proof = outcome if isinstance(outcome, Proof) else None
-    return {
+    """Returns what was proven, and what was measured for it; where it could not be judged, `reason` says why."""
+    found = {
         **_trial(outcome.trial, root),
         "case": outcome.case.name if outcome.case else None,
         "tp_size": outcome.tp_size,
-        "proven": proof is not None,
-        "reason": None if isinstance(outcome, Proof) else outcome.reason,
-        "recommended": proof.recommended if proof else None,
+        "proven": isinstance(outcome, Proof),
         "verdict": outcome.verdict,
-        "settings": proof.config.slots if proof else None,
-        "switches": proof.config.switches if proof else None,
-        "file": path_of_file(folder, outcome.tp_size) if proof else None,
-        "best_other": proof.best_other if proof else None,
-        "tuned_to": {
-            label: {"ratio": found.ratio, **asdict(found.interval)}
-            for label, found in (proof.against if proof else {}).items()
-        },
-        "tried_together": [{**_trial(one, root), "taken": one.taken} for one in outcome.together],
+        "tried_together": [_trial(one, root) for one in outcome.together],
         "sweep": _relative(outcome.directory, root),
     }
+    if isinstance(outcome, Proof):
+        return found | {
+            "recommended": outcome.recommended,
+            "settings": outcome.config.slots,
+            "switches": outcome.config.switches,
+            "file": path_of_file(folder, outcome.tp_size),
+            "best_other": outcome.best_other,
+            "tuned_to": {label: {"ratio": one.ratio, **asdict(one.interval)} for label, one in outcome.against.items()},
+        }
+    return found | {"reason": outcome.reason}
 
 
 def _trial(trial: Trial | None, root: Path) -> dict[str, Any]:
@@ -141,7 +126,7 @@ def _trial(trial: Trial | None, root: Path) -> dict[str, Any]:
         return {"point": trial.name if trial else None, "variants": {}}
     said = layers.report(trial.point, trial.layer, root)
     variants = {variant["variant"]: variant for variant in said["variants"]}
-    return {**said, "variants": variants, "left_out": trial.left_out, "warnings": trial.warnings}
+    return {**said, "variants": variants, "warnings": trial.warnings}
 
 
 def _relative(directory: Path, root: Path) -> str:

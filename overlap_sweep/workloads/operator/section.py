@@ -280,7 +280,6 @@ ANSWERS = Table(
         S("hidden_fraction", lambda row: row.choice.hidden_fraction, header="hidden", show=as_percent),
         S("speedup", lambda row: row.choice.speedup, header="speedup", show="{:.2f}x".format),
         S("overlap_ratio", lambda row: row.choice.chosen.overlap_ratio, header="overlap", show="{:.2f}".format),
-        S("measured", lambda row: row.choice.chosen.measured, "False where the time is predicted.", "flag"),
         S("reason", lambda row: row.choice.reason, kind="text"),
         S("final_setting", _final_setting, "What to train with.", "text"),
         S("proven", lambda row: _proof(row) is not None, "Whether a whole layer proved it.", "flag"),

@@ -37,7 +37,6 @@ class UnmeasuredSlot:
     slot: str
     runs: str
     """What the configuration makes of it: `off`, or `default`, as the library overlaps it by itself, or `as set`."""
-    why: str
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,6 @@ class SwitchAdvice:
     name: str
     value: bool
     reason: str
-
-    @property
-    def flag(self) -> str | None:
-        """Megatron-LM's command line option for it; for tp_comm_overlap, the one to leave out."""
-        return FLAGS.get(self.name)
 
 
 @dataclass(frozen=True)
@@ -65,8 +59,6 @@ class Plan:
     overruled: list[str]
     """One sentence for each choice that the switches don't allow."""
     switches: list[SwitchAdvice]
-    unmeasured: str
-    """What was wanted of slots that nothing was measured of: `AnalysisConfig.unmeasured`."""
 
     @property
     def config(self) -> OverlapConfig:
@@ -88,22 +80,14 @@ def plan(choices: Sequence[PassChoice], unmeasured: str = "off") -> Plan:
     fewest slots on of which nothing is known, and changes fewest switches; `default` touches fewest operators of
     which nothing is known, and changes fewest switches.
     """
-    best = min(_settled(choices), key=lambda settled: settled.ranks[unmeasured])
+    switches, finals = min(_settled(choices, unmeasured), key=lambda settled: settled[0])[1:]
     overruled = [
-        _why_overruled(choice, final, best, choices)
-        for choice, final in zip(choices, best.finals, strict=True)
+        f"TP={choice.tp_size} {choice.label}: {final.name} instead of {choice.chosen.name} "
+        f"({final.time_us - choice.chosen.time_us:+.1f} us), since Megatron-Core's switches hold for several slots."
+        for choice, final in zip(choices, finals, strict=True)
         if final is not choice.chosen
     ]
-    return Plan(list(choices), best.finals, overruled, _advice(best, choices, unmeasured), unmeasured)
-
-
-@dataclass(frozen=True)
-class _Settled:
-    switches: Switches
-    finals: list[Candidate]
-    loss_us: float
-    ranks: Mapping[str, tuple[float, ...]]
-    """By `AnalysisConfig.unmeasured`; the least is the best."""
+    return Plan(list(choices), finals, overruled, _advice(switches, finals, choices))
 
 
 def _combinations() -> Iterator[Switches]:
@@ -114,29 +98,26 @@ def _combinations() -> Iterator[Switches]:
     yield {**DEFAULTS, "tp_comm_overlap": False}
 
 
-def _settled(choices: Sequence[PassChoice]) -> Iterator[_Settled]:
-    """Every combination of switches that leaves each choice a measured candidate."""
+def _settled(
+    choices: Sequence[PassChoice], unmeasured: str
+) -> Iterator[tuple[tuple[float, ...], Switches, list[Candidate]]]:
+    """Every combination of switches that leaves each choice a measured candidate: its rank, of which the least is the
+    best, the switches, and the candidates."""
     tried = frozenset[str]().union(*(choice.tried_slots for choice in choices))
     default = methods_allowed(DEFAULTS)
     for switches in _combinations():
         allowed = methods_allowed(switches)
-        finals = [_best_allowed(choice, allowed) for choice in choices]
-        if any(final is None for final in finals):
+        found = [final for choice in choices if (final := _best_allowed(choice, allowed))]
+        if len(found) < len(choices) or switches_refusal(OverlapConfig(_slots_of(found), dict(switches))):
             continue
-        found = [final for final in finals if final]
-        if switches_refusal(OverlapConfig(_slots_of(found), dict(switches))):
-            continue
-        losses = [max(0.0, f.time_us - c.chosen.time_us) for f, c in zip(found, choices, strict=True)]
+        loss_us = sum(max(0.0, f.time_us - c.chosen.time_us) for f, c in zip(found, choices, strict=True))
         overruled = sum(final is not choice.chosen for final, choice in zip(found, choices, strict=True))
         touched = [slot for slot in allowed if slot not in tried and allowed[slot] != default[slot]]
         operators = {slot.partition("_")[0] for slot in touched}
         left_on = [slot for slot in allowed if slot not in tried and allowed[slot]]
         changed = sum(switches[name] != DEFAULTS[name] for name in DEFAULTS)
-        ranks = {
-            "off": (sum(losses), overruled, len(left_on), changed),
-            "default": (sum(losses), overruled, len(operators), changed, len(touched)),
-        }
-        yield _Settled(switches, found, sum(losses), ranks)
+        unknown = (len(left_on), changed) if unmeasured == "off" else (len(operators), changed, len(touched))
+        yield (loss_us, overruled, *unknown), switches, found
 
 
 def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> Candidate | None:
@@ -152,63 +133,28 @@ def _best_allowed(choice: PassChoice, allowed: Mapping[str, frozenset[str]]) -> 
     return min(filter(fits, choice.candidates), key=lambda candidate: candidate.time_us, default=None)
 
 
-def _why_overruled(choice: PassChoice, final: Candidate, best: _Settled, choices: Sequence[PassChoice]) -> str:
-    at = choices.index(choice)
-    granted = [settled for settled in _settled(choices) if settled.finals[at] is choice.chosen]
-    more_us = min((settled.loss_us for settled in granted), default=None)
-    sentence = (
-        f"TP={choice.tp_size} {choice.label}: {final.name} instead of {choice.chosen.name} "
-        f"({final.time_us - choice.chosen.time_us:+.1f} us): the switches hold for several slots at once, "
-    )
-    if more_us is None:
-        return sentence + "and none of their combinations allows it."
-    return sentence + f"and a combination that allows it costs {more_us - best.loss_us:.1f} us more in sum."
-
-
-def _advice(best: _Settled, choices: Sequence[PassChoice], unmeasured: str) -> list[SwitchAdvice]:
-    final = {slot: f for choice, f in zip(choices, best.finals, strict=True) for slot in choice.tried_slots}
-    now = methods_allowed(best.switches)
+def _advice(switches: Switches, finals: Sequence[Candidate], choices: Sequence[PassChoice]) -> list[SwitchAdvice]:
+    final = {slot: f for choice, f in zip(choices, finals, strict=True) for slot in choice.tried_slots}
+    now = methods_allowed(switches)
     advice = []
-    for name, value in best.switches.items():
+    for name, value in switches.items():
         if value == DEFAULTS[name]:
             continue
-        without = methods_allowed({**best.switches, name: DEFAULTS[name]})
+        without = methods_allowed({**switches, name: DEFAULTS[name]})
         moved = [slot for slot in now if now[slot] != without[slot]]
-        off = [slot for slot in moved if slot in final and not final[slot].settings.get(slot)]
-        on = [slot for slot in moved if slot in final and final[slot].settings.get(slot)]
+        settings = {slot: final[slot].settings.get(slot) for slot in moved if slot in final}
+        reasons = [f"{space.brief_name(setting)} for {slot}" for slot, setting in settings.items()]
         untried = [slot for slot in moved if slot not in final]
-        reasons = [f"no overlap for {', '.join(off)}"] if off else []
-        reasons += [f"{space.brief_name(final[slot].settings[slot])} for {slot}" for slot in on]
-        also = ", but changed by it too" if unmeasured == "default" else ""
-        reasons += [f"{', '.join(untried)} not measured{also}"] if untried else []
+        reasons += [f"{', '.join(untried)} not measured"] if untried else []
         advice.append(SwitchAdvice(name, value, "; ".join(reasons)))
     return advice
 
 
-def unmeasured_slots(config: OverlapConfig, tried: Collection[str], proven: bool) -> list[UnmeasuredSlot]:
-    """What becomes of the slots that are not among the tried, and why; `proven` if a whole layer ran so."""
+def unmeasured_slots(config: OverlapConfig, tried: Collection[str]) -> list[UnmeasuredSlot]:
+    """Returns what becomes of the slots that are not among the tried."""
     on = methods_allowed(config.switches)
-    found = []
-    for slot in (slot for slot, methods in space.SLOTS.items() if methods and slot not in tried):
-        runs = "off" if not on[slot] else "as set" if slot in config.slots else "default"
-        if proven:
-            why = "as the whole layer was measured"
-        elif runs == "off":
-            why = "its switch is off"
-        else:
-            needed = _sharing(slot, config)
-            why = f"its switch is needed for {', '.join(needed)}" if needed else "its switch is on"
-        found.append(UnmeasuredSlot(slot, runs, why))
-    return found
-
-
-def _sharing(slot: str, config: OverlapConfig) -> list[str]:
-    """The slots with settings that any switch would turn off together with this one."""
-    now, found = methods_allowed(config.switches), set[str]()
-    for name, on in config.switches.items():
-        if name == "tp_comm_overlap":
-            continue
-        without = methods_allowed({**config.switches, name: not on})
-        if now[slot] and not without[slot]:
-            found |= {other for other in config.slots if now[other] and not without[other]}
-    return [other for other in space.SLOTS if other in found]
+    return [
+        UnmeasuredSlot(slot, "off" if not on[slot] else "as set" if slot in config.slots else "default")
+        for slot, methods in space.SLOTS.items()
+        if methods and slot not in tried
+    ]

@@ -108,29 +108,10 @@ def test_backward_is_chosen_as_a_pair(tmp_path: Path) -> None:
     assert choices(tmp_path)[BWD].chosen.settings == {"fc1_dgrad": {"method": "bulk", "num_sm": 4}}
 
 
-def test_slots_measured_one_at_a_time_predict_their_pair(tmp_path: Path) -> None:
+def test_slots_measured_one_at_a_time_are_not_paired(tmp_path: Path) -> None:
     bulk(tmp_path, 4, bwd(180.0), "dgrad")
     bulk(tmp_path, 8, bwd(190.0), "wgrad")
-    chosen = choices(tmp_path)[BWD].chosen
-    assert chosen.name == "dgrad bulk_sm4 + wgrad bulk_sm8"
-    assert (chosen.time_us, chosen.measured) == (170.0, False)
-
-
-def test_no_pair_is_predicted_that_is_invalid_useless_or_measured(tmp_path: Path) -> None:
-    def all_measured() -> bool:
-        return all(candidate.measured for candidate in choices(tmp_path)[BWD].candidates)
-
-    # A dgrad that scatters its own output leaves wgrad nothing.
-    make_point("operator", tmp_path, operator_config(2, "fc1", "dgrad", "ring_exchange", num_sm=1), bwd=bwd(180.0))
-    bulk(tmp_path, 8, bwd(190.0), "wgrad")
-    # A dgrad that harms alone.
-    bulk(tmp_path, 2, bwd(210.0), "dgrad")
-    assert choices(tmp_path)[BWD].chosen.name == "ring_sm1"
-    assert all_measured()
-    bulk(tmp_path, 4, bwd(190.0), "dgrad")
-    assert not all_measured()
-    bulk(tmp_path, 16, bwd(195.0))
-    assert all_measured()
+    assert choices(tmp_path)[BWD].chosen.name == "dgrad bulk_sm4"
 
 
 def test_launch_bound_failed_and_skipped_points_are_no_candidates(tmp_path: Path) -> None:
@@ -230,19 +211,6 @@ def test_a_setting_that_crashed_once_is_not_chosen(tmp_path: Path) -> None:
     make_point("operator", tmp_path, ring(8), fwd=pass_times(80.0))
     make_point("operator", tmp_path, ring(4, repetition=1), status="failed", error="illegal memory access")
     assert case_of(tmp_path).plans[2].choices[0].chosen.settings["fc1_fprop"]["num_sm"] == 8
-
-
-def test_a_pair_that_computed_wrong_numbers_is_not_predicted(tmp_path: Path) -> None:
-    def pairs() -> list[bool]:
-        """For each pair whether it was measured."""
-        backward = case_of(tmp_path).plans[2].choices[1]
-        return [candidate.measured for candidate in backward.candidates if len(candidate.settings) == 2]
-
-    for phase in ("dgrad", "wgrad"):
-        bulk(tmp_path, 8, bwd(160.0), phase)
-    assert pairs() == [False]
-    wrong(tmp_path, operator_config(method="bulk", num_sm=16), "input_grad")
-    assert pairs() == []
 
 
 def test_the_largest_tp_size_that_scales_is_optimal() -> None:

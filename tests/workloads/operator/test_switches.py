@@ -5,7 +5,7 @@ import pytest
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig, methods_allowed
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice
-from overlap_sweep.workloads.operator.switches import DEFAULTS, Plan, plan, unmeasured_slots
+from overlap_sweep.workloads.operator.switches import DEFAULTS, FLAGS, Plan, plan, unmeasured_slots
 
 Times = dict[str, float]
 Choices = dict[str, Times]
@@ -98,8 +98,8 @@ def test_the_switch_that_a_choice_needs(choices: Choices, switches: dict[str, bo
 
 def test_the_reason_names_slots_that_are_touched_unmeasured() -> None:
     (advice,) = planned({"fc2 fwd": SLOWER}).switches
-    assert advice.reason == "no overlap for fc2_fprop; proj_fprop not measured, but changed by it too"
-    assert advice.flag == "--disable-tp-comm-overlap-rs"
+    assert advice.reason == "none for fc2_fprop; proj_fprop not measured"
+    assert FLAGS[advice.name] == "--disable-tp-comm-overlap-rs"
 
 
 def test_a_shared_switch_goes_to_the_cheaper_sum_off() -> None:
@@ -108,8 +108,7 @@ def test_a_shared_switch_goes_to_the_cheaper_sum_off() -> None:
     assert switched(found) == NO_AG
     assert names(found) == ["none", "none"]
     assert found.overruled == [
-        "TP=2 fc2 bwd: none instead of ring (+1.0 us): the switches hold for several slots at once, "
-        "and a combination that allows it costs 3.0 us more in sum."
+        "TP=2 fc2 bwd: none instead of ring (+1.0 us), since Megatron-Core's switches hold for several slots."
     ]
     assert found.choices[1].chosen.name == "ring"
 
@@ -141,28 +140,26 @@ def test_the_plan_s_configuration_is_what_runs() -> None:
     ("choices", "left_on"),
     [
         # Where nothing that was measured wins nothing is left on, however little was measured.
-        ({"fc1 fwd": SLOWER}, {}),
-        ({"fc2 fwd": {"none": 8, "pipeline": 10}, "proj bwd": SLOWER}, {}),
-        ({"qkv bwd": SLOWER_BULK}, {}),
-        (NOTHING_PAYS, {}),
+        ({"fc1 fwd": SLOWER}, set()),
+        ({"fc2 fwd": {"none": 8, "pipeline": 10}, "proj bwd": SLOWER}, set()),
+        ({"qkv bwd": SLOWER_BULK}, set()),
+        (NOTHING_PAYS, set()),
         # A winner keeps its switch, and with it whatever no switch of its own turns off.
-        ({"fc1 fwd": FASTER}, dict.fromkeys(("proj_dgrad", "fc2_dgrad"), "its switch is needed for fc1_fprop")),
-        ({"fc1 fwd": FASTER, "proj bwd": FASTER}, {"fc2_dgrad": "its switch is needed for proj_dgrad, fc1_fprop"}),
-        ({"fc2 fwd": FASTER}, {"proj_fprop": "its switch is needed for fc2_fprop"}),
-        ({"fc1 bwd": {"none": 20, "bulk": 15}}, {"qkv_dgrad": "its switch is needed for fc1_dgrad"}),
+        ({"fc1 fwd": FASTER}, {"proj_dgrad", "fc2_dgrad"}),
+        ({"fc1 fwd": FASTER, "proj bwd": FASTER}, {"fc2_dgrad"}),
+        ({"fc2 fwd": FASTER}, {"proj_fprop"}),
+        ({"fc1 bwd": {"none": 20, "bulk": 15}}, {"qkv_dgrad"}),
         # Disabled for qkv, the switch leaves its dgrad to tp_comm_bulk_dgrad, which is off.
-        ({"fc1 bwd": {"none": 20, "ring": 15}}, {}),
+        ({"fc1 bwd": {"none": 20, "ring": 15}}, set()),
     ],
 )
-def test_what_was_not_measured_is_off_unless_a_winner_needs_its_switch(
-    choices: Choices, left_on: dict[str, str]
-) -> None:
+def test_what_was_not_measured_is_off_unless_a_winner_needs_its_switch(choices: Choices, left_on: set[str]) -> None:
     found = planned(choices, "off")
     assert found.overruled == []
     assert found.config.switches["tp_comm_overlap"] == bool(found.config.slots)
     tried = {slot for one in found.choices for slot in one.tried_slots}
-    unmeasured = unmeasured_slots(found.config, tried, proven=False)
-    assert {one.slot: one.why for one in unmeasured if one.runs != "off"} == left_on
+    unmeasured = unmeasured_slots(found.config, tried)
+    assert {one.slot for one in unmeasured if one.runs != "off"} == left_on
     assert {one.runs for one in unmeasured if one.slot in left_on} <= {"default"}
     assert {one.slot for one in unmeasured} | tried == set(methods_allowed(DEFAULTS))
 
@@ -170,6 +167,6 @@ def test_what_was_not_measured_is_off_unless_a_winner_needs_its_switch(
 def test_what_was_not_measured_keeps_its_default_where_that_is_wanted() -> None:
     found = planned({"fc1 fwd": SLOWER}, "default")
     assert found.config == OverlapConfig({}, {**DEFAULTS, **NO_FC1})
-    runs = {one.slot: one.runs for one in unmeasured_slots(found.config, {"fc1_fprop"}, proven=False)}
+    runs = {one.slot: one.runs for one in unmeasured_slots(found.config, {"fc1_fprop"})}
     assert len(runs) == 9
     assert set(runs.values()) == {"default"}
