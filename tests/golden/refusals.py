@@ -198,6 +198,7 @@ FSDP = (
     f"distributed.strategy=fsdp2,ddp streams.auxiliary=normal {OVERLAP}=true,false",
     f"distributed.strategy=fsdp2,ddp streams.all_reduce=normal streams.reduce_scatter=high,normal {OVERLAP}=true",
     f"{DDP} streams.reduce_scatter=normal {OVERLAP}=true distributed.overlap_reduce_scatter=true,false",
+    f"{DDP} {OVERLAP}=true distributed.overlap_clone_for_reduce_scatter=false",
     "distributed.dp_size=8 fsdp.replicas=1,2,4 fsdp.reshard_after_forward=true,2,3,4,8",
     *("distributed.strategy=fsdp2,ddp distributed.bucket_cap_mb=5", "distributed.gradient_as_bucket_view=false"),
     "fsdp.replicas=2 distributed.dp_size=4 streams.all_reduce=normal distributed.enable_overlap=true",

@@ -128,6 +128,9 @@ def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]
         yield "distributed", idle, "changes nothing under FSDP2"
         if fsdp["replicas"] == 1:
             yield "streams", ["all_reduce"], "changes nothing without fsdp.replicas: there is no all-reduce"
+    if not distributed["overlap_reduce_scatter"]:
+        clone = "overlap_clone_for_reduce_scatter"
+        yield "distributed", [clone], "changes nothing without distributed.overlap_reduce_scatter"
     if not distributed["enable_overlap"]:
         yield "streams", point["streams"], "is a stream of distributed.enable_overlap, which is off"
 

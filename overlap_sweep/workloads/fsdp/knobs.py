@@ -66,7 +66,7 @@ USUAL = {name: value for name, value in _DECLARED.items() if name not in _NO_KNO
 
 
 def knobs_of(config: Mapping[str, Any]) -> Knobs:
-    """Of a training point, every knob; those that change nothing beside the others at their usual value, so that equal
+    """Of a training point, every knob. Points in which one would change nothing are skipped (`refusal`), so that equal
     settings are equal."""
     flat = {f"{name}.{knob}": value for name in _SECTIONS for knob, value in config[name].items()}
     flat |= {f"runtime.{name}": config["runtime"].get(name, default) for name, default in _RUNTIME.items()}
@@ -74,25 +74,11 @@ def knobs_of(config: Mapping[str, Any]) -> Knobs:
     knobs |= {f"{_ENVIRONMENT}.{name}": value for name, value in config["distributed"].get("env", {}).items()}
     options = config["compile"].get("options") or {}
     knobs |= {f"{_OPTIONS}.{name}": _scalar(value) for name, value in options.items()}
-    idle = _idle(knobs)
-    knobs = {name: USUAL.get(name) if name in idle else value for name, value in knobs.items()}
     return {**knobs, DEVICE: config["runtime"]["device"]}
 
 
 def _scalar(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
-
-
-def _idle(knobs: Knobs) -> set[str]:
-    idle = set()
-    if not knobs["compile.enabled"]:
-        idle |= {name for name in knobs if name.startswith("compile.")}
-    if knobs["distributed.strategy"] == "fsdp2":
-        of_ddp = ("bucket_cap_mb", "gradient_as_bucket_view", "overlap_reduce_scatter")
-        idle |= {f"distributed.{name}" for name in of_ddp}
-    if not knobs["distributed.overlap_reduce_scatter"]:
-        idle.add("distributed.overlap_clone_for_reduce_scatter")
-    return idle
 
 
 def usual(knobs: Knobs, name: str) -> Any:

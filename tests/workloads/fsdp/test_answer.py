@@ -68,11 +68,10 @@ def test_the_best_can_be_pasted(tmp_path: Path, value: str) -> None:
 
 
 def test_knobs_that_change_nothing_make_no_other_setting(tmp_path: Path) -> None:
-    for mb in (5.0, 25.0):
-        train(tmp_path, {"distributed.bucket_cap_mb": mb})
-        train(tmp_path, {"compile.backend": f"b{mb}", "training.max_steps": int(mb)})
+    for steps in (5, 25):
+        train(tmp_path, {"training.max_steps": steps})
     (row,) = training_of(tmp_path).rows
-    assert len(row.points) == 4
+    assert len(row.points) == 2
     for mb in (5.0, 25.0):
         train(tmp_path, {"distributed.strategy": "ddp", "distributed.bucket_cap_mb": mb})
     settings = {row.setting for row in training_of(tmp_path).rows}
