@@ -52,8 +52,6 @@ class Column(Generic[R]):
     """In which turn a narrow terminal does without it, from 1 on; 0: it is always there."""
     page_only: bool = False
     """Whether no terminal shows it, however wide."""
-    behind_note: bool = False
-    """Whether the page's table of points has it behind the note, which is to be in sight."""
     differing: bool = False
     """Shown only where rows differ in it."""
     queried: bool = False

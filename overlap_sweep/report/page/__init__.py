@@ -14,6 +14,8 @@ from overlap_sweep.cache import cached_bytes
 from overlap_sweep.overlap.kernel_shape import CUSTOM
 from overlap_sweep.report.charts.figures import Figure, figure, png, script_safe
 from overlap_sweep.report.charts.palette import FONT, chart_config, style_sheet
+from overlap_sweep.report.comparison import flat
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.report.searches import knob_searches
 from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing, PointRow, is_unknown
@@ -28,16 +30,6 @@ MOST_LINKS = 12
 """To the answers of a section, at the top of the page."""
 BEYOND = 1e300
 """Sorts below everything that is measured."""
-NAMES = {
-    "gpu": "GPU",
-    "gpu_count": "GPUs",
-    "cpu": "CPU",
-    "cpu_count": "CPU cores",
-    "nccl": "NCCL",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-}
-"""What keys of an environment are called for people, where underscores are not all."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +76,25 @@ class ShownExhibit:
 
 
 @dataclass(frozen=True)
-class ShownAnswer:
-    """An answer as the page has it."""
-
-    address: str
-    answer: Answer
-    exhibits: list[ShownExhibit]
-    table: PageTable
-
-
-@dataclass(frozen=True)
 class ShownSection:
     """A section as the page has it."""
 
     section: Section
-    summary: PageTable | None
-    answers: list[ShownAnswer]
+    answers: list[tuple[str, Answer, list[ShownExhibit]]]
+    """With their addresses."""
     more: list[ShownExhibit]
-    points: PageTable | None
-    """None where there are too many."""
+
+    @property
+    def summary(self) -> PageTable | None:
+        """The rows that sum up the answers, each with a link to its answer."""
+        listing = self.section.summary
+        return summary_table(listing, [address for address, *_ in self.answers]) if listing else None
+
+    @property
+    def points(self) -> PageTable | None:
+        """None where there are too many."""
+        listing = self.section.points
+        return points_table(listing) if len(listing.rows) <= MOST_ROWS else None
 
 
 def page_files(analysis: Analysis, beside: Sequence[str], *, with_plots: bool = False) -> Iterator[tuple[str, bytes]]:
@@ -110,25 +102,19 @@ def page_files(analysis: Analysis, beside: Sequence[str], *, with_plots: bool = 
     takes most of a report's time. `beside` are the names of the other files there."""
     sections = [_shown(section) for section in analysis.sections]
     yield FILE_NAME, _page(analysis, sections, beside).encode()
-    exhibits = (exhibit for shown in sections for answer in shown.answers for exhibit in answer.exhibits)
+    exhibits = (exhibit for shown in sections for *_, exhibits in shown.answers for exhibit in exhibits)
     for chart in (chart for exhibit in exhibits for chart in exhibit.charts) if with_plots else ():
         yield f"{PLOTS}/{chart.name}.png", png(chart)
 
 
 def _shown(section: Section) -> ShownSection:
-    addresses = [f"{section.name}-{number}" for number in range(1, len(section.answers) + 1)]
-    with_charts = len(addresses) if section.most_charts is None else section.most_charts
+    with_charts = len(section.answers) if section.most_charts is None else section.most_charts
     answers = []
-    for number, (address, answer) in enumerate(zip(addresses, section.answers, strict=True), start=1):
+    for number, answer in enumerate(section.answers, start=1):
+        address = f"{section.name}-{number}"
         exhibits = [*(answer.charts if number <= with_charts else []), *answer.more]
-        answers.append(ShownAnswer(address, answer, _exhibits(address, exhibits), page_table(answer.compared)))
-    return ShownSection(
-        section=section,
-        summary=summary_table(section.summary, addresses) if section.summary else None,
-        answers=answers,
-        more=_exhibits(section.name, section.more),
-        points=points_table(section.points) if len(section.points.rows) <= MOST_ROWS else None,
-    )
+        answers.append((address, answer, _exhibits(address, exhibits)))
+    return ShownSection(section, answers, _exhibits(section.name, section.more))
 
 
 def _exhibits(address: str, exhibits: Sequence[Exhibit]) -> list[ShownExhibit]:
@@ -161,17 +147,18 @@ def _page(analysis: Analysis, sections: Sequence[ShownSection], beside: Sequence
         measured=measured_when(reading.points),
         knob_searches=list(knob_searches(analysis.sources.records.knobs, reading.root)),
         sections=sections,
+        page_table=page_table,
         most_links=MOST_LINKS,
         counts={name: count for name, count in analysis.counts.items() if count},
-        machines=_machines(reading.points),
+        machines=list(_machines(reading.points)),
         commands=[*launch_commands(reading.points), analysis.sources.command],
         problems=analysis.problems,
         beside=beside,
         style=style_sheet() + f":root {{ --font: {FONT}; }}\n" + (here / "page.css").read_text(),
-        tables_style=_tables_style(),
+        tables_style=_of_itables("dt_bundle.css"),
         config=script_safe(json.dumps(chart_config())),
         vega_script=_vega_script(),
-        tables_script=_tables_script(),
+        tables_script=_in_script(_of_itables("dt_bundle.js")),
         page_script=(here / "page.js").read_text(),
     )
 
@@ -182,50 +169,17 @@ def _subjects(analysis: Analysis) -> list[str]:
     return list(dict.fromkeys([*models, *(subject for section in analysis.sections for subject in section.subjects)]))
 
 
-@dataclass(frozen=True)
-class Machine:
-    """One environment, and how many points it was recorded with."""
-
-    points: int
-    measured: str
-    rows: list[tuple[str, str]]
-
-
-def _machines(points: Sequence[Point]) -> list[Machine]:
-    """The most frequent first; what was never measured has none."""
-    found = []
+def _machines(points: Sequence[Point]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields what is known of each environment, the most frequent first, with what was measured there."""
     with_result = [point for point in points if point.result and point.result.environment]
     for environment in environments(with_result):
         own = [point for point in with_result if point.result and point.result.environment == environment]
-        found.append(Machine(len(own), measured_when(own), rows_of(environment)))
-    return found
-
-
-def rows_of(environment: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is known of it, each with a name for people."""
-    rows = []
-    for name, value in environment.items():
-        if isinstance(value, dict):
-            told = {key: item for key, item in value.items() if item is not None}
-            rows += [(_name(name), ", ".join(f"{key} {item}" for key, item in told.items()))] if told else []
-        elif isinstance(value, list):
-            rows.append((_name(name), "\n".join(map(str, value))))
-        elif name == "cudnn" and isinstance(value, int):
-            rows.append((_name(name), _dotted(value)))
-        elif value is not None:
-            rows.append((_name(name), str(value)))
-    return rows
-
-
-def _dotted(version: int) -> str:
-    """cuDNN's number as people write it: 91900 is 9.19.0, and before version 9 8907 was 8.9.7."""
-    if version < 10_000:
-        return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
-    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
-
-
-def _name(key: str) -> str:
-    return NAMES.get(key, key.replace("_", " "))
+        known = {name: value for name, value in flat(environment).items() if value is not None}
+        lines = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
+        yield (
+            f"{counted(len(own), 'point')}, {measured_when(own)}",
+            {name: "\n".join(map(str, values)) for name, values in lines.items()},
+        )
 
 
 def _vega_script() -> str:
@@ -240,21 +194,13 @@ def _vega_script() -> str:
     return _in_script(cached_bytes("scripts", f"vega {version('vl-convert-python')}", make).decode())
 
 
-def _tables_script() -> str:
-    """A module whose default export is DataTables."""
-    return _in_script((_itables() / "dt_bundle.js").read_text(encoding="utf-8"))
-
-
-def _tables_style() -> str:
-    return (_itables() / "dt_bundle.css").read_text(encoding="utf-8")
-
-
-def _itables() -> Path:
+def _of_itables(name: str) -> str:
+    """Returns a file of DataTables as itables packs it: a style sheet, or a module that exports DataTables."""
     # Importing the package would import pandas.
     spec = find_spec("itables")
     assert spec
     assert spec.origin
-    return Path(spec.origin).parent / "html"
+    return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")
 
 
 def _in_script(code: str) -> str:
@@ -265,8 +211,13 @@ def _in_script(code: str) -> str:
 def page_table(listing: Listing[Any]) -> PageTable:
     """Returns the listing's rows with the columns that people see."""
     columns = listing.columns
-    rows = [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)]
-    return _table(columns, rows, listing.caption)
+    return PageTable(
+        [column.header for column in columns],
+        [[_cell(column, row, listing.chosen(row)) for column in columns] for row in _in_order(listing)],
+        numeric=frozenset(column.header for column in columns if column.is_number),
+        high_first=frozenset(column.header for column in columns if column.high_first),
+        caption=listing.caption,
+    )
 
 
 def summary_table(listing: Listing[Any], addresses: Sequence[str]) -> PageTable:
@@ -287,30 +238,17 @@ def _in_order(listing: Listing[Any]) -> Sequence[Any]:
 
 def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
     """Returns all points, with a note on each, which of one that is not ok is the reason, and where it lies."""
-    columns = [column for column in listing.columns if column.header != "note"]
-    before, behind = ([one for one in columns if one.behind_note == is_behind] for is_behind in (False, True))
-    rows = [
-        [
-            *(_cell(column, row, chosen=False) for column in before),
-            _note(listing, row),
-            *(_cell(column, row, chosen=False) for column in behind),
-            Cell(row.directory),
-        ]
-        for row in _in_order(listing)
-    ]
-    table = _table(columns, rows, listing.caption)
-    headers = [*(column.header for column in before), "note", *(column.header for column in behind), "point"]
-    return replace(table, columns=headers)
+    notes = [column for column in listing.table.shown if column.header == "note"]
 
+    def note(row: PointRow[Any]) -> str:
+        return row.why_not_ok or (notes[0].text(row) if notes else "")
 
-def _table(columns: list[Column[Any]], rows: list[list[Cell]], caption: str) -> PageTable:
-    return PageTable(
-        [column.header for column in columns],
-        rows,
-        numeric=frozenset(column.header for column in columns if column.is_number),
-        high_first=frozenset(column.header for column in columns if column.high_first),
-        caption=caption,
+    columns = (
+        *(column for column in listing.columns if column.header != "note"),
+        Column("", note, kind="text", header="note", style="reason"),
+        Column("", lambda row: row.directory, kind="text", header="point"),
     )
+    return page_table(replace(listing, table=replace(listing.table, columns=columns)))
 
 
 def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
@@ -320,10 +258,3 @@ def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
     if is_unknown(value):
         return Cell(column.text(row), -BEYOND if column.high_first else BEYOND, "number")
     return Cell(column.text(row), round(value, 6), "number")
-
-
-def _note(listing: Listing[PointRow[Any]], row: PointRow[Any]) -> Cell:
-    if row.point.status != "ok":
-        return Cell(row.why_not_ok, kind="reason")
-    notes = [column.text(row) for column in listing.table.shown if column.header == "note"]
-    return Cell(notes[0] if notes else "", kind="chosen" if listing.chosen(row) else "reason")
