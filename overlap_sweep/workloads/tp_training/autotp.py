@@ -89,7 +89,8 @@ class AutoTp(Implementation):
         if self._engine.zero_optimization():
             self._engine.step()
             norm = self._engine.get_global_grad_norm()
-        elif self._holds_masters():
+        elif hasattr(self._engine.optimizer, "loss_scale_config"):
+            # DeepSpeed's own, in bfloat16.
             for name, parameter in self._engine.module.named_parameters():
                 if name in self._cut:
                     setattr(parameter.grad, _CUT, True)
@@ -109,10 +110,6 @@ class AutoTp(Implementation):
         whole = [gradient for name, gradient in gradients.items() if name not in self._cut]
         limit, groups = self._training["max_grad_norm"], self._groups
         return hugging_face.clip(cut, whole, limit, groups.tp_size, groups.tp)
-
-    def _holds_masters(self) -> bool:
-        """Returns whether the optimizer is DeepSpeed's without ZeRO in bfloat16."""
-        return hasattr(self._engine.optimizer, "loss_scale_config")
 
     def close(self) -> None:
         self._engine.destroy()

@@ -43,8 +43,8 @@ from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementatio
 SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
 GATHERED, SCATTERED = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
-LEFT = {"all_gather_into_tensor": "all_gathers_left", "reduce_scatter_tensor": "reduce_scatters_left"}
-"""Collectives that no GEMM was fused with, and what details call them."""
+LEFT = "all_gather_into_tensor", "reduce_scatter_tensor"
+"""Collectives that no GEMM was fused with."""
 
 
 class FsdpDtensor(Implementation):
@@ -317,11 +317,10 @@ class Collectives:
                 node.kwargs = {**node.kwargs, "return_A": True}
 
     def facts(self) -> Facts:
-        details = {name: self._found[name] for name in (GATHERED, SCATTERED)}
-        left = {name: self._found[of_graph] for of_graph, name in LEFT.items()}
+        details = {name: self._found[name] for name in (GATHERED, SCATTERED, *LEFT)}
         said = [
             f"async TP made no {name} of the layers' graphs: that part of the communication is not overlapped."
-            for name, number in details.items()
-            if number == 0
+            for name in (GATHERED, SCATTERED)
+            if not details[name]
         ]
-        return Facts({**details, **left, "compiled_graphs": self._graphs}, said)
+        return Facts({**details, "compiled_graphs": self._graphs}, said)

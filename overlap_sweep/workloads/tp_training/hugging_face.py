@@ -108,9 +108,7 @@ def clip(
 
 
 def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.Module]:
-    layers = model.get_submodule(architecture.layers)
-    assert isinstance(layers, nn.ModuleList)
-    return list(layers)
+    return list(model.get_submodule(architecture.layers).children())
 
 
 def restore_buffers(model: Any, architecture: Architecture, device: torch.device) -> None:

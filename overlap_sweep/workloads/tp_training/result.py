@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -127,7 +127,8 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     def timing(self) -> Timing:
         """Returns the times of the timed steps."""
         times_us = [step.step_us for step in self.timed_steps]
-        q1_us, median_us, q3_us = quartiles(times_us)
+        two_or_more = times_us if len(times_us) > 1 else times_us * 2
+        q1_us, median_us, q3_us = statistics.quantiles(two_or_more, n=4, method="inclusive")
         return Timing(median_us, q1_us, q3_us, times_us)
 
     def check(self, result: Result) -> None:
@@ -148,11 +149,6 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     @property
     def rate(self) -> str:
         return f"{self.tokens_per_step / self.timing.median_us * 1e6:,.0f} tokens/s"
-
-
-def quartiles(times_us: Sequence[float]) -> Sequence[float]:
-    """Returns the first, the median and the third; of a single time three times that."""
-    return statistics.quantiles(times_us if len(times_us) > 1 else [*times_us] * 2, n=4, method="inclusive")
 
 
 MEASURED = TpTrainingRun

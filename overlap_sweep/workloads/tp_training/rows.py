@@ -142,16 +142,12 @@ class TpTrainingRow:
         return self.run.flops_per_step / self.time_us / 1e6 / self.grid.ranks
 
     @property
-    def peak_tflops(self) -> float | None:
-        """Returns the peak of one GPU."""
-        config, result = self.points[0].config, self.points[0].result
-        gpu = result.environment.get("gpu") if result else None
-        return config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
-
-    @property
     def mfu(self) -> float | None:
         """Model FLOP utilisation, a share; None where the GPU's peak is not known."""
-        return self.tflops_per_gpu / self.peak_tflops if self.peak_tflops else None
+        config, result = self.points[0].config, self.points[0].result
+        gpu = result.environment.get("gpu") if result else None
+        peak = config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
+        return self.tflops_per_gpu / peak if peak else None
 
     @property
     def memory_peak_gb(self) -> float | None:
@@ -172,12 +168,8 @@ class TpTrainingRow:
         return self.losses is not None and bool(self.losses.deviates)
 
     @property
-    def diverges(self) -> bool:
-        return self.loss is None
-
-    @property
     def may_win(self) -> bool:
-        return not self.deviates and not self.diverges
+        return not self.deviates and self.loss is not None
 
     @property
     def note(self) -> str:
@@ -185,7 +177,7 @@ class TpTrainingRow:
         notes = {
             self.place: bool(self.place),
             "deviates": self.deviates,
-            "diverges": self.diverges,
+            "diverges": self.loss is None,
             "launch-bound": self.launch_bound,
             f"{len(self.points)} points": len(self.points) > 1,
         }

@@ -300,7 +300,8 @@ class Recording:
         self._ranks, self._dp = ranks, dp
         self._warmup_steps, self._log_interval = training["warmup_steps"], training["log_interval"]
         self._waiting: list[Step] = []
-        self._anchor = self._new_anchor()
+        ranks.synchronize()
+        self._anchor = Anchor(ranks.device)
         # Of building the model, and of earlier points of the process.
         self._forget_peak()
 
@@ -325,12 +326,17 @@ class Recording:
         of_rank = [step.of_rank() for step in self._waiting]
         slowest = iter(self._ranks.slowest([value for values in of_rank for value in values]))
         for step, loss, values in zip(self._waiting, losses, of_rank, strict=True):
-            self._add(step, loss, dict(zip(_OF_RANK, islice(slowest, len(values)), strict=False)))
+            number, of_step = len(self.steps), dict(zip(_OF_RANK, islice(slowest, len(values)), strict=False))
+            of_step["loss"] = loss
+            found: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in of_step.items()}
+            self.steps.append(TpTrainingStep(step=number, warmup=number < self._warmup_steps, **found))
+            if number >= self._warmup_steps:
+                self._ahead_us.append(self._anchor.lead_ns(step.computed) / 1e3)
         self._waiting.clear()
-        self._anchor = self._new_anchor()
-        last = self.steps[-1]
+        self._ranks.synchronize()
+        self._anchor = Anchor(self._ranks.device)
         if self._ranks.rank == 0:
-            print(f"step {last.step}: loss {losses[-1]:.4f}, {last.step_us / 1e3:.2f} ms", flush=True)
+            print(f"step {number}: loss {loss:.4f}, {found['step_us'] / 1e3:.2f} ms", flush=True)
 
     def least_ahead_us(self) -> float | None:
         """Returns `TpTrainingRun.host_ahead_us`. Collective."""
@@ -338,20 +344,6 @@ class Recording:
             return None
         return -self._ranks.slowest([-torch.tensor(self._ahead_us).median().item()])[0]
 
-    def _add(self, step: Step, loss: float, slowest: dict[str, Any]) -> None:
-        number = len(self.steps)
-        timed = number >= self._warmup_steps
-        if not math.isfinite(slowest["grad_norm"]):
-            slowest["grad_norm"] = None
-        read_loss = loss if math.isfinite(loss) else None
-        self.steps.append(TpTrainingStep(step=number, warmup=not timed, loss=read_loss, **slowest))
-        if timed:
-            self._ahead_us.append(self._anchor.lead_ns(step.computed) / 1e3)
-
     def _forget_peak(self) -> None:
         if self._ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._ranks.device)
-
-    def _new_anchor(self) -> Anchor:
-        self._ranks.synchronize()
-        return Anchor(self._ranks.device)

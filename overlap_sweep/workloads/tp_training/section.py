@@ -20,7 +20,6 @@ from overlap_sweep.report.table import (
     POINT,
     STATUS,
     Column,
-    Kind,
     Listing,
     PointRow,
     Table,
@@ -55,10 +54,6 @@ def _communication(name: str, what: str, about: str = "", **more: Any) -> C:
     return C(name, lambda row: getattr(row.communication, what) if row.communication else None, about, **more)
 
 
-def _asked(name: str, kind: Kind = "count", **more: Any) -> P:
-    return asked(name, "tp_training", name, kind=kind, **more)
-
-
 SIZES = ("seq_length", "batch_size", "gradient_accumulation_steps")
 GRID = (
     C("tp_size", attrgetter("grid.tp_size"), kind="count", header="TP"),
@@ -69,8 +64,8 @@ SETTING = attribute("setting", kind="text", header="setting", style="setting")
 ASKED = (
     P("num_layers", lambda row: (row.point.config.get("language_model") or {}).get("num_hidden_layers"), kind="count"),
     DEVICE,
-    _asked("dtype", "text", header="dtype"),
-    *map(_asked, SIZES),
+    asked("dtype", "tp_training", "dtype", kind="text", header="dtype"),
+    *(asked(name, "tp_training", name, kind="count") for name in SIZES),
     asked("impl", kind="text"),
     P(
         "setting",

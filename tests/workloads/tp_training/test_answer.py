@@ -3,7 +3,6 @@ files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,8 @@ from overlap_sweep.workloads.tp_training.section import ANSWERS
 from tests.make_point import LANGUAGE_MODEL, falling, make_point, stack_config
 from tests.results.reading import trace_row
 
-Stacks = Mapping[str, Mapping[str, Any]]
 
-
-def analyses_of(
-    directory: Path,
-) -> list[TpTrainingAnalysis]:
+def analyses_of(directory: Path) -> list[TpTrainingAnalysis]:
     reading = read_points(directory)
     assert not reading.problems
     return analyse_tp_training(reading.points, {})

@@ -154,7 +154,7 @@ def test_async_tp_warns_where_nothing_was_fused() -> None:
     found.count(graph)
     facts = found.facts()
     assert facts.details == {
-        **{FUSED[0]: 1, FUSED[1]: 0, "all_gathers_left": 1, "reduce_scatters_left": 0, "compiled_graphs": 1}
+        **{FUSED[0]: 1, FUSED[1]: 0, "all_gather_into_tensor": 1, "reduce_scatter_tensor": 0, "compiled_graphs": 1}
     }
     assert facts.warnings == [
         "async TP made no fused_matmul_reduce_scatter of the layers' graphs: that part of the communication is not "

@@ -69,9 +69,9 @@ def test_async_tp_fuses_what_can_be_fused(case: Case) -> None:
     for found in of_case(case):
         # Of the inputs of attention and MLP forward, and of the gradients of their outputs. All layers share them.
         assert found.details["compiled_graphs"] == 2
-        assert (found.details[FUSED[0]], found.details["all_gathers_left"]) == (4 - biased, biased)
+        assert (found.details[FUSED[0]], found.details["all_gather_into_tensor"]) == (4 - biased, biased)
         # A sum of several GEMMs' products is no GEMM's.
-        assert (found.details[FUSED[1]], found.details["reduce_scatters_left"]) == (2, 2)
+        assert (found.details[FUSED[1]], found.details["reduce_scatter_tensor"]) == (2, 2)
         assert found.warnings == []
         called = found.details["called"]
         assert called.count(FUSED[0]) == passes * (4 - biased + (2 - biased) * again)
