@@ -26,7 +26,7 @@ from rich.table import Table
 
 from overlap_sweep.config import Search
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap import space
 from overlap_sweep.report.console import console_for
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search import conduct
@@ -106,8 +106,27 @@ def _cells(lines: Iterable[Mapping[str, Any]]) -> Iterable[RecordedCell]:
         yield RecordedCell(model, tp_size, operator, pass_name, dict(found))
 
 
+def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass_name: str) -> dict[str, space.Setting]:
+    """Returns what ub_cfgs give to the slots of one pass of an operator, with every knob that changes anything: the
+    library takes what they do not say from the slot's default, and a slot that they do not name has its default
+    whole."""
+    given = {}
+    for phase in space.PHASES:
+        slot = space.slot(operator, phase)
+        if space.PASS_OF_PHASE[phase] == pass_name and space.methods_of(operator, phase):
+            whole = {**space.USERBUFFERS_DEFAULT_SETTINGS[slot], **slots.get(slot, {})}
+            if whole["method"] == "none":
+                continue
+            knobs = space.knobs_of(operator, phase, whole["method"])
+            setting = {"method": whole["method"], **{knob: whole[knob] for knob in knobs if knob in whole}}
+            given[slot] = space.without_idle_knobs(setting)
+    if space.wgrad_refusal(operator, given):
+        del given[space.slot(operator, "wgrad")]
+    return given
+
+
 def _candidate(cfg: Mapping[str, Any], operator: str, pass_name: str) -> Candidate:
-    settings = overlap_cfg.settings_of_pass(cfg, operator, pass_name)
+    settings = settings_of_pass(cfg, operator, pass_name)
     for setting in settings.values():
         if setting["method"] == "bulk":
             # It follows from num_sm: clusters of two want even counts.

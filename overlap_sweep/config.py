@@ -147,7 +147,7 @@ class PointConfig:
     """null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are Transformer Engine's recipes."""
     profile: str = one_of("all", "all", "best", "none")
     """Which points run under the profiler after they were timed. `best`: those that are the fastest of their
-    operator so far, or within 1 % of it, and what a search chose in the end."""
+    operator so far, or within 1 % of it."""
     repetition: int = ranged(0, 0, 10**6)
     """Changes nothing: a sweep over it measures the same points again."""
     runtime: Runtime = field(default_factory=Runtime)

@@ -7,7 +7,7 @@ transformers' own models; what is not in FORMS is refused. No torch: configs are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -221,110 +221,57 @@ def _find_hf_config(name: str) -> str:
     return name
 
 
-Size = Callable[[Any], int]
-"""From a config."""
-
-
-def _heads(config: Any) -> int:
-    return int(config.num_attention_heads)
-
-
-def _even(config: Any) -> int:
-    return int(config.hidden_size // config.num_attention_heads)
-
-
 @dataclass(frozen=True)
 class Form:
-    """How one architecture is sized. The defaults are Llama's."""
+    """How an architecture is sized: by which fields of its config. The defaults are Llama's."""
 
-    kv_heads: Size = lambda config: config.num_key_value_heads or config.num_attention_heads
-    head_dim: Size = lambda config: getattr(config, "head_dim", None) or _even(config)
-    ffn: Size = lambda config: config.intermediate_size
+    kv_heads: str = "num_key_value_heads"
+    """Without it every head has its own keys and values."""
+    head_dim: str = "head_dim"
+    """Without it the heads share the hidden size."""
+    ffn: str = "intermediate_size"
+    """Without it four times the hidden size."""
     gated: bool = True
     normalization: str = "RMSNorm"
-    attention: str | None = None
+    attention: str = ""
     """What it has instead of dense attention."""
-    mlp: Callable[[Any], str] | None = None
+    mlp: str = ""
     """What it has instead of one dense MLP."""
 
 
-def _experts(config: Any) -> str:
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    count = next((value for name in names if isinstance(value := getattr(config, name, None), int)), "several")
-    columns = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None)
-    return f"{count} experts" + (f" of {columns} columns" if isinstance(columns, int) else "")
-
-
-def _falcon_kv_heads(config: Any) -> int:
-    if config.new_decoder_architecture:
-        return int(config.num_kv_heads)
-    return 1 if config.multi_query else _heads(config)
-
-
 _LLAMA = Form()
-_COHERE = Form(normalization="LayerNorm")
-_APERTUS = Form(gated=False)
-_PHI = Form(gated=False, normalization="LayerNorm")
-_GPT = Form(
-    kv_heads=_heads,
-    head_dim=_even,
-    ffn=lambda config: config.n_inner or 4 * config.hidden_size,
-    gated=False,
-    normalization="LayerNorm",
-)
-_BERT = replace(_GPT, ffn=lambda config: config.intermediate_size)
-_MIXTURE = Form(mlp=_experts)
+_GPT = Form(kv_heads="", head_dim="", ffn="n_inner", gated=False, normalization="LayerNorm")
+_MIXTURE = Form(mlp="experts")
 _LATENT = Form(attention="multi-head latent attention")
 _LINEAR = Form(attention="linear attention in some layers")
-
-FORMS: dict[str, Form] = {
-    **dict.fromkeys(
-        [
-            *("bitnet", "cwm", "diffllama", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text"),
-            *("glm", "glm4", "granite", "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder"),
-            *("llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"),
-            *("qwen3_vl_text", "seed_oss", "smollm3", "vaultgemma"),
-        ],
+_NAMES = (
+    (
         _LLAMA,
+        "bitnet cwm diffllama ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 granite hunyuan_v1_dense hyperclovax "
+        "internlm3 iquestcoder llama ministral ministral3 mistral olmo2 olmo3 phi3 qwen2 qwen3 qwen3_vl_text seed_oss "
+        "smollm3 vaultgemma",
     ),
-    **dict.fromkeys(["glm4v_text", "qwen2_vl_text", "qwen2_5_vl_text"], replace(_LLAMA, head_dim=_even)),
-    **dict.fromkeys(["cohere", "cohere2", "olmo"], _COHERE),
-    "stablelm": replace(_COHERE, head_dim=_even),
-    **dict.fromkeys(["apertus", "arcee", "nanochat"], _APERTUS),
-    **dict.fromkeys(["jais2", "nemotron", "phi", "starcoder2"], _PHI),
-    **dict.fromkeys(["codegen", "gpt2", "gptj"], _GPT),
-    **dict.fromkeys(["bloom", "mpt", "openai-gpt"], replace(_GPT, ffn=lambda config: 4 * config.hidden_size)),
-    **dict.fromkeys(
-        [
-            *("bert", "bert-generation", "big_bird", "biogpt", "camembert", "data2vec-text", "electra", "ernie"),
-            *("gpt_neox", "megatron-bert", "persimmon", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"),
-            *("roformer", "xlm-roberta", "xlm-roberta-xl"),
-        ],
-        _BERT,
-    ),
-    "ctrl": replace(_GPT, ffn=lambda config: config.dff),
-    "falcon": replace(_GPT, kv_heads=_falcon_kv_heads, ffn=lambda config: config.ffn_hidden_size),
-    "gpt_bigcode": replace(_GPT, kv_heads=lambda config: 1 if config.multi_query else _heads(config)),
-    "gpt_neo": replace(_GPT, ffn=lambda config: config.intermediate_size or 4 * config.hidden_size),
-    **dict.fromkeys(["opt", "xglm"], replace(_GPT, ffn=lambda config: config.ffn_dim)),
-    **dict.fromkeys(
-        [
-            *("aria_text", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "glm4_moe"),
-            *("glm4v_moe_text", "gpt_oss", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1"),
-            *("llama4_text", "mellum", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"),
-            "solar_open",
-        ],
+    (replace(_LLAMA, head_dim=""), "glm4v_text qwen2_vl_text qwen2_5_vl_text"),
+    (replace(_LLAMA, normalization="LayerNorm"), "cohere cohere2 olmo"),
+    (replace(_LLAMA, gated=False), "apertus arcee nanochat"),
+    (replace(_LLAMA, gated=False, normalization="LayerNorm"), "jais2 nemotron phi starcoder2"),
+    (_GPT, "codegen gpt2 gptj"),
+    (replace(_GPT, ffn=""), "bloom mpt openai-gpt"),
+    (replace(_GPT, ffn="intermediate_size"), "gpt_neo gpt_neox persimmon"),
+    (replace(_GPT, ffn="ffn_dim"), "opt xglm"),
+    (
         _MIXTURE,
+        "aria_text dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4v_moe_text gpt_oss granitemoe "
+        "granitemoeshared hunyuan_v1_moe hy_v3 kolibri1 llama4_text mellum minimax_m2 mixtral olmoe qwen2_moe "
+        "qwen3_moe qwen3_vl_moe_text solar_open",
     ),
-    **dict.fromkeys(["cohere2_moe", "phimoe"], replace(_MIXTURE, normalization="LayerNorm")),
-    **dict.fromkeys(["minicpm3", "youtu"], _LATENT),
-    **dict.fromkeys(
-        ["axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"],
-        replace(_LATENT, mlp=_experts),
-    ),
-    **dict.fromkeys(["olmo_hybrid", "qwen3_5_text"], _LINEAR),
-    **dict.fromkeys(["qwen3_5_moe_text", "qwen3_next"], replace(_LINEAR, mlp=_experts)),
-}
+    (replace(_MIXTURE, normalization="LayerNorm"), "cohere2_moe phimoe"),
+    (_LATENT, "minicpm3 youtu"),
+    (replace(_LATENT, mlp="experts"), "axk1 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa"),
+    (_LINEAR, "olmo_hybrid qwen3_5_text"),
+    (replace(_LINEAR, mlp="experts"), "qwen3_5_moe_text qwen3_next"),
+)
+FORMS = {name: form for form, names in _NAMES for name in names.split()}
 """By transformers' model_type."""
 
 
@@ -348,9 +295,12 @@ def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
         attention = f"{form.attention} instead of one projection to queries, keys and values"
         instead |= dict.fromkeys(("qkv", "proj"), attention)
     else:
-        sizes |= {"num_kv_heads": form.kv_heads(config), "head_dim": form.head_dim(config)}
+        heads, even = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+        sizes["num_kv_heads"] = getattr(config, form.kv_heads, None) or heads
+        sizes["head_dim"] = getattr(config, form.head_dim, None) or even
     if form.mlp:
-        instead |= dict.fromkeys(("fc1", "fc2"), f"{form.mlp(config)} instead of one dense MLP")
+        instead |= dict.fromkeys(("fc1", "fc2"), f"{form.mlp} instead of one dense MLP")
     else:
-        sizes |= {"ffn_hidden_size": form.ffn(config), "gated_mlp": form.gated}
+        sizes["ffn_hidden_size"] = getattr(config, form.ffn, None) or 4 * config.hidden_size
+        sizes["gated_mlp"] = form.gated
     return sizes, {operator: f"{config.model_type} has {has}" for operator, has in instead.items()}

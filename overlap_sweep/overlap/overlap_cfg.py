@@ -48,15 +48,9 @@ _OFF: frozenset[str] = frozenset()
 
 _SWITCH_COMMENT = re.compile(r"^#\s+(tp_comm_\w+):\s+(true|false)\b", re.MULTILINE)
 
-_HEAD_OF_OPERATOR = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).
-# The operator's slots that are not here were not overlapped: their overlap was switched off in its layer.
-"""
-_HEAD_OF_LAYER = """# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs), and what the layer was,
-# in the names of Megatron-Core's switches:
-"""
-_TAIL_OF_LAYER = """# A slot that is not here ran, where its switch is on, at the library's default
-# (Transformer Engine's, or with backend=symm_mem async TP), and with backend=torch, which has none, without overlap.
-"""
+_HEAD = "# What the backend was given (Transformer Engine: initialize_ub's ub_cfgs).\n"
+_HEAD_OF_OPERATOR = f"{_HEAD}# The operator's slots that are not here were not overlapped.\n"
+_HEAD_OF_LAYER = f"{_HEAD}# Slots that are not here ran, where their switch is on, at the default of the library.\n"
 
 _MORE_KNOBS = {"is_reduce_scatter", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"}
 
@@ -103,8 +97,9 @@ def no_switches(comments: Iterable[str]) -> list[str]:
 def text(config: OverlapConfig) -> str:
     """Returns the file that `read` reads."""
     switches = "".join(f"#   {name}: {str(on).lower()}\n" for name, on in config.switches.items())
-    head = _HEAD_OF_LAYER + switches + _TAIL_OF_LAYER if switches else _HEAD_OF_OPERATOR
-    return head + yaml.safe_dump(config.slots, sort_keys=False)
+    return (_HEAD_OF_LAYER + switches if switches else _HEAD_OF_OPERATOR) + yaml.safe_dump(
+        config.slots, sort_keys=False
+    )
 
 
 def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -117,19 +112,12 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
         unknown = sorted(map(str, set(setting) - {"method", *space.KNOBS, *_MORE_KNOBS}))
         if unknown:
             return f"{slot} has no {', '.join(unknown)}; its knobs are {', '.join(space.KNOBS)}"
-        if "method" in setting and setting["method"] not in space.METHODS:
-            return f"{slot} takes {', '.join(space.SLOTS[slot])}, not {_shown(setting['method'])}"
         for knob, value in setting.items():
-            if knob != "method" and not isinstance(value, int):
-                return f"{slot}: {knob}={_shown(value)} is no number, true or false"
-            if knob in space.COUNTS and value < 1:
-                return f"{slot}: {knob}={value} is less than 1"
+            right = value in space.METHODS if knob == "method" else isinstance(value, int)
+            if not right or (knob in space.COUNTS and value < 1):
+                # A few lines of YAML may be lists and maps of any size.
+                return f"{slot} takes no {knob}={reprlib.repr(value)}"
     return None
-
-
-def _shown(value: Any) -> str:
-    """A few lines of YAML may be lists and maps of any size."""
-    return value[:200] if isinstance(value, str) else reprlib.repr(value)
 
 
 def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -207,25 +195,6 @@ def overlaps(config: OverlapConfig, operators: Collection[str]) -> bool:
     """Returns whether any overlap of a layer that has these operators is switched on."""
     allowed = methods_allowed(config.switches)
     return any(allowed.get(space.slot(operator, phase)) for operator in operators for phase in space.PHASES)
-
-
-def settings_of_pass(slots: Mapping[str, Mapping[str, Any]], operator: str, pass_name: str) -> dict[str, space.Setting]:
-    """Returns what ub_cfgs give to the slots of one pass of an operator, with every knob that changes anything: the
-    library takes what they do not say from the slot's default, and a slot that they do not name has its default
-    whole."""
-    given = {}
-    for phase in space.PHASES:
-        slot = space.slot(operator, phase)
-        if space.PASS_OF_PHASE[phase] == pass_name and space.methods_of(operator, phase):
-            whole = {**space.USERBUFFERS_DEFAULT_SETTINGS[slot], **slots.get(slot, {})}
-            if whole["method"] == "none":
-                continue
-            knobs = space.knobs_of(operator, phase, whole["method"])
-            setting = {"method": whole["method"], **{knob: whole[knob] for knob in knobs if knob in whole}}
-            given[slot] = space.without_idle_knobs(setting)
-    if space.wgrad_refusal(operator, given):
-        del given[space.slot(operator, "wgrad")]
-    return given
 
 
 def named(variant: str, backend: str) -> str:

@@ -128,17 +128,10 @@ def phases_mistake(phases: Any) -> str | None:
             return f"phases.{phase}.method is not one of {', '.join(METHODS)}; give it one"
         if unknown := sorted(set(map(str, asked)) - {"method", *KNOBS}):
             return f"phases.{phase}: {', '.join(unknown)} is no knob; choose among {', '.join(KNOBS)}"
-        for knob, value in asked.items():
-            given = f"phases.{phase}.{knob}={value}"
-            if knob == "method" or value is None:
-                continue
-            if knob not in COUNTS:
-                if not isinstance(value, bool):
-                    return f"{given} is neither true nor false; give it one of them"
-            elif isinstance(value, bool) or not isinstance(value, int):
-                return f"{given} is no whole number; give it one"
-            elif value < 1:
-                return f"{given} is out of range; give a value from 1 on"
+        for knob in (knob for knob in asked if knob != "method" and asked[knob] is not None):
+            value, wanted = asked[knob], "a whole number from 1 on" if knob in COUNTS else "true or false"
+            if isinstance(value, bool) == (knob in COUNTS) or not isinstance(value, int) or value < (knob in COUNTS):
+                return f"phases.{phase}.{knob}={value} is wrong; give {wanted}"
     return None
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from overlap_sweep.config import Search
 from overlap_sweep.results.estimate import Estimate
@@ -139,17 +138,11 @@ class KnobTrail:
         yield from self._ask(settings, self.proof, self.room())
 
     def _ask(self, settings: Sequence[Setting], into: Samples, room: float) -> Steps:
-        costs = accumulate(map(self._cost, settings))
-        asked = [setting for setting, cost in zip(settings, costs, strict=True) if cost - 1 < max(0.0, room)]
+        asked = settings[: max(0, math.ceil(min(room, len(settings))))]
         self.cut = self.cut or len(asked) < len(settings)
         if asked:
             for setting, answer in zip(asked, (yield asked), strict=True):
                 self._record(setting, answer, into)
-
-    def _cost(self, setting: Setting) -> int:
-        """In points: to start other processes takes about as long as one."""
-        changed = (self.knobs[index].restarts for index in self.changed(setting))
-        return 2 if any(changed) else 1
 
     def _record(self, setting: Setting, answer: Answer, into: Samples) -> None:
         if isinstance(answer, Sample):
@@ -181,11 +174,6 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
     while not trail.cut:
         origin = trail.best
         yield from _around(trail, effort, origin, knobs)
-        best = trail.best
-        # A whole round of measurements goes out from the next one: it should be no stroke of luck.
-        if best != origin and len(trail.found.of[best]) < min(2, effort.repeats):
-            simpler = (s for s in trail.found.of if trail.simplicity(s)[0] < trail.simplicity(best)[0])
-            yield from trail.measure_again([best, min(simpler, key=trail.found.time_us)])
         if trail.best == origin:
             return
 

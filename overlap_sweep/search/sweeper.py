@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
-from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
-from overlap_sweep.search.measured import Job, Measurements, swept_values
+from overlap_sweep.search.cell import NONE, Cell, Trail
+from overlap_sweep.search.measured import Measurements, swept_values
 from overlap_sweep.search.tasks import (
     SEARCHED,
     Request,
@@ -30,7 +29,6 @@ from overlap_sweep.search.tasks import (
     candidates,
     cases,
     read_choices,
-    side_by_side,
 )
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.sections import read_sources
@@ -46,7 +44,6 @@ def sweep(
     whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         whole.search(stage)
-        whole.profile_answers(stage, AnalysisConfig())
     whole.conclude()
 
 
@@ -153,14 +150,6 @@ class Sweep:
         """Returns what is best of all that was measured so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
 
-    def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
-        """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without
-        overlap; the search's budget does not count it. Nothing but with `profile=best`."""
-        if wanted := [task for task in tasks if task.running and task.point["profile"] == "best"]:
-            analysis = self.analysed(config)
-            untraced = [(task, of_pass) for task in wanted for of_pass in _untraced(task, case_of(task, analysis))]
-            self.measurements.run([_profiled(Request(task, of_pass).job) for task, of_pass in untraced])
-
     def conclude(self) -> None:
         """Print every answer, and why it is one."""
         record = self._write()
@@ -217,24 +206,3 @@ def case_of(task: Task, analysis: OperatorAnalysis) -> CaseAnalysis:
     assert task.baseline
     case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
     return next(found for found in analysis.cases if found.case == case)
-
-
-def _profiled(job: Job) -> Job:
-    others = [override for override in job.overrides if not override.startswith("profile=")]
-    return Job([*others, "profile=all"], {**job.point, "profile": "all"})
-
-
-def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
-    """What should have a trace and has none: no overlap, and the answers, a setting of each pass together."""
-    tp_size = task.point["tp_size"]
-    own = [p for p in case.points if p.config["operator"] == task.operator and p.config["tp_size"] == tp_size]
-    traced = [point for point in own if own_traces(point)]
-    if all(point.result and point.result.settings for point in traced):
-        yield {}
-    names = {point.name for point in traced}
-    answers: dict[str, list[Candidate]] = {}
-    plan = case.plans.get(tp_size)
-    for choice, final in zip(plan.choices, plan.finals, strict=True) if plan else ():
-        if choice.operator == task.operator and final.settings and names.isdisjoint(final.points):
-            answers[choice.pass_name] = [Candidate.of(final.settings)]
-    yield from side_by_side(answers)

@@ -66,7 +66,9 @@ def tune(
     """
     values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
     # Before anything is started or written: it would be noticed minutes later.
-    check_presets(config.tuner.presets, values["tp_size"])
+    for tp_size in values["tp_size"]:
+        for variant in presets(config.tuner.presets, tp_size).values():
+            overlap_cfg.read(Path(variant.removeprefix(FILE)))
     whole = Sweep(config, context, launcher, values)
     path = whole.measurements.directory / TunerRecord.FILE
     earlier = TunerRecord.read(path) if path.exists() else None
@@ -114,7 +116,6 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
-    whole.profile_answers(possible, _analysis_config(whole))
     for tasks in cases(task for task in possible if task.running and tuner.prove):
         _prove(whole, tasks[0], record)
         _keep(whole, record)
@@ -262,25 +263,11 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     return fastest if compared.faster else first
 
 
-def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Returns the variants of the files that the user named, by what they are called in reports."""
-    files = _preset_files(paths, tp_size)
-    return {f"preset {path.stem}": f"file:{path}" for path in files}
-
-
-def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
-    """UserError where a file that the user named is no tp_comm_overlap_cfg."""
-    for tp_size in tp_sizes:
-        by_name: dict[str, Path] = {}
-        for path in _preset_files(paths, tp_size):
-            overlap_cfg.read(path)
-            other = by_name.setdefault(path.stem, path)
-            if other != path:
-                raise UserError(f"tuner.presets: {other} and {path} would have one name in the report; rename one.")
-
-
-def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
-    return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
+def presets(paths: Sequence[str] | None, tp_size: int | str) -> dict[str, str]:
+    """Returns the variants of the files that the user named, by what they are called in reports. `{tp}` in a name
+    stands for the TP size."""
+    files = [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
+    return {f"preset {path.stem}": f"{FILE}{path}" for path in files}
 
 
 def _analysis_config(whole: Sweep) -> AnalysisConfig:
@@ -334,6 +321,5 @@ def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
     if ratio <= 1 + tolerance + ROUNDING:
         return None
     return (
-        f"even with all communication hidden it would take {ratio:.2f} times TP=1's time / {tp_size}, and "
-        f"{1 + tolerance:.2f} is allowed (tuner.drop_tp_sizes=false searches it all the same)"
+        f"without any communication it would take {ratio:.2f} x TP=1's time / {tp_size}; {1 + tolerance:.2f} is allowed"
     )

@@ -4,7 +4,6 @@ model: right, or refused."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,7 @@ SIZES: list[dict[str, Any]] = [
     {"num_key_value_heads": 1, "num_kv_heads": 2, "multi_query": True, "n_inner": 352, "ffn_dim": 288},
     {"num_key_value_heads": 2, "head_dim": 64},
 ]
-NO_SUCH = {("diffllama", 1), ("falcon", 2)}
+NO_SUCH = {("diffllama", 1)}
 """What transformers makes no model of."""
 OF_EVERY_CONFIG = {*PreTrainedConfig().to_dict(), "use_cache", "tie_word_embeddings"}
 
@@ -100,36 +99,7 @@ def test_what_is_read_is_what_the_model_has(model_type: str) -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("model_type", sorted(name for name, form in FORMS.items() if form.mlp))
-def test_experts_are_counted_and_sized(model_type: str) -> None:
-    config = config_of(model_type)
-    _, instead = sizes_of(config, "it")
-    count, columns = map(int, re.findall(r"(\d+) (?:experts|columns)", instead["fc1"]))
-    named = [named for layer in layers_of(config) for named in layer.named_parameters()]
-    experts = {tuple(value.shape) for name, value in named if re.search("experts.*down_proj$", name)}
-    assert {frozenset(shape) for shape in experts} == {frozenset((count, columns, config.hidden_size))}
-
-
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
-    "falcon-7b": (
-        {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "multi_query": True},
-        {"qkv": (4544, 4672), "proj": (4544, 4544), "fc1": (4544, 18176), "fc2": (18176, 4544)},
-    ),
-    "falcon-40b": (
-        {
-            **{"model_type": "falcon", "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8},
-            **{"new_decoder_architecture": True, "multi_query": True},
-        },
-        {"qkv": (8192, 9216), "proj": (8192, 8192), "fc1": (8192, 32768), "fc2": (32768, 8192)},
-    ),
-    "falcon-rw-1b": (
-        {"model_type": "falcon", "hidden_size": 2048, "num_attention_heads": 32, "multi_query": False},
-        {"qkv": (2048, 6144), "proj": (2048, 2048), "fc1": (2048, 8192), "fc2": (8192, 2048)},
-    ),
-    "santacoder": (
-        {"model_type": "gpt_bigcode", "n_embd": 2048, "n_head": 16, "n_inner": 6144, "multi_query": True},
-        {"qkv": (2048, 2304), "proj": (2048, 2048), "fc1": (2048, 6144), "fc2": (6144, 2048)},
-    ),
     "phi-3.5, fused": (
         {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8},
         {"qkv": (3072, 5120), "proj": (3072, 3072), "fc1": (3072, 16384), "fc2": (8192, 3072)},

@@ -104,7 +104,7 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
     assert models.linear_shape(model, "qkv", 8192, 1).out_features == (32 + 2 * 4) * 128
     for operator in ("fc1", "fc2"):
         said = (
-            f"{operator}: qwen3_moe has 128 experts of 768 columns instead of one dense MLP; sweep operator=qkv,proj, "
+            f"{operator}: qwen3_moe has experts instead of one dense MLP; sweep operator=qkv,proj, "
             "or give model.ffn_hidden_size=... model.gated_mlp=..."
         )
         assert models.refusal(model, operator, 8192, 4) == said

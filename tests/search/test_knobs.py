@@ -253,19 +253,3 @@ def test_a_proof_does_not_rest_on_a_floor_that_differs() -> None:
     trail = Machine(flat, floor_us=lambda values: floor_us[values["reshard"]], drift=0.002).searched()
     assert trail.best == trail.baseline
     assert not trail.proof.beside
-
-
-@pytest.mark.parametrize(
-    ("settings", "room", "asked"),
-    [
-        (["1 null", "2 null", "3 null"], 2.0, 2),
-        (["0 8", "0 16", "0 32"], 3.0, 1),
-        (["1 null", "0 8", "2 null"], 3.0, 2),
-        (["0 8"], 0.5, 0),
-    ],
-)
-def test_what_needs_other_processes_takes_the_room_of_two(settings: list[str], room: float, asked: int) -> None:
-    knobs = (Knob("a", ("0", "1", "2", "3")), Knob("env", ("null", "8", "16", "32"), restarts=True))
-    trail = KnobTrail(knobs, lambda setting: None, lambda: room)
-    assert len(next(trail.measure([tuple(setting.split()) for setting in settings]), [])) == asked
-    assert trail.cut == (asked < len(settings))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
 from overlap_sweep.search.tasks import Task
@@ -17,7 +16,6 @@ from overlap_sweep.tuner.workflow import (
     _fastest_together,
     _holds_for_layers,
     case_word,
-    check_presets,
     combinations,
     presets,
 )
@@ -120,25 +118,10 @@ def test_files_and_folders_have_plain_names_that_tell_cases_apart(changes: dict[
     assert case_word(task(**changes)) == word
 
 
-def write_preset(path: Path, text: str = "fc1_fprop: {num_sm: 4}") -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    return str(path)
-
-
-def test_presets_are_checked_for_every_tp_size_and_named_after_their_files(tmp_path: Path) -> None:
+def test_presets_are_named_after_their_files() -> None:
     assert presets(None, 4) == presets([], 4) == {}
     named = {"preset theirs_tp4": "file:a/theirs_tp4.yaml", "preset mine": f"file:{Path.home()}/mine.yaml"}
     assert presets(["a/theirs_tp{tp}.yaml", "~/mine.yaml"], 4) == named
-    check_presets(None, ["2", "4"])
-    of_each_size = write_preset(tmp_path / "theirs_tp2.yaml").replace("tp2", "tp{tp}")
-    check_presets([of_each_size], ["2"])
-    with pytest.raises(UserError, match=r"theirs_tp4\.yaml cannot be read"):
-        check_presets([of_each_size], ["2", "4"])
-    paths = [write_preset(tmp_path / folder / "tp4.yaml") for folder in ("a", "b")]
-    check_presets([paths[0], paths[0]], ["4"])
-    with pytest.raises(UserError, match="would have one name"):
-        check_presets(paths, ["4"])
 
 
 ROUNDS = [100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0]

@@ -2,7 +2,7 @@
 
 `num_sm` is a communicator's share: the CTAs of an NCCL communicator; on gloo the number of chunks that move at once,
 each on a worker thread of its own. None is the library's own choice on the group that the worker began with, which is
-what does-not-overlap is measured with. `SilentCommunicator` moves nothing at all, for the floor.
+what does-not-overlap is measured with.
 """
 
 from __future__ import annotations
@@ -201,25 +201,6 @@ class SilentGroup(_ProcessGroup):
     # Their names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
-
-
-class SilentCommunicator(Communicator):
-    """Moves nothing, for the floor, and takes no time on the host either, which a call of torch.distributed does: 40 to
-    90 us on a CPU. What is gathered and scattered is as with SilentGroup."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__(SilentGroup(ranks.rank, ranks.world_size), ranks.world_size)
-        self._rank = ranks.rank
-        self._gathered: dict[tuple[Any, ...], Tensor] = {}
-
-    def all_gather(self, shard: Tensor) -> Pending:
-        key = tuple(shard.shape), shard.dtype
-        if key not in self._gathered:
-            self._gathered[key] = torch.cat([shard.detach()] * self._world_size)
-        return Pending(self._gathered[key], [])
-
-    def reduce_scatter(self, full: Tensor, shard: Tensor | None = None) -> Pending:
-        return Pending(full.chunk(self._world_size)[self._rank], [])
 
 
 def _rebind(output: Tensor, source: Tensor) -> None:

@@ -254,8 +254,6 @@ class AsyncTp(FsdpDtensor):
     """An Implementation. Refused where nothing could be fused."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
-        if reason := operators.missing():
-            raise Refused(reason)
         # Inductor's pass is skipped without it.
         if not dist.is_nccl_available():
             raise Refused(

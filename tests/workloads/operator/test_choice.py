@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.overlap import overlap_cfg
+from benchmarks.replay_search import settings_of_pass
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, scale, scale_case
 from overlap_sweep.workloads.operator.choice import default_sum_us
 from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
@@ -172,8 +172,8 @@ def test_a_preset_has_what_the_library_takes_for_the_knobs_that_it_does_not_name
     bulk_of = {f"fc1_{phase}": {"method": "bulk", "num_sm": 4} for phase in ("dgrad", "wgrad")}
     preset = {"fc1_fprop": {"method": "ring_exchange"}, **bulk_of}
     both = {"method": "bulk", "num_sm": 4, "cga_size": 2, "set_sm_margin": True}
-    assert overlap_cfg.settings_of_pass(preset, "fc1", "bwd") == dict.fromkeys(bulk_of, both)
-    assert overlap_cfg.settings_of_pass(preset, "fc2", "bwd") != {}
+    assert settings_of_pass(preset, "fc1", "bwd") == dict.fromkeys(bulk_of, both)
+    assert settings_of_pass(preset, "fc2", "bwd") != {}
 
 
 def case_of(directory: Path) -> CaseAnalysis:
