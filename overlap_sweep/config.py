@@ -124,8 +124,6 @@ class Tuner:
     """By what share of its pass's time a setting may be slower than the best and still be tried in a combination."""
     prove: bool = True
     """Run the whole layer: none, default, tuned and presets, side by side."""
-    drop_tp_sizes: bool = True
-    """Leave out a TP size that could not scale even if all its communication were hidden."""
     tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
     overlap_threshold: float = ranged(0.5, 0.0, 1.0)
     unmeasured: str = one_of("off", "off", "default")

@@ -173,9 +173,9 @@ class Searching:
     """The search of one case, under way."""
 
     def __init__(self, space: KnobSpace, measurements: Measurements, share: float) -> None:
-        """`share`: of the budget that is left, for this search."""
+        """`share`: of the points that are left, for this search."""
         self.space, self._measurements = space, measurements
-        self.trail = KnobTrail(space.knobs, space.refusal, self._room)
+        self.trail = KnobTrail(space.knobs, space.refusal, lambda: self._most_points - measurements.budget.points)
         self.ended = False
         self._asked: Counter[Setting] = Counter()
         self._results: list[Result] = []
@@ -183,13 +183,11 @@ class Searching:
         """Of work, in the baseline."""
         budget = measurements.budget
         self._most_points = math.inf if budget.points_left is None else budget.points + share * budget.points_left
-        limit_s = math.inf if budget.max_minutes is None else 60 * budget.max_minutes
-        self._ends_s = budget.elapsed_s + share * (limit_s - budget.elapsed_s)
 
     @property
     def found(self) -> KnobSearch:
         """As far as it is known."""
-        why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
+        why = self._measurements.budget.why_spent or "search.max_points is nearly used up"
         search = answer(self.trail)
         search.label, search.overrides = self.space.label, self.space.typed
         search.stopped = why if self.trail.cut else "" if self.ended else "not yet"
@@ -197,13 +195,6 @@ class Searching:
         search.left_out, search.points = self.space.left_out, len(self._results)
         search.host_bound = sum(result.launch_bound for result in self._results)
         return search
-
-    def _room(self) -> float:
-        """By the points that are left, and by the time that those so far took."""
-        budget = self._measurements.budget
-        points = self._most_points - budget.points
-        new = budget.points - self._measurements.reused
-        return min(points, (self._ends_s - budget.elapsed_s) * new / budget.elapsed_s) if new else points
 
     def measure(self, settings: Sequence[Setting]) -> list[Answer]:
         jobs = []

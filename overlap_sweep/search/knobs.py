@@ -130,7 +130,7 @@ class KnobTrail:
 
     def measure_again(self, settings: Sequence[Setting]) -> Steps:
         """One more sample of each, as long as enough points are left for the shortest proof."""
-        proof_points = 2 * len(team(self, self.best)) if self.found.of else 0
+        proof_points = 2 * len(team(self, self.best)) if self.found.of and self.chosen is None else 0
         yield from self._ask(settings, self.found, self.room() - proof_points)
 
     def prove(self, settings: Sequence[Setting]) -> Steps:

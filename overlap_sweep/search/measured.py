@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +25,6 @@ from overlap_sweep.workloads.operator.choice import wrong_passes
 
 CHUNK = 8
 """Points that are launched at once where time is limited: a limit is looked at between launches only."""
-
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-_NO_STRINGS = {"null", "true", "false", "nan", "inf"}
-"""Words that Hydra's grammar reads as something else."""
 
 
 @dataclass
@@ -149,7 +143,7 @@ def override_value(value: Any) -> str:
         return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(override_value, value))}]"
-    if isinstance(value, str) and not (_WORD.fullmatch(value) and value.lower() not in _NO_STRINGS):
+    if isinstance(value, str):
         return QuotedString(value, Quote.double).with_quotes()
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,10 @@ from overlap_sweep.search.tasks import (
     Request,
     Task,
     candidates,
-    cases,
     read_choices,
 )
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.sections import read_sources
-
-Gate = Callable[[Sequence[Task]], str | None]
-"""Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
 
 
 def sweep(
@@ -107,16 +103,12 @@ class Sweep:
         self.dropped[label] = reason
         print(f"search: {label} is not searched: {reason}", flush=True)
 
-    def search(self, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
+    def search(self, tasks: Sequence[Task]) -> None:
         """Advance all searches of these tasks together until they or the budget end."""
         budget = self.measurements.budget
-        for of_case in cases(self._measure_baselines(tasks)):
-            if reason := gate(of_case):
-                self.drop(of_case[0].case_label, reason)
-                continue
-            for task in of_case:
-                task.begin(self.config.search)
-        begun = [task for task in tasks if task.running]
+        begun = self._measure_baselines(tasks)
+        for task in begun:
+            task.begin(self.config.search)
         searches = [running for task in begun for running in task.running.values()]
         while requests := [request for task in begun for request in task.requests()]:
             again = self._answer(requests, final=False)

@@ -38,10 +38,8 @@ from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads.layer.config import WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.layer.section import compare
-from overlap_sweep.workloads.operator.answer import ROUNDING
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
-from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import plan
 from overlap_sweep.workloads.sections import analyse
 
@@ -97,22 +95,14 @@ def tune(
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
     """Search the operators of one TP size (of every model and precision), then take their best to the whole layer."""
     began_s = time.monotonic()
-    smallest = min(task.point["tp_size"] for task in whole.tasks)
     tuner = whole.config.tuner
-
     possible = []
     for tasks in cases(stage):
         if tuner.prove and (reason := _layer_refusal(tasks[0])):
             whole.drop(tasks[0].case_label, reason)
         else:
             possible += tasks
-
-    def gate(tasks: Sequence[Task]) -> str | None:
-        if not tuner.drop_tp_sizes or tasks[0].point["tp_size"] == smallest:
-            return None
-        return cannot_scale([task.baseline for task in tasks if task.baseline], tuner.tp_scaling_tolerance)
-
-    whole.search(possible, gate)
+    whole.search(possible)
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
@@ -302,24 +292,3 @@ def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[di
     missing = [f"TP={size}" for size in asked if size not in possible]
     notice = f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
     return {**values, "tp_size": list(map(str, possible))}, notice
-
-
-def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
-    """Why a TP size cannot be efficient whatever its overlap, given its operators without overlap; or None.
-
-    Its times can at best be the floor's. It scales while they are at most (1 + tolerance) x TP=1's / TP size.
-    """
-    tp_size = baselines[0].point["tp_size"]
-    floor_us, tp1_us = 0.0, 0.0
-    for result in baselines:
-        for times in (result.measured_as(OperatorTimes).times[pass_name] for pass_name in space.PASSES):
-            if times.tp1 is None:
-                return None
-            floor_us += times.floor.median_us
-            tp1_us += times.tp1.median_us
-    ratio = floor_us * tp_size / tp1_us
-    if ratio <= 1 + tolerance + ROUNDING:
-        return None
-    return (
-        f"without any communication it would take {ratio:.2f} x TP=1's time / {tp_size}; {1 + tolerance:.2f} is allowed"
-    )

@@ -241,7 +241,7 @@ def request(num_sm: int = 4, repetition: int = 0) -> Request:
 
 def test_a_job_is_what_the_launcher_composes_it_from_and_what_will_come_of_it() -> None:
     job = request(repetition=2).job
-    phases = "phases={fprop:{method:ring_exchange,num_sm:4}}"
+    phases = 'phases={fprop:{method:"ring_exchange",num_sm:4}}'
     assert job.overrides == ["tp_size=2", phases, "repetition=2"]
     assert (job.point["phases"], job.point["repetition"]) == ({"fprop": {"method": "ring_exchange", "num_sm": 4}}, 2)
     assert request().job.overrides == ["tp_size=2", phases]

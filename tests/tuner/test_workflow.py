@@ -22,9 +22,7 @@ from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
-from overlap_sweep.tuner.workflow import cannot_scale, tune
-from overlap_sweep.workloads.operator.result import OperatorTimes
-from tests.make_point import pass_times, timing_of
+from overlap_sweep.tuner.workflow import tune
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
 
@@ -215,36 +213,8 @@ def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_sam
     assert proofs(tmp_path)[2]["recommended"] == "none"
 
 
-def floors(point: Mapping[str, Any]) -> Result:
-    """At TP=4 the GEMMs alone take as long as at TP=2: tp1_us grows with the TP size in the stand-in."""
-    result = answered()(point)
-    if point["tp_size"] == 4 and isinstance(result.measured, OperatorTimes):
-        for times in result.measured.times.values():
-            times.floor = timing_of([2.5 * sample_us for sample_us in times.floor.samples_us])
-    return result
-
-
-def test_a_tp_size_that_cannot_scale_is_dropped_with_the_reason_unless_it_may_not_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    label, limits = "qwen3_0_6b TP=4", ("tuner.prove=false", "search.max_points=8")
-    launcher = tuned(tmp_path, "max_tp_size=4", *limits, answer=floors)
-    search = search_of(tmp_path)
-    # One baseline is what it takes to know.
-    assert sum(point["tp_size"] == 4 for point in launcher.points) == 1
-    assert search["dropped"] == record(tmp_path).dropped
-    assert list(search["dropped"]) == [label]
-    assert search["dropped"][label].startswith("without any communication it would take 2.50 x")
-    assert f"{label} is not searched: without any" in capsys.readouterr().out
-    assert {one["tp_size"] for one in search["searches"]} == {2}
-
-    again = tuned(tmp_path, "max_tp_size=4", *limits, "tuner.drop_tp_sizes=false", answer=floors)
-    assert {point["tp_size"] for point in again.points} == {4}
-    assert record(tmp_path).dropped == search_of(tmp_path)["dropped"] == {}
-
-
-def test_the_smallest_tp_size_is_never_dropped_and_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=4", "search.max_points=2", answer=floors)
+def test_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
+    launcher = tuned(tmp_path, "tp_size=4", "search.max_points=2")
     assert len(launcher.points) - len(layers(launcher)) == record(tmp_path).points == 2
     assert len(record(tmp_path).proofs) == 1
     assert record(tmp_path).dropped == {}
@@ -296,26 +266,6 @@ def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
         return
     with pytest.raises(UserError, match=notice):
         workflow._with_tp_sizes(operators, config)
-
-
-def baseline(floor_us: float, tp1_us: float | None = 100.0) -> Result:
-    """Of one operator at TP=4, forward and backward alike."""
-    times = {name: pass_times(1e4, 1e4, floor_us, tp1_us=tp1_us) for name in ("fwd", "bwd")}
-    return Result(name="none", point={"tp_size": 4}, status="ok", measured=OperatorTimes(times=times))
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "scales", "does_not", "times"),
-    [(0.0, [25.0], [25.1], "1.00"), (0.2, [30.0], [30.5], "1.22"), (0.2, [40.0, 20.0], [40.0, 80.0], "2.40")],
-)
-def test_a_size_cannot_scale_whose_gemms_alone_take_too_long(
-    tolerance: float, scales: list[float], does_not: list[float], times: str
-) -> None:
-    """All operators together, by their floors; where one rank has no time of one of them, nobody knows."""
-    assert cannot_scale(list(map(baseline, scales)), tolerance) is None
-    reason = cannot_scale(list(map(baseline, does_not)), tolerance)
-    assert f"take {times} x TP=1's time / 4; {1 + tolerance:.2f} is allowed" in str(reason)
-    assert cannot_scale([*map(baseline, does_not), baseline(500.0, None)], tolerance) is None
 
 
 def test_a_mixture_of_experts_is_searched_where_no_whole_layer_is_to_run(
