@@ -164,7 +164,7 @@ def _rows(directory: Path, flag: str | None) -> tuple[pd.DataFrame, Table[Any], 
     for warning in section.warnings if section else ():
         print_warning(warning)
     reading = sources.reading
-    problems = [*reading.problems, *reading.trace_problems, *(section.problems if section else ())]
+    problems = [*reading.problems, *(section.problems if section else ())]
     return to_frame(section.records if section else [], table_of[flag].types), table_of[flag], problems
 
 

@@ -186,7 +186,7 @@ class Analysis:
         """A sentence for each file that is there and cannot be read."""
         reading, records = self.sources.reading, self.sources.records
         of_sections = [problem for section in self.sections for problem in section.problems]
-        return [*reading.problems, *reading.trace_problems, *records.problems, *of_sections]
+        return [*reading.problems, *records.problems, *of_sections]
 
     @property
     def warnings(self) -> list[str]:

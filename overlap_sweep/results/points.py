@@ -12,14 +12,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import (
-    MEASURE_AGAIN,
     MOST_YAML_BYTES,
     check_place,
     read_yaml,
 )
 from overlap_sweep.results.measured import Measured
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, check_composed, find_points, read_result
-from overlap_sweep.trace.disk import is_plain_name, links_out
+from overlap_sweep.trace.disk import links_out
 
 HYDRA_CONFIG = ".hydra/config.yaml"
 LONGEST_NAME = 160
@@ -27,6 +26,12 @@ LONGEST_NAME = 160
 
 M = TypeVar("M", bound=Measured)
 PointStatus = Literal["ok", "failed", "timeout", "skipped", "missing"]
+
+
+def fitting(name: str) -> str:
+    """Returns the name of a folder; a long one ends in a digest of itself."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}_{digest}"
 
 
 class Case(NamedTuple):
@@ -43,10 +48,7 @@ class Case(NamedTuple):
         """A name that is fit for a folder."""
         model = self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
         name = f"{model}_{self.backend}_{self.device}_{self.precision}_tokens{self.tokens}"
-        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-        if len(plain) <= LONGEST_NAME:
-            return plain
-        return f"{plain[: LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return fitting(re.sub(r"[^A-Za-z0-9_.-]+", "-", name))
 
     def __str__(self) -> str:
         return f"{self.model}, {self.tokens} tokens, {self.precision}, backend {self.backend} on {self.device}"
@@ -62,8 +64,6 @@ class Point:
     config: Mapping[str, Any]
     """The point's configuration as result.json records it, or of a missing point as Hydra composed it."""
     result: Result | None
-    trace_problems: tuple[str, ...] = ()
-    """One sentence for each trace that the result lists and that must not be read."""
 
     @property
     def name(self) -> str:
@@ -103,11 +103,6 @@ class Reading:
     root: Path
     points: list[Point]
     problems: list[str]
-
-    @property
-    def trace_problems(self) -> list[str]:
-        """Returns the problems of all points' traces."""
-        return [problem for point in self.points for problem in point.trace_problems]
 
 
 def read_points(root: Path) -> Reading:
@@ -153,25 +148,10 @@ def _read_point(directory: Path, root: Path) -> Point:
     if path.exists() or path.is_symlink():
         check_place(path, root)
         result = read_result(path)
-        refused = _refused_traces(result, directory, root)
-        result.traces = [name for name in result.traces if name not in refused]
-        return Point(directory, result.status, result.point, result, tuple(refused.values()))
+        for name in result.traces:
+            check_place(directory / name, root, most_bytes=None)
+        return Point(directory, result.status, result.point, result)
     path = directory / HYDRA_CONFIG
     check_place(path, root, MOST_YAML_BYTES)
     config = read_yaml(path)
     return Point(directory, "missing", check_composed(config, path).as_asked(config), None)
-
-
-def _refused_traces(result: Result, directory: Path, root: Path) -> dict[str, str]:
-    """Returns by the name that the result lists why that trace is not read."""
-    refused = {}
-    for name in result.traces:
-        if not is_plain_name(name):
-            said = f"the trace {name[:100]!r}, which is no name of a file beside it; {MEASURE_AGAIN}"
-            refused[name] = f"{directory / RESULT_FILE} lists {said}."
-            continue
-        try:
-            check_place(directory / name, root, most_bytes=None)
-        except UserError as error:
-            refused[name] = str(error)
-    return refused

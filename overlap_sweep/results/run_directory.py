@@ -15,7 +15,16 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
-from overlap_sweep.results.measured import ComposedConfig, Measured, Scalar, Slot, Us, WholeSetting, WorkloadConfig
+from overlap_sweep.results.measured import (
+    ComposedConfig,
+    FileName,
+    Measured,
+    Scalar,
+    Slot,
+    Us,
+    WholeSetting,
+    WorkloadConfig,
+)
 from overlap_sweep.workloads import measured_type
 
 RESULT_SCHEMA = 2
@@ -78,7 +87,7 @@ class Result(msgspec.Struct, kw_only=True):
     environment: dict[str, Any] = {}
     conditions: dict[str, Any] = {}
     """What changes from moment to moment: clocks, temperatures, load, before and after."""
-    traces: list[str] = []
+    traces: list[FileName] = []
     """File names in the run directory, one per rank and variant."""
     started: str | None = None
     """UTC, ISO 8601."""

@@ -113,7 +113,8 @@ def own_traces(point: Point) -> list[str]:
 def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
     """`files` by the name that result.json lists; None for those that are not there."""
     found = [file for file in files.values() if file]
-    startup = startup_of(found)
+    # The other ranks wait for one that starts up.
+    startup = sorted({iteration for file in found for iteration in file.startup})
     rows = [row for file in found for row in file.rows]
     said = [in_words(str(found[0].path.parent), rows, startup)] if startup else []
     steady = [row for row in rows if row.iteration not in startup]
@@ -125,8 +126,3 @@ def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
         rows=steady,
         startup=startup,
     )
-
-
-def startup_of(files: Iterable[TraceFile]) -> list[int]:
-    """Of traces that were recorded together, the iterations that are start-up on any rank: the others wait for it."""
-    return sorted({iteration for file in files for iteration in file.startup})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
@@ -28,6 +27,7 @@ from overlap_sweep.config import ModelConfig
 from overlap_sweep.declared import has_key, no_such_key, options_text
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import HOW_TO_RUN
+from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
 from overlap_sweep.workloads import Config
 
@@ -221,9 +221,6 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-LONGEST_NAME = 160
-"""File systems take 255 bytes; a longer name ends in a digest of itself."""
-
 _NOT_APPENDED = (
     *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse="),
     *(f"runtime.{name}=" for name in HOW_TO_RUN),
@@ -242,8 +239,4 @@ def point_name(config: Config, overrides: Sequence[str]) -> str:
     others = (override.lstrip("+~") for override in overrides)
     appended = [o for o in others if o.partition("=")[0] not in named and not o.startswith(_NOT_APPENDED)]
     words = "_".join([*workload.words(config, overrides), *appended])
-    name = re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", words).removesuffix(".json")
-    if len(name) <= LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: LONGEST_NAME - 9]}_{digest}"
+    return fitting(re.sub(r"[^A-Za-z0-9_.=,+-]+", "-", words).removesuffix(".json"))

@@ -17,8 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
@@ -252,28 +251,11 @@ class WorkerPool:
         self._group = None
 
 
-def share_pool(log: Path) -> None:
-    """Has every point of this process take its group from one pool, which ends with the process."""
+def shared_pool(log: Path) -> WorkerPool:
+    """Returns this process's pool, which ends with the process. `log` gets what its groups print, if it is the first to
+    be given."""
     global _shared
     if _shared is None:
         _shared = WorkerPool(log)
         atexit.register(_shared.close)
-
-
-def close_shared() -> None:
-    """End the groups of the shared pool, before the process does."""
-    if _shared is not None:
-        _shared.close()
-
-
-@contextmanager
-def pool_for_point(directory: Path) -> Iterator[WorkerPool]:
-    """Yields the shared pool, or where none is shared a pool that lives for this point only."""
-    if _shared is not None:
-        yield _shared
-        return
-    pool = WorkerPool(directory / GROUP_LOG)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    return _shared

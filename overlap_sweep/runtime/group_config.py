@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,12 +60,7 @@ def visible_gpus() -> int:
 def _amd_gpus() -> int:
     """Returns the number of GPU nodes of the ROCm kernel driver: those with SIMD units, since it lists CPUs too."""
     nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    return sum(_simd_count(node) > 0 for node in nodes)
-
-
-def _simd_count(properties: Path) -> int:
-    fields = dict(line.split() for line in properties.read_text().splitlines())
-    return int(fields.get("simd_count", 0))
+    return sum(bool(re.search(r"^simd_count [1-9]", node.read_text(), re.MULTILINE)) for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -108,31 +103,12 @@ def check_wrapper(point: Mapping[str, Any]) -> None:
 
 
 def check_multicast(runtime: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Says once what of the user's environment `runtime.multicast` overrides. UserError where the environment keeps
-    multicast off that the point asks for."""
-    if runtime["device"] == "cpu":
-        return
-    if runtime["multicast"]:
-        if environ.get("UB_SKIPMC", "0") not in ("", "0"):
-            raise UserError(
-                f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment turns off the NVLink multicast that "
-                "runtime.multicast=true asks for; unset it, or leave runtime.multicast out."
-            )
-        return
-    asked = [
-        f"{name}={environ[name]}" for name, off in NO_MULTICAST.items() if environ.get(name) not in (None, "", off)
-    ]
-    if asked:
-        _note(
-            f"{', '.join(asked)} in the environment: no effect here, since runtime.multicast=false turns NVLink "
-            "multicast off; give runtime.multicast=true to allow it."
+    """UserError where the environment keeps multicast off that the point asks for."""
+    if runtime["device"] != "cpu" and runtime["multicast"] and environ.get("UB_SKIPMC", "0") not in ("", "0"):
+        raise UserError(
+            f"UB_SKIPMC={environ['UB_SKIPMC']} in the environment turns off the NVLink multicast that "
+            "runtime.multicast=true asks for; unset it, or leave runtime.multicast out."
         )
-
-
-@cache
-def _note(text: str) -> None:
-    """Print it, once in this process however many points it is true of."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def check_temporary_directory() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +17,14 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, last_sweep
 from overlap_sweep.runtime.composition import compose_point
-from overlap_sweep.runtime.group import GROUP_LOG, share_pool
+from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
-from overlap_sweep.runtime.kept import LASTING, check_store, differing, is_of, kept_result, remember_kept, whole_result
+from overlap_sweep.runtime.kept import check_store, kept_result
 from overlap_sweep.runtime.lock import hold, refuse_if_held, refuse_if_read_only
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
 from overlap_sweep.runtime.point import objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
 from overlap_sweep.runtime.stopping import listen, stop_if_told
-
-log = logging.getLogger(__name__)
-
-WORTH_SAYING = 8
-"""Points of a sweep from which on it takes a while to check them all."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +84,6 @@ class Sweep:
 
     def compose(self, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
         """UserError when any job's configuration is wrong, or two that differ would share a directory."""
-        # Nothing else is to be seen meanwhile.
-        if len(job_overrides) >= WORTH_SAYING:
-            log.info(f"Points to measure: {len(job_overrides)}; checking all before the first")
         jobs = [self.compose_one(list(given), first_index + i) for i, given in enumerate(job_overrides)]
         _check_directories(jobs)
         return jobs
@@ -150,20 +140,10 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     outcomes.expect(job.directory for job in jobs)
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
-        remember_kept(sweep.config, result, directory)
         outcomes.keep(Outcome(directory, result))
     if found:
         print(f"measured before: {len(found)} of {len(jobs)} points", flush=True)
-    _tell_of_other_environments([job for job in jobs if job.directory not in found])
     return found
-
-
-def _tell_of_other_environments(jobs: Sequence[Job]) -> None:
-    """Says why results that are there are not taken."""
-    results = [(job, result) for job in jobs if (result := whole_result(job.directory)) and result.status in LASTING]
-    others = Counter(", ".join(differing(result, job.point)) for job, result in results if is_of(result, job.point))
-    for what, count in others.items():
-        print(f"measured in another environment, and so again: {count} points ({what})", flush=True)
 
 
 def work_off(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
@@ -223,7 +203,7 @@ def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: in
     points = distinct(jobs)
     kept = keep_results(sweep, points)
     left = sorted((job for job in points if job.directory not in kept), key=lambda job: shared_by(job.point))
-    share_pool(sweep.directory / GROUP_LOG)
+    shared_pool(sweep.directory / GROUP_LOG)
     with progress(len(left), outcomes):
         returned = work_off(sweep, left)
     return [returned.get(job.directory) or job_return(job, kept[job.directory]) for job in jobs]

@@ -37,24 +37,19 @@ def whole_result(directory: Path) -> Result | None:
 def kept_result(directory: Path, point: Mapping[str, Any]) -> Result | None:
     """Returns the directory's result if it may stand for measuring the resolved `point` here and now."""
     result = whole_result(directory)
-    lasts = result is not None and result.status in LASTING
-    return result if result and lasts and is_of(result, point) and not differing(result, point) else None
+    if result is None or result.status not in LASTING or point_identity(result.point) != point_identity(point):
+        return None
+    return None if differs(result, point) else result
 
 
-def is_of(result: Result, point: Mapping[str, Any]) -> bool:
-    """Whether the result is of the same configuration."""
-    return point_identity(result.point) == point_identity(point)
-
-
-def differing(result: Result, point: Mapping[str, Any]) -> list[str]:
-    """Returns the names of what differs between the result's environment and the point's.
+def differs(result: Result, point: Mapping[str, Any]) -> bool:
+    """Whether the result's environment is another than the point's.
 
     Where points run elsewhere, only libraries can be compared: a login node has other GPUs, or none, and other
     variables.
     """
     identity = library_identity if elsewhere() else environment_identity
-    before, now = identity(result.environment), identity(machine_of(point))
-    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return identity(result.environment) != identity(machine_of(point))
 
 
 def check_store(config: DictConfig) -> None:
@@ -83,13 +78,6 @@ def remember(config: DictConfig, result: Result, directory: Path) -> None:
     store = _store(config)
     if store and result.status == "ok" and not result.reused_from:
         store.add(result, directory)
-
-
-def remember_kept(config: DictConfig, result: Result, directory: Path) -> None:
-    """Adds a result that was there before, unless the store has one of its point: a launch may have died in between."""
-    store = _store(config)
-    if store and store.find(result.point, result.environment) is None:
-        remember(config, result, directory)
 
 
 def _store(config: DictConfig) -> Store | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
@@ -32,8 +33,8 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.composition import unknown_option
-from overlap_sweep.runtime.group import GroupError, WorkerPool, pool_for_point
+from overlap_sweep.runtime.composition import one_line, unknown_option
+from overlap_sweep.runtime.group import GROUP_LOG, GroupError, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_multicast,
     check_temporary_directory,
@@ -106,23 +107,14 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """Returns the configuration without Hydra's part. UserError where a value is missing."""
-    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
-    if missing:
-        raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
-    return {str(key): _value(config[key]) for key in config if key != "hydra"}
+    try:
+        return {str(key): _value(config[key], needed=key != "model_preset") for key in config if key != "hydra"}
+    except MissingMandatoryValue as error:
+        raise UserError(one_line(error)) from None
 
 
-def _value(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
-    # OmegaConf's own missing_keys would resolve what Hydra's part says.
-    for key in map(str, node):
-        if OmegaConf.is_missing(node, key):
-            yield f"{where}{key}"
-        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
-            yield from _missing(below, f"{where}{key}.")
+def _value(node: Any, needed: bool) -> Any:
+    return OmegaConf.to_container(node, resolve=True, throw_on_missing=needed) if OmegaConf.is_config(node) else node
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
@@ -182,20 +174,20 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
     for variant, settings in workload.overlap_configs(point).items():
         write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
     earlier: list[Attempt] = []
-    with pool_for_point(directory) as pool:
-        for left in reversed(range(point["runtime"]["retries"] + 1)):
-            started, log_start = _now(), _size(directory / LOG_FILE)
-            reply = _attempt(pool, point, directory, earlier)
-            if reply["status"] in LASTING or reply.get("final"):
-                break
-            # What is left of memory, streams and other ranks' collectives must not fail the next attempt, too. Nor may
-            # what the failed one wrote be taken for the next one's.
-            pool.close()
-            clear(directory)
-            if left:
-                error = reply["error"][:LONGEST_ERROR]
-                earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
-                stop_if_told()
+    pool = shared_pool(directory / GROUP_LOG)
+    for left in reversed(range(point["runtime"]["retries"] + 1)):
+        started, log_start = _now(), _size(directory / LOG_FILE)
+        reply = _attempt(pool, point, directory, earlier)
+        if reply["status"] in LASTING or reply.get("final"):
+            break
+        # What is left of memory, streams and other ranks' collectives must not fail the next attempt, too. Nor may
+        # what the failed one wrote be taken for the next one's.
+        pool.close()
+        clear(directory)
+        if left:
+            error = reply["error"][:LONGEST_ERROR]
+            earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
+            stop_if_told()
     if reply["status"] == "ok":
         return read_result(directory / RESULT_FILE)
     error = reply["error"][:LONGEST_ERROR]

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -100,10 +99,7 @@ def _output_to(log: Path) -> Iterator[None]:
     os.dup2(file, 2)
     os.close(file)
     try:
-        with warnings.catch_warnings():
-            # torch 2.13 renames collectives that 2.11 has only under the old names.
-            warnings.filterwarnings("ignore", message=".*is deprecated. Please use", category=FutureWarning)
-            yield
+        yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

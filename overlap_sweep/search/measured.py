@@ -19,7 +19,7 @@ from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, find_points, read_result, write_result
-from overlap_sweep.runtime.kept import LASTING, differing, whole_result
+from overlap_sweep.runtime.kept import LASTING, differs, whole_result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.workloads.operator.choice import wrong_passes
 
@@ -104,7 +104,7 @@ class Measurements:
 
     def _known_result(self, job: Job) -> Result | None:
         result = self._known.get(point_key(job.point))
-        return result if result and not differing(result, job.point) else None
+        return result if result and not differs(result, job.point) else None
 
     def _launch(self, jobs: Sequence[Job]) -> list[Result]:
         returned = self._launcher.launch([list(job.overrides) for job in jobs], initial_job_idx=self._launched)

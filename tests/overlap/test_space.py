@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.overlap import space
-from overlap_sweep.runtime import composition
+from overlap_sweep.results.points import LONGEST_NAME
 from overlap_sweep.runtime.composition import point_name
 from tests.make_point import resolved
 
@@ -61,10 +61,10 @@ def test_a_name_has_of_the_command_line_what_its_fixed_part_does_not_show() -> N
 
 
 def test_a_long_name_is_cut_and_stays_different() -> None:
-    fits = "workload.tolerance=" + "9" * (composition.LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_workload.tolerance="))
+    fits = "workload.tolerance=" + "9" * (LONGEST_NAME - len("m_tp2_fc1_bulk_sm4_workload.tolerance="))
     assert point_name(point(), [fits]) == f"m_tp2_fc1_bulk_sm4_{fits}"
     names = {point_name(point(), [f"workload.seed={seed}", f"{fits}9"]) for seed in (1, 2)}
-    assert [len(name) for name in names] == [composition.LONGEST_NAME] * 2
+    assert [len(name) for name in names] == [LONGEST_NAME] * 2
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def _poisoned_result(result: dict[str, Any]) -> dict[str, Any]:
         "relative_error": {f"{WORD}wrong": None} if (result["measured"] or {}).get("left_out") else {},
         "environment": environment,
         "conditions": {PAYLOAD: {PAYLOAD: PAYLOAD}},
-        "traces": [*TRACE_FILES, f"{PAYLOAD}.json"],
+        "traces": [*TRACE_FILES],
         "started": PAYLOAD,
     }
 

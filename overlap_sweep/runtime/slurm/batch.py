@@ -16,7 +16,7 @@ from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import point_identity
-from overlap_sweep.runtime.group import GROUP_LOG, close_shared, share_pool
+from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
 from overlap_sweep.runtime.jobs import Job, Sweep, work_off
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
@@ -69,14 +69,14 @@ class Batch:
         # What was there before the launch was removed: a job that is queued again goes on.
         left = [job for job in self.points if whole_result(job.directory) is None]
         outcomes.expect(job.directory for job in left)
-        share_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
+        pool = shared_pool(self.sweep.directory / RECORDS / f"{_job_id()}_{GROUP_LOG}")
         try:
             with progress(len(left), outcomes):
                 returned = self._work_off(left)
         except Stopped as stopped:
             print(f"stopped by {stopped}: {outcomes.counts_line()}", flush=True)
             if stopped.number != STOP_AFTER_POINT:
-                _await_the_end()
+                _await_the_end(pool)
             elif len(outcomes.missing) < len(left) or _restarts() < IDLE_RESTARTS:
                 _queue_again()
             return
@@ -107,10 +107,10 @@ def _queue_again() -> None:
     print(answer.stderr.strip() or f"job {_job_id()} is queued again", flush=True)
 
 
-def _await_the_end() -> None:
+def _await_the_end(pool: WorkerPool) -> None:
     """Slurm announces with SIGTERM that it will kill the job. One that ends by itself before counts as complete, and is
     not queued again after a preemption."""
-    close_shared()
+    pool.close()
     time.sleep(END_PATIENCE_S)
     sys.exit(1)
 
