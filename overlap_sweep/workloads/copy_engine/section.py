@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from overlap_sweep.report import charts
@@ -100,7 +100,11 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
     for point in points:
         if point.workload == "copy_engine" and point.status == "ok":
             cases[point.config["copy_engine"]["direction"], point.case.device].append(copy_row(point))
-    return [CopyAnalysis(*case, sorted(cases[case], key=_place)) for case in sorted(cases)]
+    sizes = itemgetter("matrix_size", "copy_mb", "gemms", "copies")
+    return [
+        CopyAnalysis(*case, sorted(cases[case], key=lambda row: sizes(row.point.config["copy_engine"])))
+        for case in sorted(cases)
+    ]
 
 
 def copy_row(point: Point) -> CopyRow:
@@ -117,11 +121,6 @@ def copy_row(point: Point) -> CopyRow:
         saving=saving.with_error(between * estimates["sequential"].time_us),
         **estimates,
     )
-
-
-def _place(row: CopyRow) -> tuple[Any, ...]:
-    asked = row.point.config["copy_engine"]
-    return *(asked[name] for name in ("matrix_size", "copy_mb", "gemms", "copies", "dtype")), row.point.name
 
 
 C = Column[CopyRow]

@@ -81,9 +81,7 @@ def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[
                 f"implementations: backend={point['backend']} has no {name} of {point['kernel']}; "
                 f"it has {', '.join(listed) or 'none'}."
             )
-        # Two names of the same are measured once.
-        if setting not in chosen.values():
-            chosen[name] = setting
+        chosen[name] = setting
     return chosen
 
 

@@ -250,13 +250,11 @@ def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
 
 def _measured(points: Iterable[Point]) -> dict[_Key, list[_Beside]]:
     """Returns what was measured by backend and name, simplest first."""
-
-    def simplicity(point: Point) -> tuple[int, str]:
-        backend = point.config["backend"]
-        return SIMPLEST_FIRST.index(backend) if backend in SIMPLEST_FIRST else len(SIMPLEST_FIRST), backend
-
+    place = {backend: number for number, backend in enumerate(SIMPLEST_FIRST)}
     found: dict[_Key, list[_Beside]] = defaultdict(list)
-    for point in sorted(points, key=simplicity):
+    for point in sorted(
+        points, key=lambda point: (place.get(point.config["backend"], math.inf), point.config["backend"])
+    ):
         implementations = point.measured_as(KernelTimes).implementations
         for name, times in implementations.items():
             key = (None, name) if name in BASELINES else (point.config["backend"], name_in_tables(name, point.config))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import msgspec
 
+from overlap_sweep.overlap import space
 from overlap_sweep.overlap.kernel_shape import BASELINES, CUSTOM, KERNELS, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.results.measured import (
     Count,
@@ -29,18 +30,14 @@ _Reasons = Annotated[dict[Name, str], msgspec.Meta(max_length=MOST_IMPLEMENTATIO
 Kernel = Annotated[str, one_of(KERNELS)]
 
 
-class _Setting(msgspec.Struct):
-    """Our knobs. Implementations from elsewhere may have other ones, and methods that we don't know."""
-
-    method: str | None = None
-    num_sm: Count | None = None
-    num_splits: Count | None = None
-    cga_size: Count | None = None
-    aggregate: bool | None = None
-    set_sm_margin: bool | None = None
-    use_ce: bool | None = None
-    atomic_gemm: bool | None = None
-    fp8_buf: bool | None = None
+_Setting = msgspec.defstruct(
+    "_Setting",
+    [
+        ("method", str | None, None),
+        *((knob, Union[Count if knob in space.COUNTS else bool, None], None) for knob in space.KNOBS),  # noqa: UP007
+    ],
+)
+"""Our knobs. Implementations from elsewhere may have other ones, and methods that we don't know."""
 
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):

@@ -54,10 +54,6 @@ C = Column[ImplementationRow]
 OfShape = Column[ShapeAnalysis]
 
 
-def as_error(relative_error: float) -> str:
-    return f"{relative_error:.0e}" if relative_error else "0"
-
-
 IMPLEMENTATION = attribute("implementation", read="name", kind="text", header="implementation", style="setting")
 OF_BACKEND = attribute("backend", "Empty for a baseline.", "text", header="backend")
 TIMES = (
@@ -88,7 +84,7 @@ TIMES = (
     ),
     attribute("speedup", "Over sequential.", header="speedup", show="{:.2f}x".format, high_first=True),
     attribute("over_bound", "Over the longer baseline, minus 1.", header="vs bound", show="{:+.0%}".format),
-    attribute("relative_error", "Against float32.", header="error", show=as_error, dropped=1),
+    attribute("relative_error", "Against float32.", header="error", show="{:.0e}".format, dropped=1),
 )
 FLAGS = (
     attribute("independent", "Its GEMM does not wait for its communication.", "flag", queried=True),
@@ -198,12 +194,12 @@ def _point_rows(
 
 
 def _answer(analysis: KernelAnalysis) -> Answer:
-    case, single = analysis.case, len(analysis.shapes) == 1
+    case = analysis.case
     of_operators = f" ({', '.join(found)})" if (found := subjects(analysis.points)) else ""
     return Answer(
         title=f"{case.brief} on {case.device}{of_operators}: {KERNELS[case.kernel]}",
         brief=case.brief,
-        sentences=[*([] if single else [analysis.in_words]), *(shape.answer for shape in analysis.shapes)],
+        sentences=[*([analysis.in_words] if len(analysis.shapes) > 1 else []), *(s.answer for s in analysis.shapes)],
         cautions=cautions(analysis),
         compared=Listing(
             COMPARED,
@@ -216,11 +212,7 @@ def _answer(analysis: KernelAnalysis) -> Answer:
         points=analysis.points,
         legend=LEGEND,
         charts=[
-            Exhibit(
-                chart=partial(kernel_lines, analysis),
-                name=f"{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}",
-                small=not single,
-            )
+            Exhibit(partial(kernel_lines, analysis), f"{case.kernel}_n{case.n}_k{case.k}_tp{case.tp_size}", small=True)
         ],
         details=[measured_on(analysis.points)],
     )

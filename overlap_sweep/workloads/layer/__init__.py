@@ -18,20 +18,16 @@ NOT_OVERLAPPED = ("none", "floor")
 
 _EVERY, _COLUMN, _ROW = tuple(space.OPERATORS), ("qkv", "fc1"), ("proj", "fc2")
 _OFF = {**dict.fromkeys(overlap_cfg.SWITCH_DEFAULTS, False), "tp_comm_overlap": True}
-_SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
-_Wanted = tuple[str, str, tuple[str, ...]]
-"""A method for a phase, or all, of these operators."""
-_METHODS: dict[str, tuple[tuple[_Wanted, ...], tuple[str, ...]]] = {
-    "bulk": ((("bulk", "all", _EVERY),), ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")),
-    "ring_exchange": (
-        (("ring_exchange", "all", _EVERY),),
-        ("tp_comm_overlap_ag", "tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad"),
-    ),
-    "pipeline": ((("pipeline", "all", _EVERY),), ("tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad")),
-    "split": (_SPLIT, ("tp_comm_overlap_ag", "tp_comm_overlap_rs")),
+_SWITCHED_ON = {
+    "bulk": ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad"),
+    "ring_exchange": ("tp_comm_overlap_ag", "tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad"),
+    "pipeline": ("tp_comm_overlap_rs", "tp_comm_overlap_rs_dgrad"),
+    "split": ("tp_comm_overlap_ag", "tp_comm_overlap_rs"),
 }
-"""By preset which method each phase of which operators gets, where the slot takes it, and the switches that are on."""
-PRESETS = ("default", *_METHODS, "rs_dgrad", "atomic")
+"""By preset, the switches that are on."""
+_SPLIT = (("ring_exchange", "fprop", _COLUMN), ("ring_exchange", "dgrad", _ROW), ("pipeline", "fprop", _ROW))
+"""Methods, each for a phase of these operators."""
+PRESETS = ("default", *_SWITCHED_ON, "rs_dgrad", "atomic")
 
 DEFAULT_TOLERANCE = 5e-2
 FP8_TOLERANCE = 0.2
@@ -164,11 +160,11 @@ def _configuration(name: str, point: Mapping[str, Any]) -> OverlapConfig:
         return OverlapConfig(slots, {**overlap_cfg.SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True})
     if name == "atomic":
         return OverlapConfig(_slots({**point, "atomic_gemm": True}, [("ring_exchange", "fprop", _EVERY)]))
-    wanted, switched_on = _METHODS[name]
-    return OverlapConfig(_slots(point, wanted), {**_OFF, **dict.fromkeys(switched_on, True)})
+    wanted = _SPLIT if name == "split" else [(name, "all", _EVERY)]
+    return OverlapConfig(_slots(point, wanted), {**_OFF, **dict.fromkeys(_SWITCHED_ON[name], True)})
 
 
-def _slots(point: Mapping[str, Any], wanted: Iterable[_Wanted]) -> dict[str, space.Setting]:
+def _slots(point: Mapping[str, Any], wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> dict[str, space.Setting]:
     """Returns the slots of these methods, phases and operators, with the point's knobs or the backend's defaults."""
     slots: dict[str, space.Setting] = {}
     given = {knob: point[knob] for knob in space.KNOBS if point[knob] is not None}

@@ -43,7 +43,13 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
         # Each under its own userbuffers.
         variants[name].get_ready()
         errors[name] = relative_error(variants[name], reference, ranks)
-    wrong = _wrong(errors, workload.tolerance(point))
+    allowed = workload.tolerance(point)
+    wrong = {
+        name: f"{name} computes wrong numbers and was not measured: relative error {max(error.values()):.2g} against "
+        f"none, tolerance {allowed:g}."
+        for name, error in errors.items()
+        if max(error.values()) > allowed
+    }
     wrong_errors = {f"{name} {tensor}": error for name in wrong for tensor, error in errors[name].items()}
     if wrong and len(wrong) == len(configs):
         raise WrongNumbers(" ".join(wrong.values()), wrong_errors)
@@ -80,19 +86,6 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
             *attention_warnings,
         ],
     }
-
-
-def _wrong(errors: Mapping[str, Mapping[str, float]], allowed: float) -> dict[str, str]:
-    """Returns what to say of the variants that are off by more than is allowed."""
-    said = {}
-    for name, error in errors.items():
-        worst = max(error, key=error.__getitem__)
-        if error[worst] > allowed:
-            said[name] = (
-                f"{name} computes wrong numbers and was not measured: {worst} differs from none by "
-                f"{error[worst]:.2g} of its largest value, tolerance {allowed:g}."
-            )
-    return said
 
 
 def layer_bench(

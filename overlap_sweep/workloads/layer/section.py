@@ -31,14 +31,7 @@ from overlap_sweep.report.table import (
     attribute,
     points_table,
 )
-from overlap_sweep.results.estimate import (
-    CONFIDENCE,
-    EXACTLY_ONE,
-    Interval,
-    estimate,
-    gap_noise_us,
-    hidden_fraction,
-)
+from overlap_sweep.results.estimate import CONFIDENCE, EXACTLY_ONE, Interval, estimate, gap_noise_us, hidden_fraction
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.records import LayerTrial
@@ -225,14 +218,8 @@ TIMES = (
         header="ratio",
         show="{:.3f}".format,
     ),
-    C(
-        *("", lambda row: None if row.name == row.reference else row.interval, "", "text"),
-        header="interval",
-        show=lambda interval: f"{interval.low:.3f} to {interval.high:.3f}",
-        dropped=1,
-    ),
-    attribute("ratio_low", f"The lower end of its {CONFIDENCE:.0%} interval.", read="interval.low", queried=True),
-    attribute("ratio_high", "The upper end.", read="interval.high", queried=True),
+    attribute("ratio_low", "Of its 95 % interval.", read="interval.low", header="low", show="{:.3f}".format),
+    attribute("ratio_high", "The upper end.", read="interval.high", header="high", show="{:.3f}".format),
     attribute(
         "hidden_fraction", "(none - all_us) / (none - floor).", header="hidden", show=as_percent, high_first=True
     ),
@@ -336,11 +323,10 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
     """Returns the variants from fast to slow; `best` is the one to mark."""
     return charts.Rows(
         title=title,
-        subtitle=f"change of the whole time against {layer.reference} in the same round, median of {layer.rounds} "
-        f"rounds, {CONFIDENCE:.0%} intervals",
+        subtitle=legend(layer),
         axis=charts.Axis(format="+.1~%"),
         parts=[charts.Key("change", "accent")],
-        columns=["all ms", "change"],
+        columns=["all ms", "ratio less 1"],
         rows=[
             charts.Row(
                 name=row.label,
