@@ -16,7 +16,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.identity import environment_identity, library_identity, point_identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, read_result, write_result
 from overlap_sweep.runtime.group_config import elsewhere, machine_of
-from overlap_sweep.store import Store
+from overlap_sweep.store import Measurement, Store
 
 LASTING: tuple[Status, ...] = ("ok", "skipped")
 """What is not tried again when a sweep is resumed."""
@@ -63,7 +63,7 @@ def remembered(config: DictConfig, point: dict[str, Any], directory: Path) -> Re
     """Returns with `reuse=true` the store's latest measurement of the point in this environment, written as its result.
     Its traces stay where they were recorded."""
     store = _store(config) if config.reuse else None
-    found = store.find(point, machine_of(point)) if store else None
+    found = _find(store, point, machine_of(point)) if store else None
     if found is None:
         return None
     clear(directory)
@@ -88,6 +88,13 @@ def _store(config: DictConfig) -> Store | None:
 def _opened(path: Path) -> Store:
     store = Store(path)
     atexit.register(store.close)
-    for problem in store.problems:
-        print(f"store: {problem}", file=sys.stderr, flush=True)
     return store
+
+
+def _find(store: Store, point: dict[str, Any], environment: dict[str, Any]) -> Measurement | None:
+    """Asks the store, and says on stderr what it could not read while looking."""
+    known = len(store.problems)
+    found = store.find(point, environment)
+    for problem in store.problems[known:]:
+        print(f"store: {problem}", file=sys.stderr, flush=True)
+    return found

@@ -101,7 +101,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     f"timeline {DEFAULT} --output notes.txt/t.json": ("cannot be written",),
     f"timeline {DEFAULT} --output mine.json.gz": ("mine.json.gz exists and is no timeline", "--force"),
     "history nowhere.sqlite": ("nowhere.sqlite does not exist",),
-    "history notes.txt": ("cannot be read as a store",),
+    "history notes.txt": ("is a file, maybe of an earlier version",),
     "history empty": ("is a directory; give the store's name",),
     "history store/measurements.sqlite speed>1": ("speed is no column",),
 }
