@@ -148,11 +148,11 @@ def of_stacks(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]
             warmup, timed = [s for s in run.steps if s.warmup], next(s for s in run.steps if not s.warmup)
             run.steps = warmup + [_at(timed, step_us) for step_us in steps]
             points.append(_point(f"{number}_{repetition}", config, run))
-    rows = [row for analysis in tp_training.analyse_tp_training(points, {}) for row in analysis.rows]
-    answer = tp_training.GridAnswer(sorted(rows, key=lambda row: row.time_us))
+    (analysis,) = tp_training.analyse_tp_training(points, {})
+    (answer,) = analysis.answers
     best = answer.rows[0]
     number = int(best.points[0].name.partition("_")[0]) - 1
-    return (number if answer.slower else None), _noise(answer.rows[0].step, answer.rows[-1].step)
+    return (number if len(answer.ties) < len(answer.rows) else None), _noise(answer.rows[0].step, answer.rows[-1].step)
 
 
 def of_copies(faster: Sequence[float], noise: Noise) -> tuple[int | None, float]:

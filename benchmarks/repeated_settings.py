@@ -143,8 +143,8 @@ def stacks_tell(group: Sequence[Point]) -> bool:
         replace(point, config={**point.config, "runtime": {**point.config["runtime"], "max_connections": number + 1}})
         for number, point in enumerate(group)
     ]
-    rows = [row for analysis in tp_training.analyse_tp_training(named, {}) for row in analysis.rows]
-    return bool(tp_training.GridAnswer(sorted(rows, key=lambda row: row.time_us)).slower)
+    answers = [answer for analysis in tp_training.analyse_tp_training(named, {}) for answer in analysis.answers]
+    return any(len(answer.ties) < len(answer.rows) for answer in answers)
 
 
 def compared(points: Sequence[Point]) -> Iterator[tuple[str, int, float, list[bool]]]:
