@@ -57,8 +57,6 @@ from overlap_sweep.workloads.operator.proof import Proof
 from overlap_sweep.workloads.operator.report import report
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
-SLOWEST_IS_HOST = "the host was too slow: this says nothing about the device"
-
 
 @dataclass(frozen=True)
 class PhaseTimes:
@@ -113,7 +111,9 @@ class PhaseTimes:
     @property
     def note(self) -> str:
         """Returns the row's note for people."""
-        return SLOWEST_IS_HOST if self.launch_bound else "chosen" if self.is_chosen else ""
+        if self.launch_bound:
+            return "the host was too slow: this says nothing about the device"
+        return "chosen" if self.is_chosen else ""
 
 
 PhaseRow = PointRow[PhaseTimes]
@@ -135,10 +135,6 @@ def _given(row: PhaseRow) -> Mapping[str, Any]:
     wanted = (row.point.config.get("phases") or {}).get(row.part, row.point.config)
     knobs = space.KNOBS if wanted["method"] != NONE else ()
     return {name: wanted[name] for name in ("method", *knobs) if wanted.get(name) is not None}
-
-
-def _slot(row: PhaseRow) -> str | None:
-    return space.slot(row.point.config["operator"], row.part) if row.part != "all" else None
 
 
 def _id(row: PhaseRow) -> str:
@@ -167,7 +163,7 @@ OF_POINT = (
     asked("tp_size", kind="count", header="TP", page_only=True),
     asked("operator", kind="text", header="operator", page_only=True),
     P("phase", lambda row: row.part, kind="text", header="phase", page_only=True),
-    P("slot", _slot, kind="text"),
+    P("slot", lambda row: f"{row.point.config['operator']}_{row.part}" if row.part != "all" else None, kind="text"),
     P("pass", lambda row: space.PASS_OF_PHASE.get(row.part, "all"), kind="text"),
     P("method", lambda row: _given(row)["method"], kind="text"),
     *(P(knob, lambda row, knob=knob: _given(row).get(knob), kind=_kind(knob)) for knob in space.KNOBS),  # type: ignore[misc]
@@ -361,11 +357,10 @@ def _place(row: PhaseRow) -> tuple[Any, ...]:
 
 def _answer(case: CaseAnalysis, overlap_threshold: float) -> Answer:
     slots = [answer for tp_size in case.plans for answer in case.slots(tp_size)]
-    sentence = scaling_sentence(case)
     return Answer(
         title=str(case.case),
         brief=f"{case.case.model}, {case.case.tokens} tokens, {case.case.precision}, {case.case.backend}",
-        sentences=[sentence] if sentence else [],
+        sentences=list(filter(None, [scaling_sentence(case)])),
         cards=cards(case),
         cautions=cautions(case),
         compared=Listing(
