@@ -82,13 +82,7 @@ class Sweep:
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
 
-    def compose(self, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
-        """UserError when any job's configuration is wrong, or two that differ would share a directory."""
-        jobs = [self.compose_one(list(given), first_index + i) for i, given in enumerate(job_overrides)]
-        _check_directories(jobs)
-        return jobs
-
-    def compose_one(self, overrides: list[str], number: int) -> Job:
+    def compose(self, overrides: list[str], number: int) -> Job:
         """UserError when the configuration is wrong."""
         config = compose_point(self.context.config_loader, self.config, overrides)
         with open_dict(config):
@@ -116,22 +110,17 @@ class Sweep:
         return returned
 
 
-def _check_directories(jobs: Sequence[Job]) -> None:
-    first: dict[Path, int] = {}
-    for index, job in enumerate(jobs):
-        earlier = first.setdefault(job.directory, index)
-        if job.point != jobs[earlier].point:
-            raise UserError(
-                f"jobs {earlier} and {index} of the sweep differ and would both be written to {job.name}; "
-                "give a hydra.sweep.subdir that tells them apart."
-            )
-
-
 def distinct(jobs: Sequence[Job]) -> list[Job]:
-    """Returns each point once, where it comes first: a sweeper that samples may draw one twice."""
+    """Returns each point once, where it comes first: a sweeper that samples may draw one twice. UserError where two
+    that differ would share a directory."""
     found: dict[Path, Job] = {}
     for job in jobs:
-        found.setdefault(job.directory, job)
+        first = found.setdefault(job.directory, job)
+        if job.point != first.point:
+            raise UserError(
+                f"jobs {first.number} and {job.number} of the sweep differ and would both be written to {job.name}; "
+                "give a hydra.sweep.subdir that tells them apart."
+            )
     return list(found.values())
 
 
@@ -184,10 +173,11 @@ def job_return(job: Job, result: Result | None) -> JobReturn:
 def begin(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[Job]:
     """Returns every point that Hydra asks for, and locks the sweep's directory.
 
-    UserError when any job's configuration is wrong, or the directory is in use.
+    UserError when any job's configuration is wrong, two that differ would share a directory, or the sweep's is in use.
     """
     sweep.set_up()
-    jobs = sweep.compose(job_overrides, first_index)
+    jobs = [sweep.compose(list(given), first_index + i) for i, given in enumerate(job_overrides)]
+    distinct(jobs)
     check_store(sweep.config)
     sweep.directory.mkdir(parents=True, exist_ok=True)
     hold(sweep.directory)

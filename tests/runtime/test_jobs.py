@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
+from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.jobs import Job, distinct
 
 
@@ -14,3 +16,10 @@ def test_a_point_that_is_given_twice_runs_once_where_it_was_first_asked_for() ->
     empty = OmegaConf.create({})
     jobs = [Job(number, [], empty, {}, Path(name)) for number, name in enumerate("abcbda")]
     assert [(job.number, job.directory.name) for job in distinct(jobs)] == [(0, "a"), (1, "b"), (2, "c"), (4, "d")]
+
+
+def test_two_points_that_differ_share_no_directory() -> None:
+    empty = OmegaConf.create({})
+    jobs = [Job(number, [], empty, {"num_sm": number}, Path("a")) for number in (3, 4)]
+    with pytest.raises(UserError, match="jobs 3 and 4 of the sweep differ and would both be written to a; give"):
+        distinct(jobs)
