@@ -123,7 +123,7 @@ def query(
     shown = matching.head(limit) if limit else matching
     asked = list(frame) if columns in (None, ALL) else _columns(columns, frame)
     if format is TableFormat.table and columns is None:
-        asked = _telling(shown, table, wanted.columns if wanted else [])
+        asked = _telling(shown, table, wanted.columns if wanted else []) or asked
     if matching.empty and format is TableFormat.table:
         print_aside(f"No row matches, of {len(frame)}.")
     else:

@@ -58,7 +58,8 @@ def place(field: str, axis: Axis, **drawn: Any) -> Json:
     shown = {"format": axis.format or ",.5~r", "domain": False, "ticks": False, "labelOverlap": "greedy"}
     # A logarithmic axis has its ticks at round numbers, however many.
     shown |= drawn if axis.logarithmic else {"tickCount": 6, **drawn}
-    return {"axis": shown, "field": field, "scale": scale, "title": axis.title or None, "type": "quantitative"}
+    title = f"{axis.title}, logarithmic" if axis.logarithmic else axis.title
+    return {"axis": shown, "field": field, "scale": scale, "title": title or None, "type": "quantitative"}
 
 
 def row_keys(rows: Iterable[tuple[str, bool]]) -> list[str]:
@@ -84,6 +85,9 @@ def chart(layers: Iterable[Json], height_px: int, title: str, subtitle: str = ""
     drawn = []
     for one in layers:
         rows = one["data"]["values"]
+        if not rows and "x" in one["encoding"]:
+            # Vega warns of a scale without values.
+            continue
         # Charts of one PNG have their data together.
         name = f"data-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]}"
         datasets[name] = rows
@@ -126,5 +130,7 @@ def legend(keys: Sequence[Key], filled: bool = True) -> list[Json]:
     for channel, values in ranges.items():
         # Opacities would be points along a range otherwise, not one for each name.
         scale = {"type": "ordinal", "domain": names, "range": values}
-        channels[channel] = {"field": "name", "type": "nominal", "scale": scale, "legend": shown}
+        # And Vega-Lite warns of opacities of what has no order.
+        kind = "ordinal" if channel == "opacity" else "nominal"
+        channels[channel] = {"field": "name", "type": kind, "scale": scale, "legend": shown}
     return [layer("point", [], {"filled": filled}, **channels)]

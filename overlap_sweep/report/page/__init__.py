@@ -243,12 +243,12 @@ def points_table(listing: Listing[PointRow[Any]]) -> PageTable:
     def note(row: PointRow[Any]) -> str:
         return row.why_not_ok or (notes[0].text(row) if notes else "")
 
-    columns = (
-        *(column for column in listing.columns if column.header != "note"),
-        Column("", note, kind="text", header="note", style="reason"),
-        Column("", lambda row: row.directory, kind="text", header="point"),
-    )
-    return page_table(replace(listing, table=replace(listing.table, columns=columns)))
+    columns = [column for column in listing.columns if column.header != "note"]
+    # Beside the status, where it is in sight.
+    beside = next((i for i, column in enumerate(columns, start=1) if column.header == "status"), 0)
+    columns.insert(beside, Column("", note, kind="text", header="note", style="reason"))
+    columns.append(Column("", lambda row: row.directory, kind="text", header="point"))
+    return page_table(replace(listing, table=replace(listing.table, columns=tuple(columns))))
 
 
 def _cell(column: Column[Any], row: Any, chosen: bool) -> Cell:
