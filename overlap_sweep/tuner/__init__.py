@@ -17,6 +17,7 @@ import overlap_sweep
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.search.measured import override_value
+from overlap_sweep.trace.disk import is_below
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +86,8 @@ class Report:
         """Copy the reports, tables and exported files there; not the run directories. The copies."""
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
-        found = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
+        listed = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
+        found = [path for path in listed if is_below(path, self.directory)]
         return [Path(shutil.copy2(path, target / path.name)) for path in found]
 
 
