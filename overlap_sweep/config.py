@@ -124,6 +124,8 @@ class Tuner:
     """By what share of its pass's time a setting may be slower than the best and still be tried in a combination."""
     prove: bool = True
     """Run the whole layer: none, default, tuned and presets, side by side."""
+    drop_tp_sizes: bool = True
+    """Leave out a TP size that could not scale even if all its communication were hidden."""
     tp_scaling_tolerance: float = ranged(0.2, 0.0, 10.0)
     overlap_threshold: float = ranged(0.5, 0.0, 1.0)
     unmeasured: str = one_of("off", "off", "default")
@@ -145,7 +147,7 @@ class PointConfig:
     """null: bf16 on a GPU, fp32 on a CPU. fp8_delayed and fp8_current are Transformer Engine's recipes."""
     profile: str = one_of("all", "all", "best", "none")
     """Which points run under the profiler after they were timed. `best`: those that are the fastest of their
-    operator so far, or within 1 % of it."""
+    operator so far, or within 1 % of it, and what a search chose in the end."""
     repetition: int = ranged(0, 0, 10**6)
     """Changes nothing: a sweep over it measures the same points again."""
     runtime: Runtime = field(default_factory=Runtime)

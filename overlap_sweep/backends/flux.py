@@ -14,7 +14,8 @@ share memory by, is told not to by the worker's NVSHMEM_DISABLE_NVLS.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,14 +29,21 @@ from overlap_sweep.overlap.kernel_shape import KernelShape
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from overlap_sweep.measure import Ranks
 
 RELEASE = "1.1.1"
+NEEDED = {"ag_gemm": ("AGKernel", "AllGatherOption", "AGRingMode"), "gemm_rs": ("GemmRS",)}
 INSTALL = (
     f"pip install --no-build-isolation byte-flux=={RELEASE} (wheels for Python 3.10 and 3.11, torch 2.4 to 2.6, "
     "CUDA 12.4), or build it: github.com/bytedance/flux, ./build.sh --arch 90 --nvshmem"
 )
 PRECISIONS = ("fp16", "bf16", "fp8")
+CAPABILITIES = ((8, 0), (8, 9), (9, 0))
+FP8_CAPABILITY = (8, 9)
+TRANSPOSED = "_transposed"
+"""In a name: the weight is laid out as [inputs, outputs], which Flux's own tests take to be faster."""
 ALIGNMENT_BYTES = 16
 """Of the rows that its GEMMs load."""
 LARGEST_TILE = 256
@@ -49,7 +57,7 @@ NVSHMEM = {
 }
 """Environment that Flux's launch.sh gives a single node, unless the user has given another."""
 
-_operators: list[Any] = []
+_operators: dict[tuple[Any, ...], Any] = {}
 """Of the point that is being measured: the AGKernel and GemmRS objects, with the buffers that they share with other
 ranks. Only this holds them, so that `close` frees them, in the same order on every rank."""
 _users: set[Ranks] = set()
@@ -60,10 +68,16 @@ _users: set[Ranks] = set()
 def missing() -> str | None:
     """Returns why there is no Flux here, without importing it."""
     spec = find_spec("flux")
+    if spec is None:
+        return f"Flux is not installed; {INSTALL}"
     # Asking for the spec of flux.cpp_mod would import flux, whichever it is.
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    whole = any((Path(folder) / "cpp_mod.py").is_file() for folder in folders) and find_spec("flux_ths_pybind")
-    return None if whole else f"Flux is not installed; {INSTALL}"
+    if not any((Path(folder) / "cpp_mod.py").is_file() for folder in spec.submodule_search_locations or ()):
+        return (
+            f"{spec.origin or 'a folder flux'} is another package than ByteDance's Flux; uninstall it, then {INSTALL}"
+        )
+    if find_spec("flux_ths_pybind") is None:
+        return f"Flux in {spec.origin} has no compiled part, flux_ths_pybind; {INSTALL}"
+    return None
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
@@ -91,17 +105,143 @@ def implementations(point: Mapping[str, Any]) -> dict[str, Setting]:
             {"method": "ring_exchange", "use_ce": True},
             {"method": "ring_exchange", "use_ce": False},
         ]
-    else:
+    elif point["kernel"] == "gemm_rs":
         # ReduceScatterOption is left as it is: it matters without NVLink only.
-        settings = [{"method": "scatter"}] if point["kernel"] == "gemm_rs" else []
-    return {space.setting_name(setting): setting for setting in settings}
+        settings = [{"method": "scatter"}]
+        if point["precision"] == "fp16":
+            settings.append({"method": "scatter", "fuse_reduction": True})
+    else:
+        settings = []
+    return {_name(setting): setting for setting in settings}
+
+
+def _name(setting: Setting) -> str:
+    return space.setting_name(setting) + ("_fused" if setting.get("fuse_reduction") else "")
 
 
 def named(point: Mapping[str, Any], name: str) -> Setting | None:
-    return implementations(point).get(name)
+    """Returns one of `implementations`; with `_transposed` after its name it multiplies by a transposed weight."""
+    setting = implementations(point).get(name.removesuffix(TRANSPOSED))
+    if setting is None or not name.endswith(TRANSPOSED):
+        return setting
+    return {**setting, "transpose_weight": True} if point["precision"] != "fp8" else None
 
 
 def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+    _refuse_capability(problem, ranks)
+    flux = _load(*NEEDED[problem.shape.kernel], "init_flux_shm")
+    _initialise_shared_memory(flux)
+    _users.add(ranks)
+    transposed = setting.get("transpose_weight", False)
+    weight = problem.weight.data.t().contiguous() if transposed else problem.weight.data
+    multiply = (_ag_gemm if problem.shape.gathers else _gemm_rs)(flux, setting, problem, weight)
+    # The first call allocates the rest of what the ranks share, and says what Flux was not compiled for.
+    with _refusing_failed_checks():
+        multiply(0)
+    return multiply
+
+
+@contextmanager
+def _refusing_failed_checks(mend: str = "") -> Iterator[None]:
+    """Make Refused of what Flux throws for what it does not take, on all ranks alike."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Check failed" not in str(error):
+            raise
+        raise Refused(f"Flux: {_first_line(error)}{mend}") from error
+
+
+def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
+    import torch
+    import torch.distributed as dist
+
+    shape, dtype = problem.shape, weight.dtype
+    m, n, k = shape.gemm_shape
+    # All settings share one: they differ in what each call is told.
+    key = _keep(
+        ("AGKernel", m, n, k, dtype),
+        lambda: flux.AGKernel(dist.group.WORLD, 1, m, n, k, dtype, output_dtype=problem.out_dtype),
+    )
+    option = flux.AllGatherOption()
+    option.mode = flux.AGRingMode.All2All if setting["method"] == "all_to_all" else flux.AGRingMode.Ring1D
+    option.use_cuda_core_local = False
+    option.use_cuda_core_ag = not setting["use_ce"]
+    output = torch.empty(shape.output_shape, dtype=problem.out_dtype, device=weight.device)
+
+    def multiply(at: int) -> Outputs:
+        _operators[key].forward(
+            problem.inputs[at].data,
+            weight,
+            output=output,
+            input_scale=problem.inputs[at].scale,
+            weight_scale=problem.weight.scale,
+            transpose_weight=setting.get("transpose_weight", False),
+            all_gather_option=option,
+        )
+        return Outputs(output)
+
+    return multiply
+
+
+def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
+    import torch.distributed as dist
+
+    shape, dtype = problem.shape, weight.dtype
+    fused, transposed = setting.get("fuse_reduction", False), setting.get("transpose_weight", False)
+    tiles = -(-shape.m // (shape.tp_size * LARGEST_TILE))
+    key = _keep(
+        ("GemmRS", shape.m, shape.n, dtype, fused, transposed),
+        lambda: flux.GemmRS(
+            dist.group.WORLD,
+            1,
+            tiles * LARGEST_TILE * shape.tp_size,
+            shape.n,
+            dtype,
+            output_dtype=problem.out_dtype,
+            transpose_weight=transposed,
+            fuse_reduction=fused,
+        ),
+    )
+
+    def multiply(at: int) -> Outputs:
+        output = _operators[key].forward(
+            problem.inputs[at].data,
+            weight,
+            input_scale=problem.inputs[at].scale,
+            weight_scale=problem.weight.scale,
+        )
+        # [1, m / tp, n] of a fused reduction before Hopper.
+        return Outputs(output.view(shape.output_shape))
+
+    return multiply
+
+
+def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]:
+    """Returns the key in `_operators` of what `construct` makes, unless it is there already. Collective."""
+    if key not in _operators:
+        with _refusing_failed_checks("; NVSHMEM_SYMMETRIC_SIZE may be too small"):
+            _operators[key] = construct()
+    return key
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _refuse_capability(problem: Problem, ranks: Ranks) -> None:
+    import torch
+
+    found = torch.cuda.get_device_capability(ranks.device)
+    if found not in CAPABILITIES:
+        known = ", ".join("{}.{}".format(*one) for one in CAPABILITIES)
+        raise Refused(f"Flux runs on GPUs of compute capability {known}, and this is {found[0]}.{found[1]}")
+    if problem.precision == "fp8" and found != FP8_CAPABILITY:
+        raise Refused(f"Flux has FP8 for compute capability 8.9 only, and this is {found[0]}.{found[1]}")
+
+
+def _load(*needed: str) -> Any:
+    """Returns the module `flux`. Refused where it cannot be imported or lacks one of these names."""
     # NVSHMEM's libraries, which the import loads, read them.
     for name, value in NVSHMEM.items():
         os.environ.setdefault(name, value)
@@ -111,59 +251,12 @@ def build(point: Mapping[str, Any], setting: Setting, problem: Problem, ranks: R
         raise Refused(
             f"Flux cannot be imported ({_first_line(error)}); was it built for this torch and CUDA? {INSTALL}"
         ) from error
-    _initialise_shared_memory(flux)
-    _users.add(ranks)
-    try:
-        multiply = (_ag_gemm if problem.shape.gathers else _gemm_rs)(flux, setting, problem)
-        # The first call allocates the rest of what the ranks share, and says what Flux was not compiled for.
-        multiply(0)
-    except RuntimeError as error:
-        # What Flux throws for what it does not take, on all ranks alike.
-        if "Check failed" not in str(error):
-            raise
-        raise Refused(f"Flux: {_first_line(error)}") from error
-    return multiply
-
-
-def _ag_gemm(flux: Any, setting: Setting, problem: Problem) -> Callable[[int], Outputs]:
-    import torch
-    import torch.distributed as dist
-
-    weight, key = problem.weight, len(_operators)
-    sizes = *problem.shape.gemm_shape, weight.data.dtype
-    _operators.append(flux.AGKernel(dist.group.WORLD, 1, *sizes, output_dtype=problem.out_dtype))
-    option = flux.AllGatherOption()
-    option.mode = flux.AGRingMode.All2All if setting["method"] == "all_to_all" else flux.AGRingMode.Ring1D
-    option.use_cuda_core_local = False
-    option.use_cuda_core_ag = not setting["use_ce"]
-    output = torch.empty(problem.shape.output_shape, dtype=problem.out_dtype, device=weight.data.device)
-
-    def multiply(at: int) -> Outputs:
-        x = problem.inputs[at]
-        more = {"input_scale": x.scale, "weight_scale": weight.scale, "all_gather_option": option}
-        _operators[key].forward(x.data, weight.data, output=output, **more)
-        return Outputs(output)
-
-    return multiply
-
-
-def _gemm_rs(flux: Any, setting: Setting, problem: Problem) -> Callable[[int], Outputs]:
-    import torch.distributed as dist
-
-    shape, weight, key = problem.shape, problem.weight, len(_operators)
-    rows_of_tiles = LARGEST_TILE * shape.tp_size
-    sizes = -(-shape.m // rows_of_tiles) * rows_of_tiles, shape.n, weight.data.dtype
-    _operators.append(flux.GemmRS(dist.group.WORLD, 1, *sizes, output_dtype=problem.out_dtype))
-
-    def multiply(at: int) -> Outputs:
-        x = problem.inputs[at]
-        return Outputs(_operators[key].forward(x.data, weight.data, input_scale=x.scale, weight_scale=weight.scale))
-
-    return multiply
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    # What a build of Flux left out is an instance of its class NotCompiled.
+    lacking = [name for name in needed if type(getattr(flux, name, None)).__name__ in ("NoneType", "NotCompiled")]
+    if lacking:
+        version = getattr(flux, "__version__", "of an unknown version")
+        raise Refused(f"Flux {version} has no {', '.join(lacking)}; install {RELEASE}: {INSTALL}")
+    return flux
 
 
 @cache

@@ -26,18 +26,24 @@ from overlap_sweep.measure import Ranks
 
 TIMEOUT_S = 10.0
 
-_QUERY = ("rocm-smi", "--showclocks", "--showpower", "--showtemp", "--json")
+_QUERY = ("--showuniqueid", "--showclocks", "--showpower", "--showtemp", "--json")
 
-_PATTERNS = {
+_KEYS = {
     # "sclk clock speed:": "(132Mhz)"; ROCm 4 had "sclk clock level": "1 (1502Mhz)".
-    "sm_clock_mhz": r"^sclk\b.*?(\d+)mhz",
-    "memory_clock_mhz": r"^mclk\b.*?(\d+)mhz",
+    "sm_clock_mhz": (r"sclk\b",),
+    "memory_clock_mhz": (r"mclk\b",),
     # "Average Graphics Package Power (W)"; MI300: "Current Socket Graphics Package Power (W)". "Max ..." is the limit.
-    "power_w": r"^(?:average|current)\b.*power.*\(w\) ([\d.]+)$",
-    # Of the hottest sensor.
-    "temperature_c": r"^temperature.*\(c\) ([\d.]+)$",
+    "power_w": (r"(average|current)\b.*power.*\(w\)",),
+    # MI300 has no edge sensor.
+    "temperature_c": (r"temperature.*junction", r"temperature.*edge", r"temperature"),
 }
-"""By name what is looked for in a card's keys and values."""
+"""By name the keys, the best first."""
+
+_CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
+
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*$")
+
+_UNIQUE_ID = "Unique ID"
 
 Cards = Mapping[str, Mapping[str, Any]]
 
@@ -71,27 +77,63 @@ def read_nvml(handle: Any) -> dict[str, float]:
     return told
 
 
-def query_rocm_smi() -> tuple[Cards, str]:
-    """Returns the cards that rocm-smi tells of (`card0`), and its text. Warns where it fails."""
-    text = ""
+def query_rocm_smi(card: str | None = None) -> tuple[Cards, str]:
+    """Returns what is told of the card (`card0`), or of all, and the text in which it was. Warns where it fails."""
+    command = ["rocm-smi", *(("-d", card.removeprefix("card")) if card else ()), *_QUERY]
     try:
-        text = subprocess.run(_QUERY, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
-        # Warnings may stand before its JSON, such as that a card sleeps.
-        told, _ = json.JSONDecoder().raw_decode(text[max(0, text.find("{")) :])
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        warnings.warn(f"rocm-smi: {error}: clocks, power and temperatures are not recorded", stacklevel=2)
-        return {}, text
-    return told, text
+        text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S).stdout.strip()
+    except (FileNotFoundError, PermissionError):
+        warnings.warn("rocm-smi is not in PATH: clocks, power and temperatures are not recorded", stacklevel=2)
+        return {}, ""
+    except subprocess.TimeoutExpired:
+        warnings.warn(f"rocm-smi did not answer in {TIMEOUT_S:g} s", stacklevel=2)
+        return {}, ""
+    return rocm_cards(text), text
 
 
-def rocm_values(device: torch.device, cards: Cards) -> dict[str, float]:
-    """Returns what the device's card tells: the second die of a MI250 has no power of its own."""
+def rocm_cards(text: str) -> Cards:
+    """Returns the cards that rocm-smi told of. Warnings may stand before its JSON, such as that a card sleeps."""
+    start = text.find("{")
+    try:
+        told, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else "")
+    except ValueError:
+        warnings.warn(f"rocm-smi told nothing: {text[:200]}", stacklevel=2)
+        return {}
+    return {name: card for name, card in told.items() if re.fullmatch(r"card\d+", name)}
+
+
+def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what the card tells: the second die of a MI250 has no power of its own."""
+    values = {}
+    for name, patterns in _KEYS.items():
+        number = _CLOCK if name.endswith("_mhz") else _NUMBER
+        told = [
+            float(match[1])
+            for pattern in patterns
+            for key, value in card.items()
+            if re.match(pattern, key, re.IGNORECASE) and (match := number.search(str(value)))
+        ]
+        if told:
+            values[name] = told[0]
+    return values
+
+
+def rocm_card(device: torch.device, cards: Cards) -> str | None:
+    """Returns the device's card: the one with its unique ID. Those for desktops have none; they are counted."""
+    # HIP gives the digits of the ID as the bytes of the UUID.
+    unique = bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", "")).decode(
+        "ascii", "replace"
+    )
+    by_id = {str(told.get(_UNIQUE_ID, "")).lower().removeprefix("0x"): name for name, told in cards.items()}
+    if unique.lower() in by_id:
+        return by_id[unique.lower()]
     index = device.index or 0
     if visible := os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")):
         index = int(visible.split(",")[index])
-    text = "\n".join(f"{key} {value}" for key, value in cards.get(f"card{index}", {}).items())
-    found = {name: re.findall(pattern, text, re.IGNORECASE | re.MULTILINE) for name, pattern in _PATTERNS.items()}
-    return {name: max(map(float, values)) for name, values in found.items() if values}
+    if (name := f"card{index}") in cards:
+        return name
+    warnings.warn(f"rocm-smi knows no {name} for {device}: its clocks, power and temperature are missing", stacklevel=2)
+    return None
 
 
 class Sample(NamedTuple):
@@ -160,12 +202,14 @@ def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
     if not torch.version.hip:
         handle = nvml_handle(device)
         return None if handle is None else lambda: Sample(read_nvml(handle))
-    return (lambda: _rocm_sample(device)) if query_rocm_smi()[0] else None
+    cards, _ = query_rocm_smi()
+    card = rocm_card(device, cards) if cards else None
+    return (lambda: _rocm_sample(card)) if card else None
 
 
-def _rocm_sample(device: torch.device) -> Sample:
-    cards, text = query_rocm_smi()
-    return Sample(rocm_values(device, cards), text)
+def _rocm_sample(card: str) -> Sample:
+    cards, text = query_rocm_smi(card)
+    return Sample(rocm_values(cards.get(card, {})), text)
 
 
 def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,4 +238,5 @@ def conditions(ranks: Ranks) -> dict[str, Any]:
     if not torch.version.hip:
         return load | {"gpus": [read_nvml(handle) for device in devices if (handle := nvml_handle(device))]}
     cards, _ = query_rocm_smi()
-    return load | {"gpus": [values for device in devices if (values := rocm_values(device, cards))]}
+    names = [rocm_card(device, cards) for device in devices] if cards else []
+    return load | {"gpus": [rocm_values(cards[name]) for name in names if name]}

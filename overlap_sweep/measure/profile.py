@@ -26,8 +26,10 @@ TENSORBOARD_DIRECTORY = "torch_profiler"
 
 NO_CHROME_TRACE = (
     "The profiled steps left no Chrome trace: on ROCm exporting one is known to crash. profiling.tensorboard=true "
-    "exports nevertheless, for TensorBoard, at that risk; profiling.rocprofv3=true records by other means."
+    "exports nevertheless, for TensorBoard; profiling.rocprofv3=true records by other means."
 )
+
+SAME_EXPORT = "On ROCm the export of traces for TensorBoard is the one that is known to crash."
 
 
 def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int, directory: Path) -> list[str]:
@@ -95,9 +97,11 @@ def profile_steps(
     out; TensorBoard's, which is only there when asked for, is still written. Without anything to write no step is run.
     Untested on AMD hardware. Collective.
     """
-    chrome, tensorboard, warnings = bool(profiling["chrome_trace"]), bool(profiling["tensorboard"]), list[str]()
-    if torch.version.hip and (chrome or tensorboard):
-        chrome, warnings = False, [NO_CHROME_TRACE]
+    chrome, tensorboard, warnings = bool(profiling["chrome_trace"]), bool(profiling["tensorboard"]), []
+    if torch.version.hip:
+        warnings += [NO_CHROME_TRACE] if chrome else []
+        warnings += [SAME_EXPORT] if tensorboard else []
+        chrome = False
     if not (chrome or tensorboard):
         return ProfiledSteps(warnings=warnings)
     wait, warmup, active, repeat = (profiling[name] for name in ("wait", "warmup", "active", "repeat"))

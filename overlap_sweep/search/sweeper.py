@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,26 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.searches import pass_line
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import PassSearch, SearchRecord, TriedSetting
+from overlap_sweep.results.traces import own_traces
 from overlap_sweep.runtime.composition import compose_point
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
-from overlap_sweep.search.cell import NONE, Cell, Trail
-from overlap_sweep.search.measured import Measurements, swept_values
+from overlap_sweep.search.cell import NONE, Candidate, Cell, Trail
+from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.search.tasks import (
     SEARCHED,
     Request,
     Task,
     candidates,
+    cases,
     read_choices,
+    side_by_side,
 )
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.sections import read_sources
+
+Gate = Callable[[Sequence[Task]], str | None]
+"""Given the operators of a case, measured without overlap: why they are not worth a search, or None."""
 
 
 def sweep(
@@ -40,6 +46,7 @@ def sweep(
     whole = Sweep(config, context, launcher, swept_values(context, params, arguments))
     for stage in whole.stages:
         whole.search(stage)
+        whole.profile_answers(stage, AnalysisConfig())
     whole.conclude()
 
 
@@ -103,10 +110,15 @@ class Sweep:
         self.dropped[label] = reason
         print(f"search: {label} is not searched: {reason}", flush=True)
 
-    def search(self, tasks: Sequence[Task]) -> None:
+    def search(self, tasks: Sequence[Task], gate: Gate = lambda _: None) -> None:
         """Advance all searches of these tasks together until they or the budget end."""
         budget = self.measurements.budget
-        begun = self._measure_baselines(tasks)
+        begun: list[Task] = []
+        for of_case in cases(self._measure_baselines(tasks)):
+            if reason := gate(of_case):
+                self.drop(of_case[0].case_label, reason)
+            else:
+                begun += of_case
         for task in begun:
             task.begin(self.config.search)
         searches = [running for task in begun for running in task.running.values()]
@@ -141,6 +153,15 @@ class Sweep:
     def analysed(self, config: AnalysisConfig) -> OperatorAnalysis:
         """Returns what is best of all that was measured so far."""
         return analyse_operators(read_sources(self.measurements.directory, config))
+
+    def profile_answers(self, tasks: Sequence[Task], config: AnalysisConfig) -> None:
+        """Measure once more, with `profile=all`, each chosen setting that has no trace, and each operator without
+        overlap. Nothing unless `profile=best`; the search's budget does not count these points."""
+        wanted = [task for task in tasks if task.running and task.point["profile"] == "best"]
+        if wanted:
+            analysis = self.analysed(config)
+            untraced = ((task, of_pass) for task in wanted for of_pass in _untraced(task, case_of(task, analysis)))
+            self.measurements.run([_profiled(Request(task, of_pass).job) for task, of_pass in untraced])
 
     def conclude(self) -> None:
         """Print every answer, and why it is one."""
@@ -198,3 +219,29 @@ def case_of(task: Task, analysis: OperatorAnalysis) -> CaseAnalysis:
     assert task.baseline
     case = Point(Path(), task.baseline.status, task.baseline.point, task.baseline).case
     return next(found for found in analysis.cases if found.case == case)
+
+
+def _profiled(job: Job) -> Job:
+    others = [override for override in job.overrides if not override.startswith("profile=")]
+    return Job([*others, "profile=all"], {**job.point, "profile": "all"})
+
+
+def _untraced(task: Task, case: CaseAnalysis) -> Iterator[Mapping[str, Candidate]]:
+    """Yields what should have a trace and has none: no overlap, and the answers, a setting of each pass together."""
+    tp_size = task.point["tp_size"]
+    plan = case.plans.get(tp_size)
+    of_task = [point for point in case.points if _is_of(point, task)]
+    traced = {point.name for point in of_task if own_traces(point)}
+    if not any(point.name in traced and point.result and not point.result.settings for point in of_task):
+        yield {}
+    lacking: dict[str, dict[Candidate, None]] = {}
+    for choice, final in zip(plan.choices, plan.finals, strict=True) if plan else ():
+        if choice.operator == task.operator:
+            answers = (choice.chosen, final)
+            untraced = [one.settings for one in answers if one.settings and traced.isdisjoint(one.points)]
+            lacking[choice.pass_name] = dict.fromkeys(map(Candidate.of, untraced))
+    yield from side_by_side(lacking)
+
+
+def _is_of(point: Point, task: Task) -> bool:
+    return point.config["operator"] == task.operator and point.config["tp_size"] == task.point["tp_size"]

@@ -114,11 +114,19 @@ def _start_between(ordered_ns: NDArray[np.int64], last_ns: int, first_ns: int) -
 
 
 def _period(sequence: list[tuple[int, ...]]) -> int:
-    """Returns after how many the sequence repeats itself; its length where it does not."""
+    """Returns after how many the sequence repeats itself; its length where it does not.
+
+    That is its length less that of its longest beginning that is also its end, found as Knuth, Morris and Pratt do.
+    """
     numbers: dict[tuple[int, ...], int] = {}
-    numbered = np.array([numbers.setdefault(contents, len(numbers)) for contents in sequence])
-    size = len(numbered)
-    return next(n for n in range(1, size + 1) if np.array_equal(numbered[n:], numbered[: size - n]))
+    numbered = [numbers.setdefault(contents, len(numbers)) for contents in sequence]
+    both = [0] * len(numbered)
+    for i in range(1, len(numbered)):
+        size = both[i - 1]
+        while size and numbered[i] != numbered[size]:
+            size = both[size - 1]
+        both[i] = size + (numbered[i] == numbered[size])
+    return len(numbered) - both[-1]
 
 
 def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool_]) -> Assignment:

@@ -1,5 +1,5 @@
 """Trace files on disk: found in directories, told from the other files there by what they hold, and read in blocks,
-decompressed.
+decompressed. And text that is almost JSON, mended.
 
 A directory that somebody sent may hold links and names that lead elsewhere: nothing outside of it is read."""
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 from isal import isal_zlib
 
 from overlap_sweep.errors import UserError
@@ -22,11 +23,26 @@ TIMELINE_MARK = "overlap_sweep timeline"
 """What a timeline of several ranks says it was made by, before anything else."""
 
 BLOCK_BYTES = 1 << 20
-COMPRESSED_BYTES = 1 << 16
-"""How much is inflated at a time: what follows a gzip member in it is copied."""
 GZIP_MAGIC = b"\x1f\x8b"
 
+MANY_MEMBERS = 10_000
+LEAST_MEMBER_BYTES = 1024
+"""Of text, on average, where there are so many. bgzip, which makes the smallest that are in use, puts 64 KiB in each;
+millions of empty ones would take minutes."""
+
 RECORD_AGAIN = "copy it again or record the trace again"
+
+_RIGHT_ESCAPE = (
+    rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})'
+)
+
+_HALF_A_PAIR = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+
+_ESCAPE = re.compile(rb"(?P<right>%s)|(?P<half>%s)|\\" % (_RIGHT_ESCAPE, _HALF_A_PAIR))
+
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_ERROR_AT = re.compile(r" \(byte (\d+)\)")
 
 Report = Callable[[str], None]
 """Called with what is wrong, such as `is cut short`."""
@@ -36,6 +52,11 @@ def is_below(path: Path, root: Path) -> bool:
     """Returns whether the path lies below `root` with all links followed; `root` itself may be one."""
     # Unlike Path.resolve it takes links that lead in circles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def is_plain_name(name: str) -> bool:
+    """Returns whether it is the name of something in a directory, and can be shown."""
+    return name not in ("", ".", "..") and "/" not in name and name.isprintable()
 
 
 def is_special(path: Path) -> bool:
@@ -109,40 +130,128 @@ def beginning(path: Path) -> tuple[bytes, bool]:
 
 
 def blocks(path: Path, report_damage: Report) -> Iterator[bytes]:
-    """Yields blocks of at most BLOCK_BYTES, none empty. UserError when the file cannot be read at all.
+    """Yields blocks of at most BLOCK_BYTES or little more, none empty. UserError when the file cannot be read at all.
 
-    It is gzip by its content: files get renamed, and some tools gzip without saying so.
     What a damaged compressed file holds up to the damage is given; then the damage is reported and the blocks end.
     """
     try:
         with path.open("rb") as file:
-            is_gzip = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-            file.seek(0)
-            yield from _inflated(file, report_damage) if is_gzip else iter(lambda: file.read(BLOCK_BYTES), b"")
+            yield from (
+                _gathered(_inflated(file, path, report_damage))
+                if is_gzip(path)
+                else iter(lambda: file.read(BLOCK_BYTES), b"")
+            )
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a trace (.json or .json.gz) of torch.profiler.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); {RECORD_AGAIN}.") from None
 
 
-def _inflated(file: BinaryIO, report_damage: Report) -> Iterator[bytes]:
+def is_gzip(path: Path) -> bool:
+    """Returns whether it is gzip by its content: files get renamed, and some tools gzip without saying so."""
+    with path.open("rb") as file:
+        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+
+
+def _inflated(file: BinaryIO, path: Path, report_damage: Report) -> Iterator[bytes]:
     """A gzip file may have several members; what follows the last one is no part of it."""
-    pending = b""
-    while pending := pending or file.read(COMPRESSED_BYTES):
-        if not GZIP_MAGIC.startswith(pending[: len(GZIP_MAGIC)]):
+    pending, members, text_bytes = memoryview(b""), 0, 0
+    while pending or (pending := memoryview(file.read(BLOCK_BYTES))):
+        if bytes(pending[: len(GZIP_MAGIC)]) != GZIP_MAGIC[: len(pending)]:
             return
+        members += 1
+        if members > MANY_MEMBERS and text_bytes < members * LEAST_MEMBER_BYTES:
+            said = f"more than {MANY_MEMBERS:,} gzip members of less than {LEAST_MEMBER_BYTES} bytes each"
+            raise UserError(f"{path} is made of {said}; give what `gzip -dc` makes of it.")
         # 31: gzip's head and checksum around deflate.
         inflate = isal_zlib.decompressobj(wbits=31)
+        # What follows a member is copied, so little is looked at before it is known to be a long one.
+        window = LEAST_MEMBER_BYTES
         while not inflate.eof:
-            pending = pending or file.read(COMPRESSED_BYTES)
+            pending = pending or memoryview(file.read(BLOCK_BYTES))
             if not pending:
                 report_damage("is cut short")
                 return
+            given = pending[:window]
             try:
-                block = inflate.decompress(pending, BLOCK_BYTES)
+                block = inflate.decompress(given, BLOCK_BYTES)
             except isal_zlib.error as error:  # type: ignore[misc]
                 report_damage(f"is damaged ({error})")
                 return
-            pending = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+            left = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+            pending = pending[len(given) - len(left) :]
+            window = min(2 * window, BLOCK_BYTES)
+            text_bytes += len(block)
             if block:
                 yield block
+
+
+def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields small ones together: each that is yielded costs its reader as much as its parsing."""
+    held = bytearray()
+    for block in blocks:
+        if not held and len(block) > BLOCK_BYTES // 2:
+            yield block
+            continue
+        held += block
+        if len(held) > BLOCK_BYTES // 2:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def as_written_and_mended(text: bytes) -> Iterator[bytes]:
+    yield text
+    if (other := mended(text)) != text:
+        yield other
+
+
+def mended(text: bytes) -> bytes:
+    """Returns the text without what is often found in traces and is no JSON: control characters, bytes that are no
+    UTF-8 and backslashes that escape nothing in names, NaN and infinities, commas before a closing bracket."""
+    text = text.translate(bytes.maketrans(bytes(range(32)), b" " * 32))
+    text = text.decode(errors="replace").encode()
+    if b"\\" in text:
+        text = _ESCAPE.sub(_right_escape, text)
+    text = re.sub(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", rb"\1null", text, flags=re.IGNORECASE)
+    return re.sub(rb",\s*([}\]])", rb"\1", text)
+
+
+def _right_escape(found: re.Match[bytes]) -> bytes:
+    return found[0] if found["right"] else rb"\ufffd" if found["half"] else rb"\\"
+
+
+def damage_of(text: bytes) -> str:
+    """Returns what is wrong with a text that does not parse, whatever could be mended apart."""
+    for number, candidate in enumerate(as_written_and_mended(text)):
+        error = error_of(candidate)
+        if error is None:
+            return "is no list of events" if number == 0 else "is no valid JSON"
+        if not isinstance(error, RecursionError) and position_of(error, len(candidate)) >= len(candidate):
+            return "is cut short"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return f"is no valid JSON ({_ERROR_AT.sub('', str(error))})"
+
+
+def error_of(text: bytes) -> Exception | None:
+    """Returns why it does not parse."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except NO_JSON as error:
+        return error
+    return None
+
+
+def position_of(error: Exception, length: int) -> int:
+    """Returns the byte at which a text of this length is wrong."""
+    if isinstance(error, UnicodeDecodeError | RecursionError):
+        return 0
+    found = _ERROR_AT.search(str(error))
+    return int(found[1]) if found else length
+
+
+def is_over(error: Exception) -> bool:
+    """Returns whether all that is wrong is that something follows the list."""
+    return "trailing characters" in str(error)

@@ -1,37 +1,50 @@
 """Trace files, each read and analysed once: several large ones by several processes, and what is found is kept. And the
 runs that they are of: one trace a rank, which is the slowest, and whose is missing.
 
-Findings are kept by the trace's path and content and by the code that reads it, see `overlap_sweep.cache`.
+`python -m overlap_sweep.trace.files` is one of those processes. Findings are kept by the trace's path and content and
+by the code that reads it, see `overlap_sweep.cache`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import multiprocessing
 import os
 import re
+import subprocess
+import sys
+import tempfile
 import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import cache, cached_property, partial
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from overlap_sweep.cache import find, keep
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow, in_words, startup_iterations, summarise
+from overlap_sweep.trace.disk import is_gzip
 from overlap_sweep.trace.stream import MOST_RANKS
 
-WORTH_A_PROCESS_BYTES = 8 << 20
-"""Of files: reading so much takes half a second where it is compressed, starting a process less."""
+TEXT_BYTES_PER_S = 200e6
+GZIP_RATIO = 13
+"""Kineto's text over its gzip. Like the line above only for guessing how long a file takes."""
+
+WORTH_A_PROCESS_S = 0.4
+"""A process needs about 0.2 s to start."""
 
 _KIND = "traces"
+_T = TypeVar("_T")
+
+_NOT_OF_ITS_CONTENT = " cannot be read ("
+"""The disk's or the network's problem, which may pass."""
+
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_TENSORBOARD_NAME = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -85,10 +98,13 @@ class RunRanks(msgspec.Struct, kw_only=True):
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """Returns what each trace holds, in the order of `paths`; parts, of which there are dozens a row, only if asked."""
-    kept = {path: _kept(path, with_parts) for path in paths}
-    missing = [path for path, file in kept.items() if file is None]
-    found = dict(zip(missing, _mapped(partial(_read_and_keep, with_parts=with_parts), missing), strict=True))
-    return [kept[path] or found[path] for path in paths]
+    keys = {path: key_of(path) for path in paths}
+    found = {path: file for path, key in keys.items() if (file := _kept(key, path, with_parts))}
+    missing = [path for path in keys if path not in found]
+    for path, file in zip(missing, _read_all(missing, with_parts), strict=True):
+        _keep(keys[path], file, with_parts)
+        found[path] = file
+    return [found[path] for path in paths]
 
 
 def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
@@ -117,19 +133,72 @@ def of_startup(files: Sequence[TraceFile]) -> list[str]:
     return [f"{in_words(str(found[0].path), found[0].rows, found[0].startup)}{more}"]
 
 
-def _mapped(read: Callable[[Path], TraceFile], paths: Sequence[Path]) -> list[TraceFile]:
-    """Returns what is read of each, by several processes where that is worth it."""
-    size = sum(path.stat().st_size for path in paths if path.exists())
-    processes = min(len(paths), os.cpu_count() or 1, size // WORTH_A_PROCESS_BYTES)
-    if processes > 1:
-        # A fork would take along the pipes and threads of whoever calls this.
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-            try:
-                return list(pool.map(read, paths))
-            except (BrokenProcessPool, OSError):
-                # One that was killed has said so on stderr, if anything; its work is done here.
-                pass
-    return list(map(read, paths))
+def _read_all(paths: Sequence[Path], with_parts: bool) -> list[TraceFile]:
+    """Reads traces, by several processes where that is worth it.
+
+    They are a program of our own instead of multiprocessing's, which would run the main module of whoever calls this
+    again.
+    """
+    shares = _shares(paths, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    others = [_ask(share, with_parts) for share in shares[1:]]
+    found = {path: read_trace_file(path, with_parts) for path in shares[0]}
+    for share, process in zip(shares[1:], others, strict=True):
+        # One that was killed has said so on stderr, if anything; what it was asked for is done here.
+        files = _answers(process, len(share)) or [read_trace_file(path, with_parts) for path in share]
+        found |= zip(share, files, strict=True)
+    return [found[path] for path in paths]
+
+
+def _ask(paths: Sequence[Path], with_parts: bool) -> subprocess.Popen[bytes] | None:
+    """Starts a process that reads these traces; None where that cannot be."""
+    command = [sys.executable, "-m", "overlap_sweep.trace.files"]
+    try:
+        with tempfile.TemporaryFile() as request:
+            request.write(msgspec.msgpack.encode((list(map(str, paths)), with_parts)))
+            request.seek(0)
+            return subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE)
+    except (OSError, UnicodeError):
+        # UnicodeError: a path that is no text.
+        return None
+
+
+def _answers(process: subprocess.Popen[bytes] | None, count: int) -> list[TraceFile] | None:
+    """Returns what the process found; None where that is not as many as asked for."""
+    try:
+        answers = _decoded(process.communicate()[0], list[TraceFile]) if process else []
+    except msgspec.MsgspecError:
+        return None
+    return answers if len(answers) == count else None
+
+
+def _answer_request() -> None:
+    """Reads a request from stdin, and writes what the traces hold to stdout."""
+    paths, with_parts = msgspec.msgpack.decode(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(_encoded([read_trace_file(Path(path), with_parts) for path in paths]))
+
+
+def _encoded(found: Any) -> bytes:
+    return msgspec.msgpack.encode(found, enc_hook=str)
+
+
+def _decoded(content: bytes, kind: type[_T]) -> _T:
+    return msgspec.msgpack.decode(content, type=kind, dec_hook=lambda path, text: path(text))
+
+
+def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
+    """Deals the paths, largest first, to as many processes as are worth starting."""
+    times_s = {path: _guess_s(path) for path in paths}
+    count = max(1, min(processes, len(paths), int(sum(times_s.values()) / WORTH_A_PROCESS_S)))
+    largest_first = sorted(times_s, key=lambda path: -times_s[path])
+    return [largest_first[number::count] for number in range(count)]
+
+
+def _guess_s(path: Path) -> float:
+    try:
+        return path.stat().st_size * (GZIP_RATIO if is_gzip(path) else 1) / TEXT_BYTES_PER_S
+    except OSError:
+        # Reading it will tell.
+        return 0.0
 
 
 def key_of(path: Path) -> str | None:
@@ -141,23 +210,25 @@ def key_of(path: Path) -> str | None:
         return None
 
 
-def _kept(path: Path, with_parts: bool) -> TraceFile | None:
+def _kept(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
     """Returns what was found before; None where nothing is kept, or what is kept is damaged."""
-    content = find(_KIND, f"{key_of(path)} {path!r} {with_parts}")
+    content = find(_KIND, f"{key} {path!r} {with_parts}") if key else None
     try:
-        decode = partial(msgspec.msgpack.decode, type=TraceFile, dec_hook=lambda path, text: path(text))
-        return decode(zlib.decompress(content)) if content else None
+        return _decoded(zlib.decompress(content), TraceFile) if content else None
     except (zlib.error, msgspec.MsgspecError):
         return None
 
 
-def _read_and_keep(path: Path, with_parts: bool) -> TraceFile:
-    """Reads a trace, and keeps what is found if all of it could be read: what is wrong may pass."""
-    key = f"{key_of(path)} {path!r} {with_parts}"
-    file = read_trace_file(path, with_parts)
-    if not file.problem and not file.warnings and str(path).isprintable():
-        keep(_KIND, key, zlib.compress(msgspec.msgpack.encode(file, enc_hook=str), 1))
-    return file
+def _keep(key: str | None, file: TraceFile, with_parts: bool) -> None:
+    """Keeps what was found; what is wrong with the trace, too: that may have taken as long as anything else to find."""
+    if key is None or (file.problem or "").startswith(f"{file.path}{_NOT_OF_ITS_CONTENT}"):
+        return
+    if (file.warnings or file.problem) and key_of(file.path) != key:
+        # Somebody is writing it just now: this was found in more of it than the key is of.
+        return
+    with suppress(UnicodeError):
+        # A path that is no text: it is read again.
+        keep(_KIND, f"{key} {file.path!r} {with_parts}", zlib.compress(_encoded(file), 1))
 
 
 @cache
@@ -197,11 +268,13 @@ def run_name(path: Path) -> str:
     """Returns what the traces of one run have in common: everything but the rank, or what may stand for it.
 
     Where the file's name doesn't say its rank, its directory's may; else the rank may be hidden in any of the name's
-    numbers, as of torch.profiler's own `<host>_<process>.<time>.pt.trace.json`.
+    numbers. torch.profiler's own `<host>_<process>.<time>.pt.trace.json` may come from several hosts.
     """
     for part in (path, path.parent):
         if _RANK_IN_NAME.search(part.name):
             return str(part.with_name(_RANK_IN_NAME.sub("rank*", part.name)) / path.relative_to(part))
+    if own := _TENSORBOARD_NAME.search(path.name):
+        return str(path.with_name(f"*{own[0]}"))
     return str(path.with_name(_DIGITS.sub("*", path.name)))
 
 
@@ -236,3 +309,7 @@ def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
             }
         )
     return RunRanks(name=name, world_size=world_size, ranks=list(read), missing=missing, rows=rows)
+
+
+if __name__ == "__main__":
+    _answer_request()

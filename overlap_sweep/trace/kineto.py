@@ -28,6 +28,15 @@ HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 LAUNCH_SUFFIXES = ("_runtime", "_driver")
 """cuda_runtime, cuda_driver, and what other devices call theirs. HIP's calls are filed under cuda_runtime."""
 
+OLD_CATEGORIES = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+}
+"""How older versions of PyTorch called them."""
+
 NO_CORRELATION = -1
 
 MOST_DIFFERENT = 1 << 16
@@ -94,7 +103,7 @@ _NEITHER, _DEVICE, _LAUNCH, _HOST = range(4)
 
 def _group(written: str | None) -> int:
     """Returns which columns an event goes into, by its category."""
-    category = written or ""
+    category = _category(written)
     if category in HOST_CATEGORIES:
         return _HOST
     if category in DEVICE_CATEGORIES:
@@ -105,6 +114,10 @@ def _group(written: str | None) -> int:
 def _numbering() -> defaultdict[Any, int]:
     """Returns a mapping that numbers whatever it is asked for, in the order in which it was first asked."""
     return defaultdict(itertools.count().__next__)
+
+
+def _category(written: str | None) -> str:
+    return OLD_CATEGORIES.get(written or "", written or "")
 
 
 class _NeedExactTimes(Exception):
@@ -145,16 +158,19 @@ def _read(path: Path, document: Document) -> Trace:
             of_group.append(tuple(column[chosen] for column in (label, lane, *numbers)))
     if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
         raise _nothing_in(path, document)
-    device, _ = _joined(parts.pop(_DEVICE))
-    launches, _ = _joined(parts.pop(_LAUNCH))
-    host, forward = _joined(parts.pop(_HOST))
+    # The same process and thread may be written as numbers and as strings.
+    spelled = _numbering()
+    same = np.array([spelled[str(process), str(thread)] for process, thread in lanes], np.int32)
+    device, _ = _joined(parts.pop(_DEVICE), same)
+    launches, _ = _joined(parts.pop(_LAUNCH), same)
+    host, forward = _joined(parts.pop(_HOST), same)
     info = document.distributed
     return Trace(
         rank=_number(info.rank),
         world_size=_number(info.world_size),
         base_time_ns=document.base_time_ns,
-        labels=[(category or "", name or "") for category, name in labels],
-        lanes=[(str(process), str(thread)) for process, thread in lanes],
+        labels=[(_category(category), name or "") for category, name in labels],
+        lanes=list(spelled),
         device=device,
         launches=launches,
         host=host,
@@ -206,9 +222,13 @@ def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any],
 
 
 def _has_numbers(event: Event, document: Document) -> bool:
-    """Returns whether the event can be used; one that cannot is noted. None is no duration."""
-    event.dur = event.dur or 0
+    """Makes the event's numbers of strings, if that is how they are written. Events that cannot be used are noted."""
     try:
+        event.dur = event.dur or 0
+        if document.kind is Event:
+            event.ts, event.dur = float(event.ts if event.ts is not None else "no time"), float(event.dur)
+        if event.args and event.args.correlation is not None:
+            event.args.correlation = int(event.args.correlation)
         _numbers([event], document)
     except (TypeError, ValueError, ArithmeticError) as error:
         document.leave_out(f"malformed number ({error})")
@@ -231,9 +251,9 @@ def _exact_ns(microseconds: Decimal | None) -> int:
     return round(microseconds * 1000)
 
 
-def _joined(parts: list[tuple[NDArray[Any], ...]]) -> tuple[Events, NDArray[np.bool_]]:
-    *columns, forward = map(np.concatenate, zip(*parts, strict=True))
-    return Events(*columns), forward
+def _joined(parts: list[tuple[NDArray[Any], ...]], lane_of: NDArray[np.int32]) -> tuple[Events, NDArray[np.bool_]]:
+    label, lane, start_ns, end_ns, correlation, forward = map(np.concatenate, zip(*parts, strict=True))
+    return Events(label, lane_of[lane], start_ns, end_ns, correlation), forward
 
 
 def _number(written: int | str | None) -> int | None:
@@ -258,6 +278,8 @@ def _warnings(path: Path, document: Document) -> list[str]:
     found = []
     if document.damage:
         found.append(f"{path} {document.damage}: what it holds before that was read; {RECORD_AGAIN}.")
+    if document.repaired:
+        found.append(f"{path} is not quite JSON: NaN, stray characters, commas or backslashes in it were mended.")
     if document.malformed:
         found.append(f"{path}: {document.malformed} malformed events were left out ({document.first_malformed}).")
     return found

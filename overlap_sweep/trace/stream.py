@@ -21,7 +21,17 @@ from typing import TypeVar
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace.disk import RECORD_AGAIN, blocks
+from overlap_sweep.trace.disk import (
+    NO_JSON,
+    RECORD_AGAIN,
+    as_written_and_mended,
+    blocks,
+    damage_of,
+    error_of,
+    is_over,
+    mended,
+    position_of,
+)
 
 _T = TypeVar("_T")
 
@@ -38,8 +48,6 @@ _MOST_LISTS = 8
 
 _TRIES = 8
 
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 _TAIL_BYTES = 1 << 13
 
 MANY_ENTRIES = 10_000
@@ -47,14 +55,8 @@ MANY_ENTRIES = 10_000
 LEAST_ENTRY_BYTES = 24
 """On average, in a piece that has so many. The shortest event that says what ran when, without any blank, has 60."""
 
-_LEAST_BYTES = 1 << 16
-"""Of text: each piece costs as much as its parsing, and blocks may be as short as a gzip member."""
-
 _MOST_BYTES = 16 << 20
 """No piece may be longer. One that is, is no list of events any more."""
-
-CUT_SHORT, NO_LIST = "is cut short", "is no list of events"
-LIST_IS_OVER = "is no valid JSON (JSON is malformed: trailing characters)"
 
 Number = int | float | str | None
 
@@ -104,6 +106,8 @@ class Document:
     """What all moments count from, in nanoseconds since 1970."""
     damage: str = ""
     """Such as `is cut short`: what follows the events that were read is lost. Empty of a whole file."""
+    repaired: bool = False
+    """Whether the text had to be mended before it was JSON."""
     malformed: int = 0
     """How many entries of the list are no events, and were left out."""
     first_malformed: str = ""
@@ -112,6 +116,10 @@ class Document:
     def leave_out(self, why: str) -> None:
         self.malformed += 1
         self.first_malformed = self.first_malformed or why
+
+
+class _Broken(Exception):
+    """The text that was read so far is no JSON, whatever may follow."""
 
 
 class _Document(msgspec.Struct, rename="camel"):
@@ -130,19 +138,18 @@ def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
         if len(text) < wanted:
             continue
         length = len(text)
-        events = _front(text, document)
+        try:
+            events = _front(text, document)
+        except _Broken:
+            break
         if events is not None:
             if len(events) > MANY_ENTRIES and length - len(text) < len(events) * LEAST_ENTRY_BYTES:
                 # Another program's list: each entry takes as long as an event, and nothing is to be found in them.
                 document.damage = f"holds entries of less than {LEAST_ENTRY_BYTES} bytes, too short for events"
                 return
             yield events
-            wanted = _LEAST_BYTES
-            continue
         # Where no end could be found, twice as much text may hold one; so the work stays linear.
-        wanted = 2 * len(text)
-        if _damage_of(text) not in (CUT_SHORT, LIST_IS_OVER):
-            break
+        wanted = 0 if events is not None else 2 * len(text)
         if wanted > _MOST_BYTES:
             document.damage = f"holds no end of an event within {_MOST_BYTES >> 20} MiB"
             break
@@ -173,10 +180,10 @@ def _find_list(text: bytes, document: Document) -> tuple[bytes, bytes] | None:
     if text.startswith(b"["):
         return text[:1], text[1:]
     for match in itertools.islice(_LIST.finditer(text), _MOST_LISTS):
-        head = text[: match.end()]
-        if (found := _parsed(_Document, head + b"]}")) is not None:
-            _learn(found, document)
-            return head, text[match.end() :]
+        for head in as_written_and_mended(text[: match.end()]):
+            if (found := _parsed(_Document, head + b"]}")) is not None:
+                _learn(found, document)
+                return head, text[match.end() :]
     return None
 
 
@@ -184,25 +191,26 @@ def _refusal(text: bytes, path: Path, document: Document) -> UserError:
     """Returns why the text is no trace: nothing in it is a list of events."""
     if not text.strip():
         return UserError(f"{path} {document.damage or 'is empty'}; {RECORD_AGAIN}.")
-    damage = document.damage or _damage_of(text)
-    if damage != NO_LIST:
-        return UserError(f"{path} {damage}; {RECORD_AGAIN}.")
-    return UserError(f"{path} is JSON but no profiler trace (no list traceEvents); give one of torch.profiler's.")
+    try:
+        msgspec.json.decode(text, type=_Document)
+    except msgspec.ValidationError as error:
+        return UserError(f"{path} is JSON but no profiler trace ({error}); give one of torch.profiler's.")
+    except NO_JSON:
+        return UserError(f"{path} {document.damage or damage_of(text)}; {RECORD_AGAIN}.")
+    return UserError(f"{path} is JSON but no profiler trace (traceEvents is no list); give one of torch.profiler's.")
 
 
 def _front(text: bytearray, document: Document) -> list[Event] | None:
     """Takes the events up to the last place that lies between two out of `text`, a list that has begun. None: no place
-    does."""
+    does. _Broken: nor will one when there is more text."""
     for places in (_guessed_places, _counted_places):
-        for end, start in reversed(places(text)):
-            # A bracket in the comma's place saves copying the text.
-            written, text[end] = text[end], ord("]")
-            with memoryview(text)[: end + 1] as listed:
-                events = _attempted(listed, document)
-            text[end] = written
-            if events is not None:
-                del text[1:start]
-                return events
+        between = places(text)
+        if between and (found := _before(text, [end for end, _ in between], document)):
+            number, events = found
+            del text[1 : between[number][1]]
+            return events
+    if _is_hopeless(text):
+        raise _Broken
     return None
 
 
@@ -236,58 +244,103 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
     return ends
 
 
+def _before(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
+    """Returns the last one of the ends at which the list can end, and the events before it."""
+    for number in reversed(range(len(ends))):
+        # A bracket in the comma's place saves copying the text.
+        written, text[ends[number]] = text[ends[number]], ord("]")
+        try:
+            with memoryview(text)[: ends[number] + 1] as listed:
+                return number, decoded(listed, document)
+        except NO_JSON as error:
+            wrong_before, over = position_of(error, len(text)) < ends[0], is_over(error)
+        finally:
+            text[ends[number]] = written
+        if over:
+            return None
+        if wrong_before:
+            return _before_mended(text, ends, document)
+    return None
+
+
+def _before_mended(text: bytearray, ends: list[int], document: Document) -> tuple[int, list[Event]] | None:
+    parts = [mended(bytes(text[start:end])) for start, end in itertools.pairwise([0, *ends])]
+    for number in reversed(range(len(parts))):
+        listed = b"".join(parts[: number + 1]) + b"]"
+        try:
+            events = decoded(listed, document)
+        except NO_JSON as error:
+            if is_over(error):
+                return None
+            if position_of(error, len(listed)) < len(parts[0]):
+                raise _Broken from None
+        else:
+            document.repaired = True
+            return number, events
+    return None
+
+
+def _is_hopeless(text: bytearray) -> bool:
+    """Returns whether no text that begins like this one can be a list."""
+    for listed in as_written_and_mended(bytes(text)):
+        error = error_of(listed)
+        if error is None or is_over(error) or position_of(error, len(listed)) >= len(listed):
+            return False
+    return True
+
+
 def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
-    """Yields the last events, and what the document says after them; of a text that breaks off or breaks down those
-    before."""
-    listed = head + rest
-    if head != b"[" and (found := _parsed(_Document, listed)):
-        _learn(found, document)
-        listed = bytes(found.trace_events)
-    events = _attempted(listed, document)
-    if events is None:
-        document.damage = document.damage or _damage_of(listed)
-        events = _saved(b"[" + rest, document)
-    yield events
+    """Yields the last events, and what the document says after them."""
+    for number, text in enumerate(as_written_and_mended(head + rest)):
+        if head == b"[":
+            listed = text
+        else:
+            found = _parsed(_Document, text)
+            if found is None:
+                continue
+            _learn(found, document)
+            listed = bytes(found.trace_events)
+        if (events := _attempted(listed, document)) is not None:
+            document.repaired |= number > 0
+            yield events
+            return
+    document.damage = document.damage or damage_of(head + rest)
+    yield from _saved(rest, document)
 
 
-def _saved(text: bytes, document: Document) -> list[Event]:
-    """Returns the objects that can be read of a list that has begun, from its start."""
+def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
+    """Yields what can still be read of a text that breaks off or breaks down somewhere."""
+    readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
+    count, listed = max(readable, key=lambda found: found[0])
+    document.repaired |= count > readable[0][0]
+    yield decoded(listed, document)
+
+
+def _readable(text: bytes, kind: type[Event]) -> tuple[int, bytes]:
+    """Returns how many of the objects of a list that has begun can be read from its start, and they alone as a list."""
     ends = _ends_of_entries(text)
 
     def listed(count: int) -> bytes:
         return (text[: ends[count - 1]] if count else b"[") + b"]"
 
     def is_too_much(count: int) -> bool:
-        return _attempted(listed(count), Document(kind=document.kind)) is None
+        return _attempted(listed(count), Document(kind=kind)) is None
 
-    return decoded(listed(bisect_left(range(1, len(ends) + 1), True, key=is_too_much)), document)
-
-
-def _damage_of(text: bytes | bytearray) -> str:
-    """Returns what is wrong with a text that is no whole trace."""
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except RecursionError:
-        return "is nested too deeply"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        said = str(error)
-        if "truncated" in said or said.endswith(f"(byte {len(text)})"):
-            return CUT_SHORT
-        return f"is no valid JSON ({said.partition(' (byte')[0]})"
-    return NO_LIST
+    count = bisect_left(range(1, len(ends) + 1), True, key=is_too_much)
+    return count, listed(count)
 
 
-def _attempted(listed: bytes | memoryview, document: Document) -> list[Event] | None:
+def _attempted(listed: bytes, document: Document) -> list[Event] | None:
     try:
         return decoded(listed, document)
-    except _NO_JSON:
+    except NO_JSON:
         return None
 
 
 def _parsed(kind: type[_T], text: bytes) -> _T | None:
     try:
         return msgspec.json.decode(text, type=kind)
-    except _NO_JSON:
+    except NO_JSON:
         return None
 
 

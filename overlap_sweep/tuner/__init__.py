@@ -17,7 +17,6 @@ import overlap_sweep
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.search.measured import override_value
-from overlap_sweep.trace.disk import is_below
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,9 +51,10 @@ class Report:
 
     @property
     def recommendations(self) -> list[str]:
-        """Sentences: the proofs' verdicts, then one per TP size and pass of an operator."""
-        verdicts = [f"TP={tp_size}: {proof['verdict']}" for tp_size, proof in self.proof.items()]
-        return [*verdicts, *(entry["recommendation"] for entry in self.whole.get("recommendations", []))]
+        """Sentences: the proofs' verdicts, then one per TP size and pass of an operator; last what was not proven."""
+        verdicts = [(proof["proven"], f"TP={tp_size}: {proof['verdict']}") for tp_size, proof in self.proof.items()]
+        proven, unproven = ([said for known, said in verdicts if known is which] for which in (True, False))
+        return [*proven, *(entry["recommendation"] for entry in self.whole.get("recommendations", [])), *unproven]
 
     @property
     def proof(self) -> dict[int, dict[str, Any]]:
@@ -62,9 +62,14 @@ class Report:
         return {proof["tp_size"]: proof for proof in self.whole.get("proof", []) if proof["point"]}
 
     @property
+    def tp_scaling(self) -> dict[str, Any] | None:
+        """`optimal_tp_size`, and for each operator times, ratios and what is efficient."""
+        return self.whole.get("tp_scaling")
+
+    @property
     def unmeasured_slots(self) -> list[dict[str, Any]]:
         """One entry per TP size and slot that no point overlapped: whether it `runs` `off` or at the library's
-        `default` in the exported files."""
+        `default` in the exported files, and why."""
         return list(self.whole.get("unmeasured_slots", []))
 
     def ub_cfgs(self, tp_size: int) -> dict[str, dict[str, Any]] | None:
@@ -87,7 +92,11 @@ class Report:
         target = Path(directory)
         target.mkdir(parents=True, exist_ok=True)
         listed = sorted(path for pattern in REPORT_FILES for path in self.directory.glob(pattern))
-        found = [path for path in listed if is_below(path, self.directory)]
+        # A directory that somebody sent may hold links to anything.
+        here = self.directory.resolve()
+        found = [path for path in listed if path.is_file() and path.resolve().is_relative_to(here)]
+        if target.resolve() == self.directory.resolve():
+            return found
         return [Path(shutil.copy2(path, target / path.name)) for path in found]
 
 
@@ -98,8 +107,19 @@ def tune(
     tp_size: int | Sequence[int] | None = None,
     max_token_len: int | None = None,
     operators: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    min_num_sm: int | None = None,
+    max_num_sm: int | None = None,
+    max_points: int | None = None,
     max_minutes: float | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    device: str | None = None,
+    presets: Sequence[str | Path] = (),
+    prove: bool = True,
     overlap_threshold: float | None = None,
+    tp_scaling_tolerance: float | None = None,
+    unmeasured: str | None = None,
     output_dir: Path | str | None = None,
     overrides: Sequence[str] = (),
     quiet: bool = False,
@@ -107,22 +127,32 @@ def tune(
     """Find the fastest overlap settings of a model on this machine, and prove them on the whole layer.
 
     `model` is one of conf/model (`llama3_70b`), a Hugging Face name, a local folder or a config.json. What is left
-    None is as `python launch.py -m +experiment=tp_overlap_tuner` has it; `overrides` are further arguments of it, such
-    as `precision=fp8_delayed`. It runs in processes of its own, over `output_dir` (default: multirun/<date>/<time>
-    here); run again over the same directory it goes on where it was.
+    None is as `python launch.py -m +experiment=tp_overlap_tuner` has it; `overrides` are further arguments of it. It
+    runs in processes of its own, over `output_dir` (default: multirun/<date>/<time> here); run again over the same
+    directory it goes on where it was.
 
     UserError when it could not be run; then its own message says why.
     """
+    arguments = [*_model_overrides(model), f"max_tp_size={max_tp_size}", f"tuner.prove={override_value(prove)}"]
     tp_sizes = [tp_size] if isinstance(tp_size, int) else tp_size
-    given = {
-        "max_tp_size": max_tp_size,
-        "tp_size": ",".join(map(str, tp_sizes)) if tp_sizes else None,
-        "operator": ",".join(operators) if operators else None,
+    lists = {"tp_size": tp_sizes, "operator": operators, "method": methods}
+    arguments += [f"{key}={','.join(map(str, values))}" for key, values in lists.items() if values]
+    single = {
         "workload.tokens": max_token_len,
+        "search.min_num_sm": min_num_sm,
+        "search.max_num_sm": max_num_sm,
+        "search.max_points": max_points,
         "search.max_minutes": max_minutes,
+        "precision": precision,
+        "backend": backend,
+        "runtime.device": device,
         "tuner.overlap_threshold": overlap_threshold,
+        "tuner.tp_scaling_tolerance": tp_scaling_tolerance,
+        "tuner.unmeasured": unmeasured,
     }
-    arguments = [*_model_overrides(model), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    arguments += [f"{key}={override_value(value)}" for key, value in single.items() if value is not None]
+    if presets:
+        arguments.append(f"tuner.presets={override_value(list(map(str, presets)))}")
     directory = Path(output_dir) if output_dir else Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
     command = [sys.executable, str(CHECKOUT / "launch.py"), "-m", "+experiment=tp_overlap_tuner", *arguments]

@@ -38,8 +38,10 @@ from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads.layer.config import WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.layer.section import compare
+from overlap_sweep.workloads.operator.answer import ROUNDING
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice
+from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import plan
 from overlap_sweep.workloads.sections import analyse
 
@@ -64,9 +66,7 @@ def tune(
     """
     values, notice = _with_tp_sizes(swept_values(context, params, arguments), config)
     # Before anything is started or written: it would be noticed minutes later.
-    for tp_size in values["tp_size"]:
-        for variant in presets(config.tuner.presets, tp_size).values():
-            overlap_cfg.read(Path(variant.removeprefix(FILE)))
+    check_presets(config.tuner.presets, values["tp_size"])
     whole = Sweep(config, context, launcher, values)
     path = whole.measurements.directory / TunerRecord.FILE
     earlier = TunerRecord.read(path) if path.exists() else None
@@ -95,17 +95,26 @@ def tune(
 def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> None:
     """Search the operators of one TP size (of every model and precision), then take their best to the whole layer."""
     began_s = time.monotonic()
+    smallest = min(task.point["tp_size"] for task in whole.tasks)
     tuner = whole.config.tuner
+
     possible = []
     for tasks in cases(stage):
         if tuner.prove and (reason := _layer_refusal(tasks[0])):
             whole.drop(tasks[0].case_label, reason)
         else:
             possible += tasks
-    whole.search(possible)
+
+    def gate(tasks: Sequence[Task]) -> str | None:
+        if not tuner.drop_tp_sizes or tasks[0].point["tp_size"] == smallest:
+            return None
+        return cannot_scale([task.baseline for task in tasks if task.baseline], tuner.tp_scaling_tolerance)
+
+    whole.search(possible, gate)
     record.search_s += time.monotonic() - began_s
     record.points = whole.measurements.budget.points
     _keep(whole, record)
+    whole.profile_answers(possible, _analysis_config(whole))
     for tasks in cases(task for task in possible if task.running and tuner.prove):
         _prove(whole, tasks[0], record)
         _keep(whole, record)
@@ -129,6 +138,7 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
         # Every point of it was launch-bound.
         return
     found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured)
+    found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
     taken: str | None = next(iter(found))
     if len(names) > 1:
@@ -253,11 +263,25 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     return fastest if compared.faster else first
 
 
-def presets(paths: Sequence[str] | None, tp_size: int | str) -> dict[str, str]:
-    """Returns the variants of the files that the user named, by what they are called in reports. `{tp}` in a name
-    stands for the TP size."""
-    files = [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
-    return {f"preset {path.stem}": f"{FILE}{path}" for path in files}
+def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
+    """Returns the variants of the files that the user named, by what they are called in reports."""
+    files = _preset_files(paths, tp_size)
+    return {f"preset {path.stem}": f"file:{path}" for path in files}
+
+
+def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
+    """UserError where a file that the user named is no tp_comm_overlap_cfg."""
+    for tp_size in tp_sizes:
+        by_name: dict[str, Path] = {}
+        for path in _preset_files(paths, tp_size):
+            overlap_cfg.read(path)
+            other = by_name.setdefault(path.stem, path)
+            if other != path:
+                raise UserError(f"tuner.presets: {other} and {path} would have one name in the report; rename one.")
+
+
+def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
+    return [Path(given.replace("{tp}", str(tp_size))).expanduser() for given in paths or ()]
 
 
 def _analysis_config(whole: Sweep) -> AnalysisConfig:
@@ -292,3 +316,25 @@ def _with_tp_sizes(values: dict[str, list[str]], config: DictConfig) -> tuple[di
     missing = [f"TP={size}" for size in asked if size not in possible]
     notice = f"{', '.join(missing)} left out: {gpus} GPUs are visible" if missing else None
     return {**values, "tp_size": list(map(str, possible))}, notice
+
+
+def cannot_scale(baselines: Sequence[Result], tolerance: float) -> str | None:
+    """Why a TP size cannot be efficient whatever its overlap, given its operators without overlap; or None.
+
+    Its times can at best be the floor's. It scales while they are at most (1 + tolerance) x TP=1's / TP size.
+    """
+    tp_size = baselines[0].point["tp_size"]
+    floor_us, tp1_us = 0.0, 0.0
+    for result in baselines:
+        for times in (result.measured_as(OperatorTimes).times[pass_name] for pass_name in space.PASSES):
+            if times.tp1 is None:
+                return None
+            floor_us += times.floor.median_us
+            tp1_us += times.tp1.median_us
+    ratio = floor_us * tp_size / tp1_us
+    if ratio <= 1 + tolerance + ROUNDING:
+        return None
+    return (
+        f"even with all communication hidden it would take {ratio:.2f} times TP=1's time / {tp_size}, and "
+        f"{1 + tolerance:.2f} is allowed (tuner.drop_tp_sizes=false searches it all the same)"
+    )

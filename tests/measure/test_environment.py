@@ -21,37 +21,42 @@ from overlap_sweep.results.identity import environment_identity
 from tests.sweeps import wait_for
 
 GPU = torch.device("cuda", 0)
+UNIQUE_ID, OTHER_ID = "719d230578348e8c", "719d230578348e8d"
 
 MI250 = {
     "card0": {
+        "Unique ID": f"0x{UNIQUE_ID}",
         **{"Temperature (Sensor edge) (C)": "32.0", "Temperature (Sensor junction) (C)": "35.0"},
         **{"mclk clock speed:": "(1600Mhz)", "mclk clock level:": "3"},
         **{"sclk clock speed:": "(800Mhz)", "sclk clock level:": "1"},
         **{"Max Graphics Package Power (W)": "560.0", "Average Graphics Package Power (W)": "89.0"},
     },
     "card1": {
-        "Temperature (Sensor junction) (C)": "36.0",
+        **{"Unique ID": f"0x{OTHER_ID}", "Temperature (Sensor junction) (C)": "36.0"},
         **{"sclk clock speed:": "(1700Mhz)", "Average Graphics Package Power (W)": "N/A (Secondary die)"},
     },
 }
 """ROCm 5. The two are the dies of one card."""
 MI300 = {
-    "Current Socket Graphics Package Power (W)": "133.0",
+    **{"Unique ID": f"0x{UNIQUE_ID}", "Current Socket Graphics Package Power (W)": "133.0"},
     **{"Temperature (Sensor edge) (C)": "N/A", "Temperature (Sensor junction) (C)": "35.0"},
     **{"mclk clock speed:": "(900Mhz)", "sclk clock speed:": "(131Mhz)"},
 }
 """ROCm 6."""
 VEGA = {
-    **{"Temperature (Sensor edge) (c)": "77.0", "Average Graphics Package Power (W)": "222.0"},
+    **{"Unique ID": "N/A", "Temperature (Sensor edge) (c)": "77.0", "Average Graphics Package Power (W)": "222.0"},
     **{"mclk clock level": "2 (1001Mhz)", "sclk clock level": "5 (1802Mhz)"},
 }
-"""ROCm 3 and 4."""
+"""ROCm 3 and 4, which no unique ID was to be had from."""
 
 
 @pytest.fixture
 def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """-> install a rocm-smi that prints a text; the file in which it notes its arguments."""
+    ids = [UNIQUE_ID, OTHER_ID]
     monkeypatch.setattr(torch.version, "hip", "6.3.42131")
+    properties = lambda device: SimpleNamespace(uuid=ids[device.index].encode().hex())  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(environment, "ROCM_SMI_INTERVAL_S", 0.01)
     for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
@@ -80,26 +85,34 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path
     ],
 )
 def test_every_version_s_keys_are_understood(card: dict[str, str], values: dict[str, float]) -> None:
-    assert environment.rocm_values(GPU, {"card0": card}) == values
+    assert environment.rocm_values(card) == values
 
 
-def test_cards_are_found_behind_a_warning_and_beside_what_is_none(amd: Callable[[str], Path]) -> None:
-    told = {**MI250, "system": {"Driver version": "5.18.13"}}
-    amd(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{json.dumps(told)}\n")
-    assert environment.query_rocm_smi()[0] == told
+def test_cards_are_found_behind_a_warning_and_beside_what_is_none() -> None:
+    told = json.dumps({**MI250, "system": {"Driver version": "5.18.13"}})
+    assert environment.rocm_cards(f"WARNING: AMD GPU device(s) is/are in a low-power state.\n\n{told}\n") == MI250
     for text in ("rocm-smi: error", "{"):
-        amd(text)
-        with pytest.warns(UserWarning, match="are not recorded"):
-            assert environment.query_rocm_smi() == ({}, text)
+        with pytest.warns(UserWarning, match="rocm-smi told nothing"):
+            assert environment.rocm_cards(text) == {}
 
 
-def test_a_rank_s_own_card_is_counted_among_those_that_it_sees(
-    amd: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    amd(json.dumps(MI250))
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+def test_a_rank_s_own_card_is_found_by_its_unique_id_and_asked_alone(amd: Callable[[str], Path]) -> None:
+    calls = amd(json.dumps({"card0": MI250["card1"], "card1": MI250["card0"]}))
     with DeviceSampler(GPU, 0.01) as sampler:
-        assert sampler.last_before(time.time()).values["sm_clock_mhz"] == 1700
+        assert sampler.last_before(time.time()).values["power_w"] == 89
+    asked = calls.read_text().splitlines()
+    assert not asked[0].startswith("-d")
+    assert all(call.startswith("-d 1 ") and call.endswith("--json") for call in asked[1:])
+    assert len(asked) >= 2
+
+
+def test_desktop_cards_are_counted(amd: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {"card0": {}, "card1": VEGA}
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert environment.rocm_card(GPU, cards) == "card1"
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
+    with pytest.warns(UserWarning, match="knows no card3 for cuda:0"):
+        assert environment.rocm_card(GPU, cards) is None
 
 
 def test_what_rocm_smi_said_is_kept_and_a_call_that_fails_on_the_way_is_an_empty_sample(
@@ -109,7 +122,7 @@ def test_what_rocm_smi_said_is_kept_and_a_call_that_fails_on_the_way_is_an_empty
     amd(answer)
     with warnings.catch_warnings(), DeviceSampler(GPU, 0.01) as sampler:
         warnings.simplefilter("ignore")
-        for said, values in (("ERROR: no more", {}), (answer, environment.rocm_values(GPU, {"card0": MI300}))):
+        for said, values in (("ERROR: no more", {}), (answer, environment.rocm_values(MI300))):
             amd(said)
             wait_for(lambda said=said: sampler.last_before(time.time()).rocm_smi_output == said)
             assert sampler.last_before(time.time()).values == values
@@ -119,20 +132,20 @@ def test_a_rocm_smi_that_hangs_is_given_up(amd: Callable[[str], Path], monkeypat
     calls = amd("{}")
     (calls.parent / "rocm-smi").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
-    with pytest.warns(UserWarning, match="timed out after 0.2 sec"), DeviceSampler(GPU, 0.01) as sampler:
+    with pytest.warns(UserWarning, match="did not answer in 0.2 s"), DeviceSampler(GPU, 0.01) as sampler:
         assert sampler.last_before(time.time()) == NOTHING
 
 
 def test_without_rocm_smi_nothing_is_sampled_and_one_warning_says_so(amd: Callable[[str], Path]) -> None:
-    with pytest.warns(UserWarning, match="rocm-smi.*are not recorded") as said, DeviceSampler(GPU, 0.01) as sampler:
+    with pytest.warns(UserWarning, match="rocm-smi is not in PATH") as said, DeviceSampler(GPU, 0.01) as sampler:
         time.sleep(0.05)
     assert (len(said), sampler.last_before(time.time())) == (1, NOTHING)
-    with pytest.warns(UserWarning, match="rocm-smi.*are not recorded"):
+    with pytest.warns(UserWarning, match="rocm-smi is not in PATH"):
         assert environment.conditions(Ranks(0, 2, GPU))["gpus"] == []
 
 
 def test_conditions_on_amd_are_of_every_rank_s_card(amd: Callable[[str], Path]) -> None:
-    calls = amd(json.dumps(MI250))
+    calls = amd(json.dumps({"card0": MI250["card1"], "card1": MI250["card0"]}))
     found = environment.conditions(Ranks(0, 2, GPU))["gpus"]
     assert [gpu["temperature_c"] for gpu in found] == [35, 36]
     assert len(calls.read_text().splitlines()) == 1

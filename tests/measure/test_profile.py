@@ -110,7 +110,7 @@ def test_what_is_to_be_recorded_beside_is_in_the_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("hip", "tensorboard", "active", "warnings"),
-    [("", False, [], 0), ("6.3.42131", False, [], 1), ("6.3.42131", True, [2, 3], 1)],
+    [("", False, [], 0), ("6.3.42131", False, [], 1), ("6.3.42131", True, [2, 3], 2)],
 )
 def test_without_anything_to_write_nothing_is_run_and_on_rocm_only_tensorboard_s_files_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip: str, tensorboard: bool, active: list[int], warnings: int

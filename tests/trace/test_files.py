@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing.spawn
+import itertools
 import os
 import shutil
 import zlib
@@ -40,8 +40,8 @@ def read_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "WORTH_A_PROCESS_BYTES", 1)
-    monkeypatch.setattr(files.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
+    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
 
 
 def alone(path: Path, with_parts: bool = True) -> TraceFile:
@@ -146,14 +146,30 @@ def wrong(no_ratio: Path, tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_what_is_wrong_is_read_again(wrong: list[Path], empty_cache: Path, read_paths: list[Path]) -> None:
+def test_what_is_wrong_is_kept_too(wrong: list[Path], read_paths: list[Path]) -> None:
     first = read_trace_files(wrong)
     assert [bool(file.rows) for file in first] == [True, False, False, False]
     assert first[0].warnings
     assert all(file.problem for file in first[1:])
     assert "no work" in str(first[3].problem)
     assert read_trace_files(wrong) == first == [alone(path) for path in wrong]
-    assert read_paths == [*wrong, *wrong]
+    assert read_trace_files(wrong, with_parts=False) == [alone(path, with_parts=False) for path in wrong]
+    assert sorted(read_paths) == sorted([*wrong, *wrong])
+
+
+def test_what_may_pass_is_not_kept(no_ratio: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path, with_parts: bool) -> TraceFile:
+        return TraceFile(path, problem=f"{path} cannot be read (Input/output error); copy it again.")
+
+    def written_to(path: Path, with_parts: bool) -> TraceFile:
+        warnings = [f"{path} is cut short: what it holds was read."]
+        cut = TraceFile(path, rows=read_trace_file(path, with_parts).rows, warnings=warnings)
+        path.write_text(path.read_text() + " ")
+        return cut
+
+    for finder in (unreadable, written_to):
+        monkeypatch.setattr(files, "read_trace_file", finder)
+        read_trace_files([no_ratio])
     assert not empty_cache.exists() or not list(empty_cache.iterdir())
 
 
@@ -165,19 +181,23 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, no_ratio: Path, r
     paths = [*TRACES, no_ratio, odd, bad, tmp_path / "gone.json", no_ratio]
     found = read_trace_files(paths)
     assert found == [alone(path) for path in paths]
-    assert read_paths == []
-    assert read_trace_files(paths[:-3]) == found[:-3]
+    assert 0 < len(read_paths) < len(paths)
+    read_paths.clear()
+    assert read_trace_files(paths) == found
+    # Of which nothing could be kept.
+    assert set(read_paths) <= {tmp_path / "gone.json"}
 
 
 @pytest.mark.usefixtures("several_processes")
-def test_what_a_process_that_dies_was_asked_for_is_done_here(read_paths: list[Path]) -> None:
-    usual = multiprocessing.spawn.get_executable()
-    multiprocessing.set_executable("/bin/false")
-    try:
-        assert read_trace_files(TRACES) == [alone(path) for path in TRACES]
-    finally:
-        multiprocessing.set_executable(usual)
-    assert read_paths == TRACES
+@pytest.mark.parametrize("executable", ["/bin/false", "/bin/true", "/nowhere/python"])
+def test_what_a_process_that_dies_was_asked_for_is_done_here(
+    read_paths: list[Path], monkeypatch: pytest.MonkeyPatch, executable: str
+) -> None:
+    if executable.startswith("/bin") and not Path(executable).exists():
+        pytest.skip(f"there is no {executable}")
+    monkeypatch.setattr(files.sys, "executable", executable)
+    assert read_trace_files(TRACES) == [alone(path) for path in TRACES]
+    assert sorted(read_paths) == TRACES
 
 
 @pytest.mark.usefixtures("several_processes")
@@ -189,3 +209,19 @@ def test_paths_that_are_no_text(tmp_path: Path, no_ratio: Path) -> None:
     except OSError:
         pytest.skip("the file system takes no such names")
     assert [len(file.rows) for file in read_trace_files(paths)] == [2, 2, 2]
+
+
+def test_shares_have_as_many_large_and_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [50, 10, 10, 10, 10, 10, 1]
+    paths = [tmp_path / f"{number}" for number in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_bytes(b"x" * size * 1000)
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1e-9)
+    for processes in (1, 3, 99):
+        shares = files._shares(paths, processes)
+        assert sorted(itertools.chain(*shares)) == paths
+        assert sum(map(bool, shares)) == len(shares) == min(processes, len(paths))
+    loads = [sum(path.stat().st_size for path in share) for share in files._shares(paths, 2)]
+    assert sorted(loads) == [30_000, 71_000]
+    monkeypatch.setattr(files, "WORTH_A_PROCESS_S", 1.0)
+    assert len(files._shares(paths, 2)) == 1

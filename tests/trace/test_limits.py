@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import kineto, measured, stream
+from overlap_sweep.trace import disk, kineto, measured, stream
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.trace.kineto import read_trace
 
@@ -75,6 +76,32 @@ def test_more_iterations_than_anybody_records(tmp_path: Path, monkeypatch: pytes
     assert len(read_trace_file(path, with_parts=False).rows) == 60
     monkeypatch.setattr(measured, "MOST_ITERATIONS", 20)
     assert "30 iterations, more than 20; record fewer steps" in refusal(path)
+
+
+def members(entries: list[bytes]) -> bytes:
+    """A gzip member for each."""
+    return b"".join(gzip.compress(part, mtime=0) for part in (HEAD, *entries, TAIL))
+
+
+def test_gzip_members_with_hardly_anything_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(members([kernel(0), *(b"," + kernel(i) for i in range(1, 300))]))
+    assert len(read_trace(path).device) == 300
+    monkeypatch.setattr(disk, "MANY_MEMBERS", 100)
+    assert "more than 100 gzip members of less than 1024 bytes each; give what `gzip -dc`" in refusal(path)
+    # As bgzip writes them: a member for every 64 KiB.
+    text = listed([kernel(i, name="nvjet_" + "a" * 1000) for i in range(300)])
+    path.write_bytes(b"".join(gzip.compress(text[at : at + 2000]) for at in range(0, len(text), 2000)))
+    assert len(read_trace(path).device) == 300
+
+
+def test_small_members_are_handed_on_together(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    text = listed([kernel(i) for i in range(20_000)])
+    path.write_bytes(b"".join(gzip.compress(text[at : at + 5000], 1) for at in range(0, len(text), 5000)))
+    found = list(disk.blocks(path, pytest.fail))
+    assert b"".join(found) == text
+    assert len(found) == 1 + len(text) // (disk.BLOCK_BYTES // 2)
 
 
 def test_an_entry_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

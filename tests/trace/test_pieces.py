@@ -54,7 +54,6 @@ def small_blocks() -> Iterator[Callable[[int, int, int], None]]:
             patch.setattr(disk, "BLOCK_BYTES", block)
             patch.setattr(stream, "_TAIL_BYTES", tail)
             patch.setattr(stream, "_TRIES", tries)
-            patch.setattr(stream, "_LEAST_BYTES", 0)
 
         yield limit
 
@@ -140,7 +139,7 @@ def test_in_pieces_as_in_one(
     if kind is ExactEvent:
         found, wanted = ([{**event, "ts": float(event["ts"])} for event in which] for which in (found, wanted))
     assert found == wanted
-    assert (document.damage, document.malformed) == ("", 0)
+    assert (document.damage, document.repaired, document.malformed) == ("", False, 0)
     if written.head:
         assert document.base_time_ns == written.head["baseTimeNanoseconds"]
         assert (document.distributed.rank, document.distributed.world_size) == (3, 8)
@@ -181,36 +180,64 @@ def test_damaged_anywhere_it_is_read_or_refused(
 
 
 @pytest.mark.parametrize(
-    "wrong", [b'"name": "k", "extra": NaN', b'"name": "a\0b"', b'"list": [1, 2, ]', b'"name": "\\x1b"']
+    ("wrong", "name"),
+    [
+        ('"name": "k", "extra": NaN', "k"),
+        ('"name": "k", "extra": [-Infinity, inf, -inf, nan]', "k"),
+        ('"name": "a\tb\nc"', "a b c"),
+        ('"name": "a\0b"', "a b"),
+        (b'"name": "a\xffb"', "a\ufffdb"),
+        (b'"name": "\xe9t\xe9"', "\ufffdt\ufffd"),
+        ('"name": "k", "extra": NaN, "args": {"list": [' + '{"name": 1}, ' * 20 + '{"name": 2}]}', "k"),
+        ('"name": "k", "list": [1, 2, ]', "k"),
+        ('"name": "k", "object": {"a": 1,}', "k"),
+        ('"name": "half \\ud83d a pair"', "half \ufffd a pair"),
+        ('"name": "\\udc80"', "\ufffd"),
+        ('"name": "C:\\path\\file \\x1b"', "C:\\path\file \\x1b"),
+        ('"name": "whole \\ud83d\\ude00 \\\\ud83d \\u00e9", "extra": NaN', "whole \U0001f600 \\ud83d \u00e9"),
+    ],
 )
 @pytest.mark.parametrize("block", [50, MIB])
-def test_what_is_no_json_is_read_up_to_there(tmp_path: Path, small_blocks: Any, wrong: bytes, block: int) -> None:
+def test_what_is_nearly_json_is_mended(
+    tmp_path: Path, small_blocks: Any, wrong: str | bytes, name: str, block: int
+) -> None:
     small_blocks(block, 100, 2)
+    text = wrong.encode() if isinstance(wrong, str) else wrong
+    events = b'{"ph": "X", ' + text + b"}"
     before = b'{"ph": "M", "name": "first"},' * 3
     after = b', {"ph": "M", "name": "last"}' * 9
-    text = b'{"traceEvents": [' + before + b'{"ph": "X", ' + wrong + b"}" + after + b"]}"
-    found, document = read(tmp_path / "trace.json", text)
-    assert [event["name"] for event in found] == ["first"] * 3
-    assert document.damage.startswith("is no valid JSON (")
+    for whole in (True, False):
+        end = b"]}" if whole else b', {"ph'
+        found, document = read(tmp_path / "trace.json", b'{"traceEvents": [' + before + events + after + end)
+        assert [event["name"] for event in found] == ["first"] * 3 + [name] + ["last"] * 9
+        assert document.repaired
+        assert document.damage == ("" if whole else "is cut short")
+
+
+MORE = ", ".join([EVENT] * 9)
 
 
 @pytest.mark.parametrize(
-    ("limit", "text", "count"),
+    ("limit", "text", "count", "repaired"),
     [
+        # A comma after the last event.
+        ((MIB, 8192, 8), f'{{"traceEvents": [{EVENT}, {EVENT}, \n]}}', 2, True),
         # A beginning that is much longer than the events.
-        ((16, 50, 2), f'{{"traceName": "{"n" * 200}", "traceEvents": [{EVENT}]}}', 1),
+        ((16, 50, 2), f'{{"traceName": "{"n" * 200}", "traceEvents": [{EVENT}]}}', 1, False),
+        # What follows a list that had to be mended is not read.
+        ((2000, 200, 2), f'{{"traceEvents": [{EVENT.replace("2.0", "NaN")}, {EVENT}], "more": [{MORE}]}}', 2, True),
         # Keys of no known event.
-        ((100, 50, 2), json.dumps([{"zz": 1, "name": str(number)} for number in range(50)]), 50),
+        ((100, 50, 2), json.dumps([{"zz": 1, "name": str(number)} for number in range(50)]), 50, False),
     ],
 )
 def test_unusual_lists_are_read_whole(
-    tmp_path: Path, small_blocks: Any, limit: tuple[int, int, int], text: str, count: int
+    tmp_path: Path, small_blocks: Any, limit: tuple[int, int, int], text: str, count: int, repaired: bool
 ) -> None:
     small_blocks(*limit)
     found, document = read(tmp_path / "trace.json", text.encode())
     names = ["nvjet_k"] * count if count < 50 else [str(number) for number in range(count)]
     assert [event["name"] for event in found] == names
-    assert document.damage == ""
+    assert (document.repaired, document.damage) == (repaired, "")
 
 
 TEXT = json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "name": f"k{n}"} for n in range(3000)]}).encode()
@@ -235,7 +262,7 @@ def test_a_block_is_never_much_longer_than_asked_for_however_well_it_was_compres
     path.write_bytes(gzip.compress(b" " * (32 * MIB), 1))
     sizes = [len(block) for block in disk.blocks(path, pytest.fail)]
     assert sum(sizes) == 32 * MIB
-    assert max(sizes) <= disk.BLOCK_BYTES
+    assert max(sizes) <= 2 * disk.BLOCK_BYTES
 
 
 def test_gzip_cut_short_gives_its_beginning(tmp_path: Path) -> None:
@@ -335,6 +362,7 @@ LONG_NAME = EVENT.replace("nvjet_k", r"}, {\"ph\": \"X\", gemm<" * (5 * MIB // 2
         ('{"traceEvents": [', EVENT.replace(" ", "") + ",", 8 * MIB // len(EVENT), EVENT + "]}", None),
         ('{"traceEvents": [', EVENT + ",", 10_000, LONG_NAME + "," + EVENT + "]}", None),
         ('{"traceEvents": [' + EVENT + '], "more": [', EVENT + ",", 8 * MIB // len(EVENT), EVENT + "]}", None),
+        ('{"traceEvents": [', EVENT.replace("2.0", "NaN") + ",", 2 * MIB // len(EVENT), EVENT + "]}", None),
     ],
 )
 def test_strange_files_end_in_time(

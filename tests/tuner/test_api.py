@@ -15,7 +15,6 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.run_directory import read_result
-from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import CHECKOUT
 from tests.analyze import analyze
 from tests.search.tiny import SIZES
@@ -33,9 +32,10 @@ def test_the_report_of_a_directory_without_operators_is_empty(tmp_path: Path) ->
     (tmp_path / "tuning_report.json").write_text('{"kernels": []}')
     report = overlap_sweep.Report(tmp_path)
     assert (report.best, report.recommendations, report.proof, report.unmeasured_slots) == ([], [], {}, [])
+    assert report.tp_scaling is None
 
 
-def test_verdicts_come_before_what_is_recommended_of_operators(tmp_path: Path) -> None:
+def test_answers_come_before_what_could_not_be_proven(tmp_path: Path) -> None:
     recommended = [{"recommendation": "fc1 fwd: use ring_agg0"}]
     proofs = [
         {"tp_size": 2, "point": "layer", "proven": False, "verdict": "not proven on the whole layer: it was skipped."},
@@ -43,9 +43,9 @@ def test_verdicts_come_before_what_is_recommended_of_operators(tmp_path: Path) -
     ]
     whole = {"recommendations": recommended, "proof": proofs}
     (tmp_path / "tuning_report.json").write_text(json.dumps(whole))
-    *verdicts, last = overlap_sweep.Report(tmp_path).recommendations
-    assert [verdict.partition(":")[0] for verdict in verdicts] == ["TP=2", "TP=4"]
-    assert last == "fc1 fwd: use ring_agg0"
+    *answers, last = overlap_sweep.Report(tmp_path).recommendations
+    assert answers == ["TP=4: tuned is 4% faster than none: use tuned.", "fc1 fwd: use ring_agg0"]
+    assert last == "TP=2: not proven on the whole layer: it was skipped."
 
 
 @pytest.fixture
@@ -68,15 +68,26 @@ def test_every_argument_is_one_of_the_command_line(arguments: list[str]) -> None
         tp_size=[2, 4],
         max_token_len=4096,
         operators=["fc1", "qkv"],
+        methods=["bulk"],
+        min_num_sm=2,
+        max_num_sm=16,
+        max_points=50,
         max_minutes=2.5,
+        precision="fp8_delayed",
+        backend="torch",
+        presets=["a b.yaml", Path("c_tp{tp}.yaml")],
+        prove=False,
         overlap_threshold=0.6,
+        tp_scaling_tolerance=0.1,
         output_dir="out/here",
         overrides=["profile=none"],
     )
     assert report.directory == Path("out/here")
     assert arguments == [
-        *("model=llama3_8b", "max_tp_size=8", "tp_size=2,4", "operator=fc1,qkv", "workload.tokens=4096"),
-        *("search.max_minutes=2.5", "tuner.overlap_threshold=0.6"),
+        *("model=llama3_8b", "max_tp_size=8", "tuner.prove=false", "tp_size=2,4", "operator=fc1,qkv", "method=bulk"),
+        *("workload.tokens=4096", "search.min_num_sm=2", "search.max_num_sm=16", "search.max_points=50"),
+        *("search.max_minutes=2.5", "precision=fp8_delayed", "backend=torch", "tuner.overlap_threshold=0.6"),
+        *("tuner.tp_scaling_tolerance=0.1", 'tuner.presets=["a b.yaml","c_tp{tp}.yaml"]'),
         *('hydra.sweep.dir="out/here"', "profile=none"),
     ]
 
@@ -93,7 +104,7 @@ def test_a_model_is_one_of_ours_or_of_hugging_face(arguments: list[str], model: 
     report = overlap_sweep.tune(model, tp_size=4)
     # What is left open is the experiment's to say.
     where = f'hydra.sweep.dir="{report.directory}"'
-    assert arguments == [*said, "max_tp_size=8", "tp_size=4", where]
+    assert arguments == [*said, "max_tp_size=8", "tuner.prove=true", "tp_size=4", where]
     assert report.directory.parts[0] == "multirun"
 
 
@@ -109,15 +120,16 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     directory = tmp_path / "tuned" / "12-00-00"
     preset = tmp_path / "theirs.yaml"
     preset.write_text("fc2_fprop: {method: ring_exchange, num_sm: 2}\nfc2_dgrad: {method: ring_exchange, num_sm: 2}\n")
-    presets = [f"tuner.presets=[{override_value(str(preset))}]"]
     space = ("method=ring_exchange,pipeline", "num_sm=1", "aggregate=false", "num_splits=2")
     report = overlap_sweep.tune(
         "qwen3_0_6b",
         max_tp_size=2,
         operators=["fc2"],
         max_token_len=64,
+        device="cpu",
+        presets=[preset],
         output_dir=directory,
-        overrides=[*SIZES, "runtime.device=cpu", "workload.repeats=3", "profile=none", *presets, *space],
+        overrides=[*SIZES, "workload.repeats=3", "profile=none", *space],
         quiet=True,
     )
     assert capfd.readouterr().out == ""
@@ -131,12 +143,13 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
     assert proof["proven"]
     assert {"none", "tuned", "preset theirs", "floor"} <= set(proof["variants"])
     # Plain torch has none.
-    assert "default" not in proof["variants"]
+    assert set(proof["left_out"]) == {"default"}
     assert proof["recommended"] in ("none", "tuned", "preset theirs")
     # The report says what the files say.
     assert {(entry["tp_size"], entry["slot"]) for entry in report.best} >= {(2, "fc2_fprop"), (2, "fc2_dgrad")}
     assert proof["verdict"] in report.recommendations[0]
     assert any("fc2 fwd" in sentence for sentence in report.recommendations)
+    assert report.tp_scaling == json.loads((directory / "tuning_report.json").read_text())["tp_scaling"]
     assert set(report.to_frame()["operator"]) == {"fc2"}
     slots = yaml.safe_load((directory / "optimal_tp_comm_overlap_cfg_tp2.yaml").read_text()) or {}
     config = overlap_cfg.read(directory / "optimal_tp_comm_overlap_cfg_tp2.yaml")
@@ -160,6 +173,6 @@ def test_a_model_is_tuned_and_the_answer_is_a_report(tmp_path: Path, capfd: pyte
 @pytest.mark.end_to_end
 def test_what_went_wrong_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="the tuner ended with 1"):
-        overlap_sweep.tune("qwen3_0_6b", max_tp_size=1, output_dir=tmp_path / "tuned", overrides=["runtime.device=cpu"])
+        overlap_sweep.tune("qwen3_0_6b", max_tp_size=1, device="cpu", output_dir=tmp_path / "tuned")
     assert capfd.readouterr().err == "error: max_tp_size=1 leaves nothing that communicates; give 2 or more.\n"
     assert not (tmp_path / "tuned").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search.measured import override_value
 from overlap_sweep.tuner import workflow
-from overlap_sweep.tuner.workflow import tune
+from overlap_sweep.tuner.workflow import cannot_scale, tune
+from overlap_sweep.workloads.operator.result import OperatorTimes
+from tests.make_point import pass_times, timing_of
 from tests.search import stand_in
 from tests.search.stand_in import Answer, Settings, StandIn, layer_result, operator_result, results
 
@@ -153,6 +155,7 @@ def test_the_combination_that_is_fastest_on_the_layer_is_proven_and_written(done
         assert (proof["proven"], proof["recommended"]) == (True, "tuned")
         assert set(proof["variants"]) == {"none", "tuned", f"preset theirs_tp{trial.tp_size}", "floor"}
         assert proof["variants"]["tuned"]["ratio"] < 1.0
+        assert "default" in proof["left_out"]
 
 
 def test_again_nothing_is_measured_and_the_answer_is_the_same(
@@ -196,6 +199,77 @@ def test_a_layer_that_fails_leaves_the_operators_answer_and_is_run_without_the_t
     assert slots["fc2_fprop"]["method"] == "ring_exchange"
 
 
+def traced(point: Mapping[str, Any], result: Result, by_chance: Collection[str] = ()) -> Result:
+    """As it is with profile=all; before, only the methods that were the fastest so far have traces."""
+    methods = {asked["method"] for asked in (point["phases"] or {}).values()}
+    profiled = point["profile"] == "all" or (point["profile"] == "best" and methods & set(by_chance))
+    result.traces = ["trace_rank0.json.gz", "trace_rank1.json.gz"] if profiled else []
+    return result
+
+
+Profiled = list[dict[str, str]]
+
+
+def profiled_last(launcher: StandIn) -> Profiled:
+    """By phase the methods of the points that were asked for only to be profiled."""
+    last = [point for point in launcher.points if point["profile"] == "all"]
+    assert {point["workload"]["name"] for point in last} <= {"operator"}
+    return [{phase: asked["method"] for phase, asked in point["phases"].items()} for point in last]
+
+
+RING, PIPELINE, NO_OVERLAP = "ring_exchange", "pipeline", {"fprop": "none"}
+
+
+@pytest.mark.parametrize(
+    ("by_chance", "last"),
+    [
+        ((), [NO_OVERLAP, {"fprop": RING, "dgrad": RING}]),
+        (["none"], [{"fprop": RING, "dgrad": RING}]),
+        ([RING], [NO_OVERLAP]),
+        ([RING, "none"], []),
+    ],
+)
+def test_what_is_chosen_is_profiled_in_a_last_step_unless_it_was(
+    tmp_path: Path, by_chance: list[str], last: Profiled
+) -> None:
+    def answer(point: Mapping[str, Any]) -> Result:
+        return traced(point, answered()(point), by_chance)
+
+    given = ("tp_size=2", "tuner.prove=false", "profile=best")
+    launcher = tuned(tmp_path, *given, answer=answer)
+    assert profiled_last(launcher) == last
+    # They are no part of the search, and what they measured is kept.
+    assert record(tmp_path).points == len(launcher.points) - len(last)
+    assert tuned(tmp_path, *given, answer=answer).points == []
+    best = json.loads((tmp_path / "tuning_report.json").read_text())["configurations"]
+    assert {row["profiled"] for row in best} <= {True, False}
+
+
+def test_what_the_layer_decided_for_is_profiled_too(tmp_path: Path) -> None:
+    launcher = tuned(tmp_path, "tp_size=2", "profile=best", answer=lambda point: traced(point, answered()(point)))
+    (proof,) = record(tmp_path).proofs
+    # Alone, ring exchange is faster forward.
+    assert slots_of(proof)["fc2_fprop"]["method"] == PIPELINE
+    assert profiled_last(launcher) == [NO_OVERLAP, {"fprop": RING, "dgrad": RING}, {"fprop": PIPELINE}]
+
+
+def test_what_profiling_makes_the_choice_is_profiled_next_and_each_once(tmp_path: Path) -> None:
+    def answer(point: Mapping[str, Any]) -> Result:
+        """Measured once more, ring exchange computes wrong numbers forward. Pipelines never leave traces."""
+        phases = point["phases"] or {}
+        if point["profile"] == "all" and phases.get("fprop", {}).get("method") == RING:
+            return operator_result(point, status="failed", error="wrong numbers", relative_error={"output": 1.0})
+        result = answered()(point)
+        return result if PIPELINE in str(phases) else traced(point, result)
+
+    launcher = tuned(tmp_path, "tp_size=2", "tuner.prove=false", "profile=best", answer=answer)
+    assert profiled_last(launcher) == [
+        *(NO_OVERLAP, {"fprop": RING, "dgrad": RING}),
+        # It was not to blame.
+        {"fprop": PIPELINE, "dgrad": RING},
+    ]
+
+
 def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:
     """Plain torch has no default overlap, so that there is nothing to run beside `none` but the floor."""
     slow = answered(of_operator=lambda pass_name, settings: 1.5, of_layer=lambda config: 1.2)
@@ -213,8 +287,36 @@ def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_sam
     assert proofs(tmp_path)[2]["recommended"] == "none"
 
 
-def test_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=4", "search.max_points=2")
+def floors(point: Mapping[str, Any]) -> Result:
+    """At TP=4 the GEMMs alone take as long as at TP=2: tp1_us grows with the TP size in the stand-in."""
+    result = answered()(point)
+    if point["tp_size"] == 4 and isinstance(result.measured, OperatorTimes):
+        for times in result.measured.times.values():
+            times.floor = timing_of([2.5 * sample_us for sample_us in times.floor.samples_us])
+    return result
+
+
+def test_a_tp_size_that_cannot_scale_is_dropped_with_the_reason_unless_it_may_not_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    label, limits = "qwen3_0_6b TP=4", ("tuner.prove=false", "search.max_points=8")
+    launcher = tuned(tmp_path, "max_tp_size=4", *limits, answer=floors)
+    search = search_of(tmp_path)
+    # One baseline is what it takes to know.
+    assert sum(point["tp_size"] == 4 for point in launcher.points) == 1
+    assert search["dropped"] == record(tmp_path).dropped
+    assert list(search["dropped"]) == [label]
+    assert search["dropped"][label].startswith("even with all communication hidden it would take 2.50 times")
+    assert f"{label} is not searched: even with" in capsys.readouterr().out
+    assert {one["tp_size"] for one in search["searches"]} == {2}
+
+    again = tuned(tmp_path, "max_tp_size=4", *limits, "tuner.drop_tp_sizes=false", answer=floors)
+    assert {point["tp_size"] for point in again.points} == {4}
+    assert record(tmp_path).dropped == search_of(tmp_path)["dropped"] == {}
+
+
+def test_the_smallest_tp_size_is_never_dropped_and_a_budget_ends_the_search_not_the_proof(tmp_path: Path) -> None:
+    launcher = tuned(tmp_path, "tp_size=4", "search.max_points=2", answer=floors)
     assert len(launcher.points) - len(layers(launcher)) == record(tmp_path).points == 2
     assert len(record(tmp_path).proofs) == 1
     assert record(tmp_path).dropped == {}
@@ -266,6 +368,26 @@ def test_tp_sizes_are_powers_of_two_up_to_what_was_asked_for_and_what_there_is(
         return
     with pytest.raises(UserError, match=notice):
         workflow._with_tp_sizes(operators, config)
+
+
+def baseline(floor_us: float, tp1_us: float | None = 100.0) -> Result:
+    """Of one operator at TP=4, forward and backward alike."""
+    times = {name: pass_times(1e4, 1e4, floor_us, tp1_us=tp1_us) for name in ("fwd", "bwd")}
+    return Result(name="none", point={"tp_size": 4}, status="ok", measured=OperatorTimes(times=times))
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "scales", "does_not", "times"),
+    [(0.0, [25.0], [25.1], "1.00"), (0.2, [30.0], [30.5], "1.22"), (0.2, [40.0, 20.0], [40.0, 80.0], "2.40")],
+)
+def test_a_size_cannot_scale_whose_gemms_alone_take_too_long(
+    tolerance: float, scales: list[float], does_not: list[float], times: str
+) -> None:
+    """All operators together, by their floors; where one rank has no time of one of them, nobody knows."""
+    assert cannot_scale(list(map(baseline, scales)), tolerance) is None
+    reason = cannot_scale(list(map(baseline, does_not)), tolerance)
+    assert f"take {times} times TP=1's time / 4, and {1 + tolerance:.2f} is allowed" in str(reason)
+    assert cannot_scale([*map(baseline, does_not), baseline(500.0, None)], tolerance) is None
 
 
 def test_a_mixture_of_experts_is_searched_where_no_whole_layer_is_to_run(

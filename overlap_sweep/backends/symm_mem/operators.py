@@ -23,9 +23,21 @@ from torch.distributed import _symmetric_memory
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.backends.torch.communicator import Pending
 from overlap_sweep.backends.torch.overlap import multiplied, multiply_beside
+from overlap_sweep.errors import Refused
 from overlap_sweep.overlap.space import Setting
 
+OLDEST_TORCH = (2, 11)
+"""From here on symmetric memory finds a group by its name; before, each group had to be enabled."""
+
 _KernelCall = Callable[[int], Outputs]
+
+
+def missing() -> str | None:
+    """Returns why the operators cannot be used with the torch that is installed, or None."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST_TORCH:
+        return f"symmetric memory needs torch {'.'.join(map(str, OLDEST_TORCH))} or later, not {torch.__version__}"
+    return None
 
 
 def group_name(group: dist.ProcessGroup | None = None) -> str:
@@ -71,6 +83,8 @@ def _pending(result: Tensor, source: Tensor) -> Pending:
 
 
 def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
+    if reason := missing():
+        raise Refused(reason)
     memory, method = SymmetricMemory(group_name()), setting["method"]
     if method == "bulk":
         return lambda at: multiply_beside(problem, at, memory)

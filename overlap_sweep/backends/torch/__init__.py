@@ -120,4 +120,10 @@ def build_layer(
 
 
 def attention(point: Mapping[str, Any], ranks: Ranks) -> tuple[str, list[str]]:
-    return "torch's own", []
+    from overlap_sweep.backends.torch import modules
+
+    kernel = modules.attention_kernel(point, ranks)
+    # On a CPU there is nothing faster that training would use.
+    slow = kernel == "unfused" and ranks.device.type == "cuda"
+    warning = "Attention ran unfused, much slower than in training, which makes communication look smaller than it is."
+    return f"{kernel} (torch)", [warning] if slow else []

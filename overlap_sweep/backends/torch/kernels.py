@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NUM_SPLITS = (2, 4)
 SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}
-"""num_sm of what is overlapped: how many CTAs NCCL may take from the GEMM, or threads of gloo."""
+"""num_sm of what is overlapped: how many CTAs NCCL may take from the GEMM, or chunks that gloo moves at once."""
 _KNOBS = {"ring_exchange": {"aggregate", "num_sm"}, "pipeline": {"num_splits", "num_sm"}, "bulk": {"num_sm"}}
 
 

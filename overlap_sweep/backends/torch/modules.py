@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose
 from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collectives
+from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.models import LinearShape, operator_shape
 from overlap_sweep.overlap.space import PHASES, Setting, slot
@@ -27,6 +29,13 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 EPSILON = 1e-5
 """Added to a norm's variance, as Transformer Engine's layers do."""
+
+_KERNELS = {
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+    SDPBackend.MATH: "unfused",
+}
 
 
 @dataclass(frozen=True)
@@ -169,6 +178,7 @@ def build_layer(
 
     def make_operator(name: str) -> Operator:
         shape = operator_shape(point, name)
+        _check_sm_count({slot: s for slot, s in settings.items() if slot.startswith(f"{name}_")}, ranks)
         linear = parallel_linear(name, shape, settings, plain, overlapped)
         return Operator(point, shape, linear, ranks.device)
 
@@ -178,6 +188,16 @@ def build_layer(
     # Every layer but the bare row-parallel linear begins with a column-parallel operator.
     input_shape = operator_shape(point, "proj" if kind == "linear" else "qkv").input_shape
     return ParallelLayer(module, lambda layer, x, _first: layer(x), input_shape)
+
+
+def attention_kernel(point: Mapping[str, Any], ranks: Ranks) -> str:
+    """Returns which of its kernels torch chooses for the layer's attention."""
+    batch, heads, head_dim = point["layer"]["micro_batch_size"], *_local_heads(point)
+    sequence = point["workload"]["tokens"] // batch
+    form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point["precision"]], "requires_grad": True}
+    q, k, v = (torch.empty(batch, count, sequence, head_dim, **form) for count in heads)
+    chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1])
+    return _KERNELS.get(SDPBackend(chosen), "unknown")
 
 
 class Operator(torch.nn.Module):
@@ -272,3 +292,11 @@ def _local_heads(point: Mapping[str, Any]) -> tuple[tuple[int, int, int], int]:
     model, tp_size = point["model"], point["tp_size"]
     queries, others = model["num_attention_heads"] // tp_size, model["num_kv_heads"] // tp_size
     return (queries, others, others), model["head_dim"]
+
+
+def _check_sm_count(settings: Mapping[str, Setting], ranks: Ranks) -> None:
+    if ranks.device.type == "cuda":
+        count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
+        for slot, setting in settings.items():
+            if setting.get("num_sm", 0) > count:
+                raise Refused(f"{slot}: num_sm={setting['num_sm']} is more than the GPU's {count}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.backends import Operand, Outputs, Problem
-from overlap_sweep.backends.torch.communicator import Communicator, Pending, SilentGroup, communicator
+from overlap_sweep.backends.torch.communicator import Communicator, Pending, SilentCommunicator, communicator
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.space import Setting
 
@@ -48,7 +48,7 @@ MakeOverlap = Callable[[Setting], Overlap]
 def by_collectives(ranks: Ranks, replicas: int = 1, *, silent: bool = False) -> Callable[[Setting], Collectives]:
     """Returns what makes `Collectives` among `ranks`, one of `replicas` such groups; `silent`: nothing is moved."""
     if silent:
-        nothing = Communicator(SilentGroup(ranks.rank, ranks.world_size), ranks.world_size)
+        nothing = SilentCommunicator(ranks)
         return lambda setting: Collectives(nothing, ranks, setting)
     return lambda setting: Collectives(
         communicator(ranks, setting.get("num_sm"), setting.get("cga_size"), replicas), ranks, setting

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import ParallelLayer, ParallelLinear, Purpose, lacks_precision, needs_gpus
@@ -14,7 +17,6 @@ from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.overlap.space import Setting
-from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +44,8 @@ SWITCHES_OF_PARALLEL = {
     "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
     "row": ("ub_overlap_ag", "ub_overlap_rs"),
 }
+
+_CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
 
 
 @cache
@@ -113,7 +117,13 @@ def _setting_refusal(slot: str, setting: Mapping[str, Any], point: Mapping[str, 
 @cache
 def cuda_major() -> int | None:
     """Returns the CUDA that Transformer Engine was built for, by the name of its package of compiled code."""
-    return next((major for major in (12, 13) if installed_version(f"transformer-engine-cu{major}")), None)
+    for major in (12, 13):
+        try:
+            version(f"transformer-engine-cu{major}")
+        except PackageNotFoundError:
+            continue
+        return major
+    return None
 
 
 def knobs(point: Mapping[str, Any]) -> Collection[str]:
@@ -221,11 +231,26 @@ def attention_backend() -> str | None:
     return "unfused"
 
 
-def attention_warnings(backend: str | None) -> list[str]:
-    """Returns a sentence where attention is slower than it should be."""
-    if backend != "unfused":
-        return []
-    return [
-        "Attention ran unfused, much slower than in training, which makes communication look smaller than it is: "
-        "see NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 for why flash and fused attention were refused."
-    ]
+def attention_warnings(backend: str | None, maps: str | None = None) -> list[str]:
+    """Returns a sentence for everything that makes attention slower than it should be.
+
+    `maps`: the text of the process's /proc/<pid>/maps, by default this one's.
+    """
+    directories = cudnn_directories(Path("/proc/self/maps").read_text() if maps is None else maps)
+    warnings = []
+    if len(directories) > 1:
+        warnings.append(
+            f"Two cuDNNs are loaded, from {' and '.join(directories)}: Transformer Engine may refuse fused attention "
+            "without a word. Set CUDNN_HOME to the one that torch uses."
+        )
+    if backend == "unfused":
+        warnings.append(
+            "Attention ran unfused, much slower than in training, which makes communication look smaller than it is: "
+            "see NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 for why flash and fused attention were refused."
+        )
+    return warnings
+
+
+def cudnn_directories(maps: str) -> list[str]:
+    """Returns the folders of the cuDNN libraries that a process has loaded."""
+    return sorted(set(_CUDNN.findall(maps)))

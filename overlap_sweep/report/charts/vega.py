@@ -15,7 +15,8 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 MARGIN_PX = 14
 """Between the outermost values and the ends of an axis."""
 LETTER_PX = 6
-LEGEND_PX = 800
+LEGEND_PX = 400
+"""Charts may stand beside each other."""
 SUBTITLE_WIDTH = 84
 """In characters: as long as a panel is wide."""
 NAME_PX = 330

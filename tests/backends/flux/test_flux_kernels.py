@@ -78,8 +78,11 @@ def computed(
     )
 
 
-def listed(precision: str) -> dict[str, list[str]]:
-    return {kernel: list(kernels.implementations(flux_point(kernel, precision))) for kernel in ("ag_gemm", "gemm_rs")}
+def listed(precision: str, transposed: bool = True) -> dict[str, list[str]]:
+    names = {kernel: list(kernels.implementations(flux_point(kernel, precision))) for kernel in ("ag_gemm", "gemm_rs")}
+    if transposed:
+        names = {kernel: of + [name + kernels.TRANSPOSED for name in of] for kernel, of in names.items()}
+    return names
 
 
 @pytest.mark.parametrize("capability", [HOPPER, AMPERE], ids=["sm90", "sm80"])
@@ -92,14 +95,15 @@ def test_all_implementations_compute_the_kernel(capability: tuple[int, int], pre
         assert not held, "close frees what the ranks share, while what was built is still there"
 
 
-def test_settings_reach_flux() -> None:
-    names = {"ag_gemm": ["all_to_all_ce1", "ring_ce1", "ring_ce0"], "gemm_rs": ["scatter"]}
+def test_settings_reach_flux_and_share_one_buffer() -> None:
+    names = {"ag_gemm": ["all_to_all_ce1", "ring_ce1", "ring_ce0_transposed"], "gemm_rs": ["scatter", "scatter_fused"]}
     _, calls, _, environment = run_ranks(2, computed, HOPPER, "fp16", names)[0]
     assert list(dict.fromkeys(calls)) == [
         "All2All cuda_core=False transposed=False",
         "Ring1D cuda_core=False transposed=False",
-        "Ring1D cuda_core=True transposed=False",
+        "Ring1D cuda_core=True transposed=True",
         "fused=False transposed=False",
+        "fused=True transposed=False",
     ]
     assert environment["NVSHMEM_DISABLE_CUDA_VMM"] == "1"
 
@@ -108,10 +112,10 @@ def test_settings_reach_flux() -> None:
     ("capability", "precision", "names", "refused"),
     [
         (ADA, "fp8", None, None),
-        (HOPPER, "fp8", None, "Flux: /flux/src/fake.cc:1 Check failed: condition. No registered hparams found"),
+        (HOPPER, "fp8", None, "Flux has FP8 for compute capability 8.9 only, and this is 9.0"),
         (
             *(BLACKWELL, "fp16", {"gemm_rs": ["scatter"]}),
-            "Flux: /flux/src/fake.cc:1 Check failed: condition. unsupported arch: 100",
+            "Flux runs on GPUs of compute capability 8.0, 8.9, 9.0, and this is 10.0",
         ),
     ],
     ids=["fp8 on sm89", "fp8 on sm90", "sm100"],
@@ -119,10 +123,10 @@ def test_settings_reach_flux() -> None:
 def test_fp8_is_scaled_where_flux_has_it_and_other_gpus_are_refused(
     capability: tuple[int, int], precision: str, names: dict[str, list[str]] | None, refused: str | None
 ) -> None:
-    names = names or listed(precision)
+    names = names or listed(precision, transposed=False)
     for found, *_ in run_ranks(2, computed, capability, precision, names):
         for error in found.values():
-            assert str(error).startswith(refused) if refused else isinstance(error, float) and error < 1e-2
+            assert error == refused if refused else isinstance(error, float) and error < 1e-2
 
 
 def refused_by_flux(ranks: Ranks, what: str) -> str:
@@ -130,9 +134,13 @@ def refused_by_flux(ranks: Ranks, what: str) -> str:
     from overlap_sweep.workloads.kernel import run as kernel_run
 
     fake = _become(HOPPER)
+    import flux
+
     point = flux_point("gemm_rs")
     problem = kernel_run.draw_problem(point, ranks)
-    if what == "not importable":
+    if what == "not compiled":
+        flux.GemmRS = fake.NotCompiled()
+    elif what == "not importable":
         del sys.modules["flux"]
         sys.modules["flux.cpp_mod"] = None  # type: ignore[assignment]
     elif what == "no kernel":
@@ -153,6 +161,7 @@ def refused_by_flux(ranks: Ranks, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
+        ("not compiled", f"Flux 1.1.1 has no GemmRS; install 1.1.1: {kernels.INSTALL}"),
         ("no kernel", "Flux: /flux/src/fake.cc:1 Check failed: condition. No registered hparams found for"),
         ("not importable", "Flux cannot be imported (import of flux.cpp_mod halted; None in sys.modules)"),
         ("a CUDA error", "raised CUDA error: an illegal memory access"),
@@ -176,7 +185,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     kernels.missing.cache_clear()
 
 
-INSTALL = ("Flux is not installed; pip install --no-build-isolation byte-flux==1.1.1", "torch 2.4 to 2.6")
+INSTALL = ("pip install --no-build-isolation byte-flux==1.1.1", "torch 2.4 to 2.6")
+ANOTHER = ("is another package than ByteDance's Flux; uninstall it",)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +195,13 @@ INSTALL = ("Flux is not installed; pip install --no-build-isolation byte-flux==1
         pytest.param(
             [], INSTALL, marks=pytest.mark.skipif(find_spec("flux") is not None, reason="a flux is installed")
         ),
-        (["flux.py"], INSTALL),
-        (["flux/__init__.py"], INSTALL),
-        (["flux/a/b.py"], INSTALL),
+        (["flux.py"], ANOTHER),
+        (["flux/__init__.py"], ANOTHER),
+        (["flux/a/b.py"], ANOTHER),
         # A checkout that was not built.
         (
             [f"flux/{path.name}" for path in sorted((FAKE / "flux").glob("*.py"))],
-            INSTALL,
+            ("no compiled part, flux_ths_pybind",),
         ),
     ],
     ids=["nothing", "module", "package", "namespace", "checkout"],
@@ -215,4 +225,7 @@ def test_what_is_refused_of_fp8_and_whose_names_are_known(installed: Any) -> Non
     assert kernels.refusal(flux_point("ag_gemm")) is None
     rows = "Flux needs rows of a multiple of 16 bytes, and a rank's weight has 24 inputs"
     assert kernels.refusal(flux_point("ag_gemm", "fp8", k=24)) == rows
+    transposed = {"method": "ring_exchange", "use_ce": False, "transpose_weight": True}
+    assert kernels.named(flux_point("ag_gemm", "bf16"), "ring_ce0_transposed") == transposed
     assert kernels.named(flux_point("ag_gemm", "bf16"), "scatter") is None
+    assert kernels.named(flux_point("ag_gemm", "fp8"), "ring_ce0_transposed") is None

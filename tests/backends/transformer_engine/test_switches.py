@@ -6,6 +6,7 @@ What they refuse is in tests/golden/expected/refusals.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError
 from itertools import product
 from typing import Any
 
@@ -77,8 +78,13 @@ def test_the_defaults_have_a_name_in_megatron_core_each() -> None:
 
 def test_the_cuda_that_it_was_built_for_is_told_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed, major in (("transformer-engine-cu12", 12), ("transformer-engine-cu13", 13), ("numpy", None)):
-        versions = {installed: "2.20.2"}
-        monkeypatch.setattr(transformer_engine, "installed_version", versions.get)
+
+        def version(package: str, installed: str = installed) -> str:
+            if package != installed:
+                raise PackageNotFoundError(package)
+            return "2.20.2"
+
+        monkeypatch.setattr(transformer_engine, "version", version)
         assert transformer_engine.cuda_major.__wrapped__() == major
 
 
