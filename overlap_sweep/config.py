@@ -76,6 +76,9 @@ class Runtime:
     """Start a fresh torchrun group for every point instead of one per world size."""
     timeout_s: float = ranged(300.0, 1.0, 86400.0)
     """A point that takes longer is given up: its group is killed, the point is `timeout`, the sweep goes on."""
+    timeout_factor: float = ranged(10.0, 0.0, 10**4)
+    """Once points of its kind were measured, a point is given up sooner: after so many times the longest of them, but
+    not before 30 seconds. 0: only after timeout_s."""
     retries: int = ranged(1, 0, 100)
     """How often a point that failed or timed out is tried again, in a fresh group. Wrong numbers are not."""
     start_timeout_s: float = ranged(180.0, 1.0, 3600.0)

@@ -22,7 +22,7 @@ from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result
 from overlap_sweep.runtime.lock import hold, refuse_if_held, refuse_if_read_only
 from overlap_sweep.runtime.outcome import Outcome, outcomes, progress
-from overlap_sweep.runtime.point import objective_us, resolve
+from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.slurm.queue import refuse_living_jobs
 from overlap_sweep.runtime.stopping import listen, stop_if_told
 
@@ -129,6 +129,7 @@ def keep_results(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, Result]:
     outcomes.expect(job.directory for job in jobs)
     found = {job.directory: result for job in jobs if (result := kept_result(job.directory, job.point))}
     for directory, result in found.items():
+        limits.learn(result)
         outcomes.keep(Outcome(directory, result))
     if found:
         print(f"measured before: {len(found)} of {len(jobs)} points", flush=True)

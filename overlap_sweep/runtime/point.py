@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -55,6 +56,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
 }
 """What null stands for, by device."""
+LEAST_LIMIT_S = 30.0
+"""A first pass may compile, and a profile may be written: no reason to give up."""
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
@@ -164,6 +167,36 @@ def objective_us(result: Result | None) -> float:
     return math.inf if result is None or result.objective_us is None else result.objective_us
 
 
+class TimeLimits:
+    """How long a point may take, learnt from how long its like took."""
+
+    def __init__(self) -> None:
+        self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
+
+    def learn(self, result: Result) -> None:
+        if result.status == "ok" and result.wall_s and not result.reused_from:
+            kind = _kind(result.point)
+            self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
+
+    def limit_s(self, point: Mapping[str, Any]) -> float:
+        """Returns `runtime.timeout_s`, and less where points of this kind were measured."""
+        runtime, longest_s = point["runtime"], self._longest_s.get(_kind(point))
+        most_s, factor = float(runtime["timeout_s"]), runtime["timeout_factor"]
+        return min(most_s, max(LEAST_LIMIT_S, factor * longest_s)) if longest_s and factor else most_s
+
+
+def _kind(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what decides, roughly, how long a point takes."""
+    workload, asked = workloads.of(point), point["workload"]
+    of_point = (point["model"]["name"], workload.world_size(point), point["backend"], point["precision"])
+    of_workload = (workload.name, workload.subject(point), asked["tokens"], asked["repeats"], *workload.cost(point))
+    return (*of_point, point["runtime"]["device"], *of_workload)
+
+
+limits = TimeLimits()
+"""Of this process."""
+
+
 def measure(point: dict[str, Any], directory: Path) -> Result:
     """Have the point measured by a group of workers, tried again where that may help, and write its result."""
     clear(directory)
@@ -189,7 +222,9 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
             earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
             stop_if_told()
     if reply["status"] == "ok":
-        return read_result(directory / RESULT_FILE)
+        result = read_result(directory / RESULT_FILE)
+        limits.learn(result)
+        return result
     error = reply["error"][:LONGEST_ERROR]
     if reply["status"] != "skipped":
         error = "\n".join(filter(None, (error, tail(directory / LOG_FILE, LOG_TAIL_LINES, log_start))))
@@ -200,7 +235,7 @@ def measure(point: dict[str, Any], directory: Path) -> Result:
 def _attempt(pool: WorkerPool, point: dict[str, Any], directory: Path, earlier: Sequence[Attempt]) -> dict[str, Any]:
     """Returns `status`, and unless that is `ok` an `error`; `final` where another attempt would end alike."""
     try:
-        reply = pool.run(point, directory, float(point["runtime"]["timeout_s"]), earlier)
+        reply = pool.run(point, directory, limits.limit_s(point), earlier)
     except GroupError as failure:
         return {"status": "timeout" if failure.timed_out else "failed", "error": str(failure)}
     if reply["status"] == "ok" and whole_result(directory) is None:

@@ -139,6 +139,8 @@ class Workload:
         "a smaller tp_size",
     )
     """Returns what asks for so many GPUs, and what would ask for fewer."""
+    cost: Callable[[Config], tuple[Any, ...]] = lambda config: ()
+    """Returns what decides, beside model, ranks, backend, precision, tokens and repeats, how long a point takes."""
     workers: Callable[[Config, Path], Workers] = _usual_workers
     """Returns what a completed point wants of its worker processes; its run directory is given for what they write.
     UserError where they cannot be started so."""

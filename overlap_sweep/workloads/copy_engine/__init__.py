@@ -53,5 +53,6 @@ WORKLOAD = Workload(
     # The one that is copied to from another.
     idle_gpus=lambda point: int(point["copy_engine"]["direction"] == "peer"),
     fewer_gpus=lambda point: (f"copy_engine.direction={point['copy_engine']['direction']}", "another direction"),
+    cost=lambda point: (point["copy_engine"]["gemms"], point["copy_engine"]["copies"]),
     workers=lambda point, directory: Workers(max_connections=8),
 )

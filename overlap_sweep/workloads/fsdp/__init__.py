@@ -150,6 +150,14 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [models.short_name(point["model"]), f"dp{distributed['dp_size']}", distributed["strategy"]]
 
 
+def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    profiling = point["profiling"]
+    profiled = profiling["enabled"] and profiling["repeat"] * sum(profiling[n] for n in ("wait", "warmup", "active"))
+    steps = (point["training"]["max_steps"], point["workload"]["steps"], profiled)
+    # Compiling takes longer than all the steps.
+    return *steps, point["ranking"]["num_layers"], point["compile"]["enabled"]
+
+
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     """FSDP2 makes two process groups for each unit that stays gathered within a smaller group, and keeps them: such a
     point leaves behind what no other should have."""
@@ -197,6 +205,7 @@ WORKLOAD = Workload(
     named={"distributed.strategy", "distributed.dp_size", "training.output_dir"},
     world_size=lambda point: int(point["distributed"]["dp_size"]),
     fewer_gpus=lambda point: (f"distributed.dp_size={point['distributed']['dp_size']}", "a smaller one"),
+    cost=_cost,
     workers=_workers,
     output_option="training.output_dir",
     searchable=Searchable(

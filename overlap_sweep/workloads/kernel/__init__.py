@@ -114,6 +114,7 @@ WORKLOAD = Workload(
     package=__name__,
     complete=complete,
     refusal=refusal,
+    cost=lambda point: tuple(point["implementations"]),
     run=run_of(__name__),
     subject=lambda point: "{kernel} {m}x{n}x{k}".format(**point),
     words=_words,

@@ -183,6 +183,12 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     return [models.short_name(point["model"]), *sizes, point["impl"] or DEFAULT_IMPL]
 
 
+def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    training, model = point["tp_training"], point["language_model"]
+    # Compiling takes longer than all the steps.
+    return training["num_training_steps"], training["compile"], model["num_hidden_layers"], point["tp_size"]
+
+
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
     """Stacks patch what others run, and are compared by the memory that they take: none shares a process with
     another."""
@@ -205,6 +211,7 @@ WORKLOAD = Workload(
         f"tp_size={point['tp_size']} x dp_size={point['dp_size']}",
         "sizes whose product is smaller",
     ),
+    cost=_cost,
     workers=_workers,
     output_option="tp_training.output_dir",
     names_in_output=True,
