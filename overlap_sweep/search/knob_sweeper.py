@@ -28,7 +28,7 @@ from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search import Failure, Samples, Setting, conduct
-from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, search, with_values
+from overlap_sweep.search.knobs import Answer, Knob, KnobTrail, one_by_one, search
 from overlap_sweep.search.measured import Job, Measurements, swept_values
 from overlap_sweep.workloads import Searchable
 
@@ -173,9 +173,9 @@ class Searching:
     """The search of one case, under way."""
 
     def __init__(self, space: KnobSpace, measurements: Measurements, share: float) -> None:
-        """`share`: of the points that are left, for this search."""
+        """`share`: of the budget that is left, for this search."""
         self.space, self._measurements = space, measurements
-        self.trail = KnobTrail(space.knobs, space.refusal, lambda: self._most_points - measurements.budget.points)
+        self.trail = KnobTrail(space.knobs, space.refusal, self._room)
         self.ended = False
         self._asked: Counter[Setting] = Counter()
         self._results: list[Result] = []
@@ -183,11 +183,13 @@ class Searching:
         """Of work, in the baseline."""
         budget = measurements.budget
         self._most_points = math.inf if budget.points_left is None else budget.points + share * budget.points_left
+        limit_s = math.inf if budget.max_minutes is None else 60 * budget.max_minutes
+        self._ends_s = budget.elapsed_s + share * (limit_s - budget.elapsed_s)
 
     @property
     def found(self) -> KnobSearch:
         """As far as it is known."""
-        why = self._measurements.budget.why_spent or "search.max_points is nearly used up"
+        why = self._measurements.budget.why_spent or "search.max_points or search.max_minutes is nearly used up"
         search = answer(self.trail)
         search.label, search.overrides = self.space.label, self.space.typed
         search.stopped = why if self.trail.cut else "" if self.ended else "not yet"
@@ -195,6 +197,24 @@ class Searching:
         search.left_out, search.points = self.space.left_out, len(self._results)
         search.host_bound = sum(result.launch_bound for result in self._results)
         return search
+
+    @property
+    def progress(self) -> str:
+        """A line; empty until the baseline was measured."""
+        trail, budget = self.trail, self._measurements.budget
+        if trail.baseline not in trail.found.of:
+            return ""
+        gain = 1 - trail.found.time_us(trail.best) / trail.found.time_us(trail.baseline)
+        stage = "proving" if trail.proof.of else "best so far"
+        less = f" ({100 * gain:.1f} % less time)" if trail.best != trail.baseline else ""
+        return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
+
+    def _room(self) -> float:
+        """By the points that are left, and by the time that those so far took."""
+        budget = self._measurements.budget
+        points = self._most_points - budget.points
+        new = budget.points - self._measurements.reused
+        return min(points, (self._ends_s - budget.elapsed_s) * new / budget.elapsed_s) if new else points
 
     def measure(self, settings: Sequence[Setting]) -> list[Answer]:
         jobs = []
@@ -245,21 +265,24 @@ def answer(trail: KnobTrail) -> KnobSearch:
 
 
 def _contribution(trail: KnobTrail, judged: Samples, best: Setting, index: int) -> Contribution:
-    base = trail.baseline
-    with_it, without = with_values(base, {index: best[index]}), with_values(best, {index: base[index]})
-
-    def gain(slower: Setting, faster: Setting) -> Gain | None:
-        # Of the first that has measured both.
-        knowing = (samples for samples in (judged, trail.found) if {slower, faster} <= samples.of.keys())
-        return next((_share(samples, slower, faster) for samples in knowing), None)
-
+    with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
     return Contribution(
         key=trail.knobs[index].key,
-        baseline=base[index],
+        baseline=trail.baseline[index],
         value=best[index],
-        alone=gain(base, with_it),
-        taken_away=gain(without, best),
+        alone=_known_share([judged, trail.found], trail.baseline, with_it),
+        taken_away=_known_share([judged, trail.found], without, best),
     )
+
+
+def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
+    """From the first that has measured both."""
+    for samples in sources:
+        if slower in samples.of and faster in samples.of:
+            assert slower is not None
+            assert faster is not None
+            return _share(samples, slower, faster)
+    return None
 
 
 def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
@@ -291,7 +314,8 @@ def sweep(
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
         record().write(measurements.directory)
-        print(f"knobs: {budget.points} points in {budget.elapsed_s:.0f} s", flush=True)
+        if line := searches[-1].progress:
+            print(f"knobs: {line}", flush=True)
         return searches[-1].measure(settings)
 
     for index, space in enumerate(spaces):

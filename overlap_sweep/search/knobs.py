@@ -5,9 +5,11 @@ the noise with few measurements, and not to miss those that help only together.
 
 1. The baseline has the first value of every knob. All single changes of it are measured in one batch.
 2. What is surely faster is measured together, and so is what seems to be, and what does no sure harm: in a joint
-   setting effects add up that are too small alone, and knobs that need each other show.
+   setting effects add up that are too small alone, and knobs that need each other show. A value that is refused alone
+   is tried with whatever single change makes it possible.
 3. The simplest setting that the noise cannot tell from the fastest is the best. From it the single changes are measured
-   again that have shown an effect, since that may be another now. This ends when the best stays the best.
+   again that have shown an effect, since that may be another now; those that changed nothing only together. This ends
+   when the best stays the best.
 4. Knobs that need other worker processes join after the others have settled.
 5. The best, the baseline, and the best without each of its changes are measured again in alternation: only what is
    faster there is named, and a change that contributes nothing beyond the noise is taken back.
@@ -16,8 +18,10 @@ the noise with few measurements, and not to miss those that help only together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from overlap_sweep.config import Search
 from overlap_sweep.results.estimate import Estimate
@@ -42,9 +46,6 @@ class Knob:
     """Another value of it needs other worker processes."""
 
 
-Change = tuple[int, str]
-"""A knob's index and the value that it is given."""
-
 Answer = Sample | Failure | None
 """None: there was no time or point left for it."""
 
@@ -65,10 +66,10 @@ class KnobTrail:
     proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))
     """Measured in alternation after the search, so that what was chosen for its luck has to show it again."""
     failed: dict[Setting, str] = field(default_factory=dict)
-    effects: dict[Change, Estimate] = field(default_factory=dict)
-    """What a change gained when it was last made alone, in microseconds."""
-    dropped: set[Change] = field(default_factory=set)
-    """Too slow to be tried again."""
+    effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
+    """By knob's index and value, what the change to it gained when it was last made alone, in microseconds."""
+    dropped: dict[tuple[int, str], float] = field(default_factory=dict)
+    """By knob's index and value, the share by which it was slower: not tried again."""
     notes: list[str] = field(default_factory=list)
     cut: bool = False
     """Something was left out because no point or time was left."""
@@ -103,9 +104,6 @@ class KnobTrail:
         changed = self.changed(setting).items()
         return not any(self.changed(bad).items() <= changed for bad in self.failed) and not self.refusal(setting)
 
-    def is_new(self, setting: Setting) -> bool:
-        return setting not in self.found.of and self.possible(setting)
-
     def simplicity(self, setting: Setting) -> tuple[int, int]:
         """Less is simpler: values that are not the baseline's, and how late in their lists they stand."""
         changed = self.changed(setting)
@@ -126,7 +124,8 @@ class KnobTrail:
 
     def measure(self, settings: Iterable[Setting]) -> Steps:
         """Have those measured that never were and make sense."""
-        yield from self.measure_again(list(filter(self.is_new, dict.fromkeys(settings))))
+        known = self.found.of.keys()
+        yield from self.measure_again([s for s in dict.fromkeys(settings) if s not in known and self.possible(s)])
 
     def measure_again(self, settings: Sequence[Setting]) -> Steps:
         """One more sample of each, as long as enough points are left for the shortest proof."""
@@ -138,11 +137,17 @@ class KnobTrail:
         yield from self._ask(settings, self.proof, self.room())
 
     def _ask(self, settings: Sequence[Setting], into: Samples, room: float) -> Steps:
-        asked = settings[: max(0, math.ceil(min(room, len(settings))))]
+        costs = accumulate(map(self._cost, settings))
+        asked = [setting for setting, cost in zip(settings, costs, strict=True) if cost - 1 < max(0.0, room)]
         self.cut = self.cut or len(asked) < len(settings)
         if asked:
             for setting, answer in zip(asked, (yield asked), strict=True):
                 self._record(setting, answer, into)
+
+    def _cost(self, setting: Setting) -> int:
+        """In points: to start other processes takes about as long as one."""
+        changed = (self.knobs[index].restarts for index in self.changed(setting))
+        return 2 if any(changed) else 1
 
     def _record(self, setting: Setting, answer: Answer, into: Samples) -> None:
         if isinstance(answer, Sample):
@@ -174,44 +179,75 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
     while not trail.cut:
         origin = trail.best
         yield from _around(trail, effort, origin, knobs)
+        best = trail.best
+        # A whole round of measurements goes out from the next one: it should be no stroke of luck.
+        if best != origin and len(trail.found.of[best]) < min(2, effort.repeats):
+            simpler = (s for s in trail.found.of if trail.simplicity(s)[0] < trail.simplicity(best)[0])
+            yield from trail.measure_again([best, min(simpler, key=trail.found.time_us)])
         if trail.best == origin:
             return
 
 
 def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[int]) -> Steps:
     """Measure single changes of one setting, and what they say should be tried together."""
-    changes = [
-        (index, value)
-        for index in knobs
-        for value in trail.knobs[index].values[1:]
-        if value != origin[index] and _telling(trail, (index, value))
-    ]
-    singles = [with_values(origin, {index: value}) for index, value in changes]
-    # The first time it is measured once more: everything is compared with it.
-    again = [origin] if len(trail.found.of) == 1 and effort.repeats > 1 else []
-    yield from trail.measure_again([*again, *(single for single in singles if trail.is_new(single))])
-    for change, single in zip(changes, singles, strict=True):
-        if single in trail.found.of:
-            _learn(trail, effort, origin, change, single)
-    for _ in range(2):
-        # In the second round what does not go together is known.
+    changes = [change for change in _changes(trail, origin, knobs) if _telling(trail, origin, change)]
+    possible = [change for change in changes if trail.possible(change)]
+    if len(trail.found.of) == 1 and effort.repeats > 1 and possible:
+        # Everything is compared with it, and it tells how far two measurements of one setting may lie apart.
+        half = (len(possible) + 1) // 2
+        yield from trail.measure_again([*possible[:half], origin, *possible[half:], origin])
+    else:
+        yield from trail.measure(possible)
+    yield from trail.measure(_unlocked(trail, origin, changes))
+    _learn(trail, effort, origin, changes)
+    failed = len(trail.failed)
+    yield from trail.measure(_joint(trail, origin, knobs))
+    if len(trail.failed) > failed:
+        # What does not go together is known now.
         yield from trail.measure(_joint(trail, origin, knobs))
     yield from _tell_apart(trail, effort)
 
 
-def _telling(trail: KnobTrail, change: Change) -> bool:
-    """Whether the change is worth a measurement of its own."""
-    effect = trail.effects.get(change)
-    return change not in trail.dropped and (not effect or abs(effect.time_us) > effect.noise_us)
+def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
+    """Its single changes, but for values that were dropped."""
+    for index in knobs:
+        for value in trail.knobs[index].values:
+            if value != origin[index] and (index, value) not in trail.dropped:
+                yield _with(origin, {index: value})
 
 
-def _learn(trail: KnobTrail, effort: Search, origin: Setting, change: Change, changed: Setting) -> None:
-    """What the single change does here; what is out of reach is dropped."""
-    effect = trail.effects[change] = trail.found.gain(origin, changed)
-    slower, noise = (us / trail.found.time_us(origin) for us in (-effect.time_us, effect.noise_us))
-    if slower - noise > effort.reach:
-        trail.dropped.add(change)
-        trail.notes.append(f"{trail.name(changed, origin)} is {slower:.0%} slower: not tried again")
+def _telling(trail: KnobTrail, origin: Setting, change: Setting) -> bool:
+    """Whether the change is worth a measurement of its own here."""
+    ((index, value),) = trail.changed(change, origin).items()
+    if value == trail.baseline[index]:
+        # What helped when it was made is put back in the proof only.
+        made = trail.effects.get((index, origin[index]))
+        return not made or made.time_us <= made.noise_us
+    effect = trail.effects.get((index, value))
+    return not effect or abs(effect.time_us) > effect.noise_us
+
+
+def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> None:
+    """What the single changes do here; what is out of reach is dropped."""
+    origin_us = trail.found.time_us(origin)
+    for setting in (change for change in changes if change in trail.found.of):
+        ((index, value),) = trail.changed(setting, origin).items()
+        # The baseline's values stay: whatever leads away from them may be taken back.
+        if value == trail.baseline[index]:
+            continue
+        effect = trail.effects[index, value] = trail.found.gain(origin, setting)
+        slower = -effect.time_us / origin_us
+        if slower - effect.noise_us / origin_us > effort.reach:
+            trail.dropped[index, value] = slower
+            trail.notes.append(f"{trail.knobs[index].key}={value} is {slower:.0%} slower: not tried again")
+
+
+def _unlocked(trail: KnobTrail, origin: Setting, changes: Sequence[Setting]) -> Iterator[Setting]:
+    """What is refused as a single change, with each other change that makes it possible."""
+    for refused in (change for change in changes if trail.refusal(change)):
+        for key in (change for change in changes if change in trail.found.of):
+            if trail.changed(refused, origin).keys() != trail.changed(key, origin).keys():
+                yield _with(refused, trail.changed(key, origin))
 
 
 def _joint(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
@@ -226,16 +262,29 @@ def _joint(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[
     hopeful = [change for change in best_first if effects[change].time_us > 0]
     harmless = [change for change in best_first if effects[change].time_us >= -effects[change].noise_us]
     for chosen in (sure, hopeful, harmless):
-        together = origin
-        for index, value in chosen:
-            more = with_values(together, {index: value})
-            if together[index] == origin[index] and trail.possible(more):
-                together = more
+        together, misfits = _joined(trail, origin, chosen)
         yield together
+        for misfit in misfits:
+            yield _joined(trail, origin, [misfit, *chosen])[0]
 
 
-def with_values(setting: Setting, values: Mapping[int, str]) -> Setting:
-    """Returns the setting with these values, by knob's index."""
+def _joined(
+    trail: KnobTrail, origin: Setting, changes: Sequence[tuple[int, str]]
+) -> tuple[Setting, list[tuple[int, str]]]:
+    """The first change of each knob, one after the other; and those that are not possible with the ones before."""
+    together, misfits = origin, []
+    for index, value in changes:
+        more = _with(together, {index: value})
+        if together[index] != origin[index]:
+            continue
+        if trail.possible(more):
+            together = more
+        else:
+            misfits.append((index, value))
+    return together, misfits
+
+
+def _with(setting: Setting, values: dict[int, str]) -> Setting:
     return tuple(values.get(index, value) for index, value in enumerate(setting))
 
 
@@ -253,15 +302,17 @@ def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
         yield from trail.measure_again(wanting)
 
 
-def without(trail: KnobTrail, best: Setting) -> dict[int, Setting]:
-    """By knob's index the setting without each of its changes, where that is possible."""
-    each = {index: with_values(best, {index: trail.baseline[index]}) for index in trail.changed(best)}
-    return {index: setting for index, setting in each.items() if trail.possible(setting)}
-
-
 def team(trail: KnobTrail, best: Setting) -> list[Setting]:
     """What is measured again to prove it: the baseline, itself, and itself without each of its changes."""
-    return list(dict.fromkeys([trail.baseline, best, *without(trail, best).values()])) if best != trail.baseline else []
+    without = [setting for setting in one_by_one(trail, best, trail.baseline).values() if setting]
+    return list(dict.fromkeys([trail.baseline, best, *without])) if best != trail.baseline else []
+
+
+def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, Setting | None]:
+    """By the index of each knob that they have otherwise, the setting with the other's value there; None where that is
+    refused or fails."""
+    taken_over = {index: _with(setting, {index: value}) for index, value in trail.changed(other, setting).items()}
+    return {index: changed if trail.possible(changed) else None for index, changed in taken_over.items()}
 
 
 def _prove(trail: KnobTrail, effort: Search) -> Steps:
@@ -290,27 +341,32 @@ def _prove(trail: KnobTrail, effort: Search) -> Steps:
         # Many small losses make a large one: what is taken back is measured against what the search found, too.
         idle = [
             setting
-            for setting in without(trail, best).values()
+            for setting in one_by_one(trail, best, trail.baseline).values()
             if setting in proof.of and not proof.beats(best, setting) and not proof.beats(fastest, setting)
         ]
         if not idle:
             break
-        every = with_values(best, {index: trail.baseline[index] for s in idle for index in trail.changed(s, best)})
         one = min(idle, key=proof.time_us)
-        best, instead = (every, one) if every not in proof.of and trail.possible(every) else (one, None)
-    yield from trail.measure(
-        with_values(trail.baseline, {index: trail.best[index]}) for index in trail.changed(trail.best)
-    )
+        every = _with(best, {index: trail.baseline[index] for s in idle for index in trail.changed(s, best)})
+        known_worse = every in proof.of and proof.beats(fastest, every)
+        best, instead = (one, None) if known_worse or not trail.possible(every) else (every, one)
+    yield from trail.measure([setting for setting in one_by_one(trail, trail.baseline, trail.best).values() if setting])
 
 
 def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
     """Rounds of all that proves this one; where there is no room for two of them, of itself and the baseline alone."""
+    new = [setting for setting in team(trail, best) if setting not in trail.proof.of]
+    if not new:
+        return
     # The best takes part again: what was measured before it was not in turns with this.
-    members = [setting for setting in team(trail, best) if setting == best or setting not in trail.proof.of]
-    if trail.room() < 2 * len(members):
-        trail.cut, members = True, [setting for setting in (trail.baseline, best) if setting in members]
+    members = list(dict.fromkeys([*new, best]))
     # One round alone says nothing of what two measurements differ by.
-    for turn in range(max(2, effort.repeats)):
+    most = max(2, effort.repeats)
+    rounds = min(most, int(min(trail.room(), sys.maxsize)) // len(members))
+    if rounds < 2:
+        trail.cut, members = True, [setting for setting in (trail.baseline, best) if setting in members]
+        rounds = min(most, int(trail.room()) // len(members))
+    for turn in range(rounds):
         # There and back: what drifts steadily hits all alike.
         yield from trail.prove(members if turn % 2 == 0 else members[::-1])
 

@@ -86,7 +86,7 @@ def test_every_argument_is_one_of_the_command_line(arguments: list[str]) -> None
     assert arguments == [
         *("model=llama3_8b", "max_tp_size=8", "tuner.prove=false", "tp_size=2,4", "operator=fc1,qkv", "method=bulk"),
         *("workload.tokens=4096", "search.min_num_sm=2", "search.max_num_sm=16", "search.max_points=50"),
-        *("search.max_minutes=2.5", "precision=fp8_delayed", "backend=torch", "tuner.overlap_threshold=0.6"),
+        *("search.max_minutes=2.5", 'precision="fp8_delayed"', 'backend="torch"', "tuner.overlap_threshold=0.6"),
         *("tuner.tp_scaling_tolerance=0.1", 'tuner.presets=["a b.yaml","c_tp{tp}.yaml"]'),
         *('hydra.sweep.dir="out/here"', "profile=none"),
     ]

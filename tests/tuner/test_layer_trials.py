@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status
-from overlap_sweep.search.cell import Candidate
 from overlap_sweep.search.tasks import Task
 from overlap_sweep.tuner.workflow import (
     BEST,
@@ -22,34 +20,30 @@ from overlap_sweep.tuner.workflow import (
     check_presets,
     combinations,
     presets,
-    seed_presets,
 )
 from overlap_sweep.workloads.layer.result import PASSES, LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.choice import Candidate as Choosable
 from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.switches import plan
 from tests.make_point import timing_of
-from tests.points import ON_GPUS, operator_point
+from tests.points import operator_point
 
 Setting = dict[str, Any]
 RING, RING4 = {"method": "ring_exchange", "num_sm": 1}, {"method": "ring_exchange", "num_sm": 4}
 PIPELINE, PIPELINE8 = {"method": "pipeline", "num_sm": 4}, {"method": "pipeline", "num_sm": 8}
 
 
-def choice(slot: str, *times_us: tuple[Setting | None, float], predicted: int | None = None) -> PassChoice:
-    """The first candidate is chosen; None is no overlap. That at index `predicted` was not measured."""
+def choice(slot: str, *times_us: tuple[Setting | None, float]) -> PassChoice:
+    """The first candidate is chosen; None is no overlap."""
     operator, phase = slot.split("_")
-    made = [
-        Choosable({slot: setting} if setting else {}, Estimate(us, 0.1, 5), (), None, i != predicted)
-        for i, (setting, us) in enumerate(times_us)
-    ]
+    made = [Choosable({slot: setting} if setting else {}, Estimate(us, 0.1, 5), (), None) for setting, us in times_us]
     measured: dict[str, Any] = {"floor_us": 10.0, "tp1_us": None, "default": None}
     chosen: dict[str, Any] = {"attempted": frozenset(), "chosen": made[0], "reason": "fastest"}
     return PassChoice(4, operator, "fwd" if phase == "fprop" else "bwd", tuple(made), **chosen, **measured)
 
 
-def fc2(*more: tuple[Setting | None, float], **fields: Any) -> PassChoice:
-    return choice("fc2_fprop", (RING, 80.0), *more, (None, 100.0), **fields)
+def fc2(*more: tuple[Setting | None, float]) -> PassChoice:
+    return choice("fc2_fprop", (RING, 80.0), *more, (None, 100.0))
 
 
 def labels(*choices: PassChoice, limit: int = 9, within: float = 0.03) -> list[str]:
@@ -73,10 +67,9 @@ def test_another_method_comes_before_other_knobs_and_the_cheapest_first_up_to_a_
     assert found == [BEST, *methods, *knobs][:limit]
 
 
-def test_of_each_kind_there_is_the_best_measured_one_only_and_none_may_be_it() -> None:
+def test_of_each_kind_there_is_the_best_one_only_and_none_may_be_it() -> None:
     two = ["fc2 fwd by pipeline_sm8", "fc2 fwd by ring_sm4"]
     assert labels(fc2((PIPELINE, 80.4), (PIPELINE8, 80.2), (RING4, 80.3))) == [BEST, *two]
-    assert labels(fc2((PIPELINE, 80.1), predicted=1)) == [BEST]
     found = combinations([choice("fc2_fprop", (RING, 99.0), (None, 100.0))], 4, 0.03)
     assert list(found) == [BEST, "fc2 fwd by none"]
     assert not found["fc2 fwd by none"].slots
@@ -146,26 +139,6 @@ def test_presets_are_checked_for_every_tp_size_and_named_after_their_files(tmp_p
     check_presets([paths[0], paths[0]], ["4"])
     with pytest.raises(UserError, match="would have one name"):
         check_presets(paths, ["4"])
-
-
-def test_presets_are_measured_whole_and_as_far_as_the_backend_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slot that is not named runs at the library's default, and so do knobs that are not; `none` is no candidate."""
-    monkeypatch.setattr(transformer_engine, "missing", lambda: None)
-    path = write_preset(tmp_path / "theirs.yaml", "fc2_fprop: {method: none}\nfc1_dgrad: {method: bulk, num_sm: 7}\n")
-    fc1, fc2 = task(operator="fc1", **ON_GPUS), task(operator="fc2", **ON_GPUS)
-    for one in (fc1, fc2):
-        seed_presets(one, [path])
-    bulk = {"method": "bulk", "cga_size": 2, "set_sm_margin": True}
-    assert fc1.seeds["bwd"] == [Candidate.of({"fc1_dgrad": {**bulk, "num_sm": 7}, "fc1_wgrad": {**bulk, "num_sm": 16}})]
-    assert [c.settings["fc1_fprop"]["method"] for c in fc1.seeds["fwd"]] == ["ring_exchange"]
-    assert list(fc2.seeds) == ["bwd"]
-    # Plain torch has no margin and no clusters on a CPU, which every whole setting of userbuffers has.
-    on_cpu = task(operator="fc1")
-    for paths in ([path], None):
-        seed_presets(on_cpu, paths)
-    assert (on_cpu.seeds, on_cpu.cells) == ({}, {})
 
 
 ROUNDS = [100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0]

@@ -155,7 +155,8 @@ def test_the_combination_that_is_fastest_on_the_layer_is_proven_and_written(done
         assert (proof["proven"], proof["recommended"]) == (True, "tuned")
         assert set(proof["variants"]) == {"none", "tuned", f"preset theirs_tp{trial.tp_size}", "floor"}
         assert proof["variants"]["tuned"]["ratio"] < 1.0
-        assert "default" in proof["left_out"]
+    # What somebody else found may be the fastest, and is tried like the tuner's own.
+    assert all(f"preset theirs_tp{trial.tp_size}" in trial.variants for trial in record(directory).together)
 
 
 def test_again_nothing_is_measured_and_the_answer_is_the_same(
@@ -243,31 +244,6 @@ def test_what_is_chosen_is_profiled_in_a_last_step_unless_it_was(
     assert tuned(tmp_path, *given, answer=answer).points == []
     best = json.loads((tmp_path / "tuning_report.json").read_text())["configurations"]
     assert {row["profiled"] for row in best} <= {True, False}
-
-
-def test_what_the_layer_decided_for_is_profiled_too(tmp_path: Path) -> None:
-    launcher = tuned(tmp_path, "tp_size=2", "profile=best", answer=lambda point: traced(point, answered()(point)))
-    (proof,) = record(tmp_path).proofs
-    # Alone, ring exchange is faster forward.
-    assert slots_of(proof)["fc2_fprop"]["method"] == PIPELINE
-    assert profiled_last(launcher) == [NO_OVERLAP, {"fprop": RING, "dgrad": RING}, {"fprop": PIPELINE}]
-
-
-def test_what_profiling_makes_the_choice_is_profiled_next_and_each_once(tmp_path: Path) -> None:
-    def answer(point: Mapping[str, Any]) -> Result:
-        """Measured once more, ring exchange computes wrong numbers forward. Pipelines never leave traces."""
-        phases = point["phases"] or {}
-        if point["profile"] == "all" and phases.get("fprop", {}).get("method") == RING:
-            return operator_result(point, status="failed", error="wrong numbers", relative_error={"output": 1.0})
-        result = answered()(point)
-        return result if PIPELINE in str(phases) else traced(point, result)
-
-    launcher = tuned(tmp_path, "tp_size=2", "tuner.prove=false", "profile=best", answer=answer)
-    assert profiled_last(launcher) == [
-        *(NO_OVERLAP, {"fprop": RING, "dgrad": RING}),
-        # It was not to blame.
-        {"fprop": PIPELINE, "dgrad": RING},
-    ]
 
 
 def test_where_no_overlap_is_best_that_is_proven_and_presets_are_run_all_the_same(tmp_path: Path, preset: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Sources
 from overlap_sweep.results.estimate import later_change
 from overlap_sweep.results.points import Case, Point, group_cases
@@ -222,11 +223,11 @@ def scale(e2e_times: Mapping[int, float], tolerance: float) -> OperatorScaling:
     ratios = {tp_size: time_us * tp_size / times[1] for tp_size, time_us in times.items()}
     efficient = {tp_size: ratio <= 1 + tolerance + ROUNDING for tp_size, ratio in ratios.items()}
     verdicts = [
-        f"TP={tp}: {'EFFICIENT' if good else 'NOT efficient'} ({times[tp]:.1f}us, ratio {ratios[tp]:.2f})"
+        f"TP={tp} takes {as_us(times[tp])} us, {ratios[tp]:.2f} times the ideal: {'' if good else 'not '}efficient"
         for tp, good in efficient.items()
         if tp > 1
     ]
-    reason = f"Baseline: TP=1 (no TP) @ {times[1]:.1f}us. {'; '.join(verdicts)}"
+    reason = "; ".join([f"TP=1 takes {as_us(times[1])} us", *verdicts]) + "."
     optimal = max(tp_size for tp_size, good in efficient.items() if good)
     return OperatorScaling(optimal, efficient, ratios, times, reason)
 
@@ -252,7 +253,7 @@ def scale_case(choices: Sequence[PassChoice], tolerance: float) -> Scaling:
     if not complete:
         return Scaling(None, tolerance, results, "No operator was measured at every TP size.")
     total = scale({tp: sum(measured[operator][tp] for operator in complete) for tp in tp_sizes}, tolerance)
-    return Scaling(total.optimal_tp_size, tolerance, results, f"Sum over {', '.join(complete)}. {total.reason}")
+    return Scaling(total.optimal_tp_size, tolerance, results, f"Sum over {', '.join(complete)}: {total.reason}")
 
 
 def _tp1_us(choices: Sequence[PassChoice]) -> float | None:

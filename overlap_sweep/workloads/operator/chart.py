@@ -162,6 +162,7 @@ def _point(candidate: Candidate, choice: PassChoice, num_sm: int) -> LinePoint:
 
 def _lines(choice: PassChoice, arms: dict[str, list[LinePoint]]) -> Lines:
     looks = looks_of(list(arms))
+    default = [Reference("default", choice.default.time_us, "comm", DASHED)] if choice.default else []
     return Lines(
         title=f"{choice.operator} {PASS_WORDS[choice.pass_name]}, TP={choice.tp_size}",
         subtitle=f"chosen: {choice.chosen.name}",
@@ -173,5 +174,6 @@ def _lines(choice: PassChoice, arms: dict[str, list[LinePoint]]) -> Lines:
         references=[
             Reference("no overlap", choice.none.time_us, "ink", DASHED),
             Reference("GEMMs alone", choice.floor_us, "muted", DOTTED),
+            *default,
         ],
     )
