@@ -37,7 +37,8 @@ def find_operands(written: Sequence[str]) -> list[Operand]:
     """UserError where something is not there, is neither results, telemetry nor traces, or has the label of another."""
     parsed = [label_and_path(one) for one in written]
     paths = [path for _, path in parsed]
-    labels = [label or path.resolve().name.removesuffix(".gz").removesuffix(".json") for label, path in parsed]
+    short = short_names([path for label, path in parsed if not label])
+    labels = [label or short.pop(0) for label, _ in parsed]
     for i, label in enumerate(labels):
         if label in labels[:i]:
             raise UserError(
@@ -56,6 +57,15 @@ def label_and_path(written: str) -> tuple[str | None, Path]:
     if not label or not path:
         raise UserError(f"{written} is no LABEL=PATH; write as in new=multirun/2026-11-21.")
     return label, Path(path)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Returns what tells each path from the others: its name, or the folder where they part, such as `r4` and `r6` for
+    `/a/r4/tp4` and `/a/r6/tp4`."""
+    whole = [path.resolve() for path in paths]
+    names = [path.name.removesuffix(".gz").removesuffix(".json") for path in whole]
+    levels = zip(*(path.parts for path in whole), strict=False)
+    return next((list(level) for level in (names, *levels) if len(set(level)) == len(level)), names)
 
 
 def _content(path: Path) -> tuple[Kind, list[Path]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.compare.datasets import read_dataset
+from overlap_sweep.compare.operands import short_names
 from overlap_sweep.compare.sweeps import SweepComparison, compare_sweeps
 from overlap_sweep.compare.traces import compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
@@ -211,3 +212,16 @@ def test_nothing_measured_is_an_error(tmp_path: Path, kind: str) -> None:
     make_point(kind, tmp_path, status="skipped", error="does not fit")
     with pytest.raises(UserError, match=r"no point with times to compare \(1 skipped\)"):
         read_dataset("a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (("/a/old", "/b/new"), ["old", "new"]),
+        (("/a/r4/tp4.json.gz", "/a/r6/tp4.json.gz"), ["r4", "r6"]),
+        (("/a/x", "/a/x"), ["x", "x"]),
+        (("/a/trace.json",), ["trace"]),
+    ],
+)
+def test_paths_are_called_by_what_tells_them_apart(paths: tuple[str, ...], expected: list[str]) -> None:
+    assert short_names(list(map(Path, paths))) == expected

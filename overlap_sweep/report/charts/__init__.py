@@ -32,7 +32,6 @@ class Key:
 
     name: str
     colour: str
-    opacity: float = 1.0
     shape: str = "square"
     dash: Sequence[int] = SOLID
 

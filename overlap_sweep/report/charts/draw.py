@@ -38,16 +38,14 @@ def draw_rows(rows: Rows) -> Json:
         own = {"row": key, **detail_fields(row.details)}
         names.append({**own, **{f"cell{j}": cell for j, cell in enumerate(row.cells or [""] * len(rows.columns))}})
         for part, start, end in zip(rows.parts, [0.0, *row.ends], row.ends, strict=False):
-            shown = {"colour": colour(row.colour or part.colour), "opacity": part.opacity}
-            pieces.append({**own, "start": start, "end": end, **shown})
+            pieces.append({**own, "start": start, "end": end, "colour": colour(row.colour or part.colour)})
         noise.append({"row": key, "low": row.low, "high": row.high, "colour": colour("ink")})
         for dot in row.dots:
             dots.append({**own, "at": dot.at, "colour": colour(dot.colour), "shape": dot.shape})
             noise.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
     axis = replace(rows.axis, from_zero=rows.axis.from_zero or bool(pieces))
     told, y, header = tooltip(row.details for row in rows.rows), row_axis(keys), constant(-8)
-    opacity = {"field": "opacity", "scale": None, "type": "quantitative"}
-    bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR, "opacity": opacity}
+    bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
     at = {"x": place("at", axis), "color": OWN_COLOUR, "shape": OWN_SHAPE}
     layers = [layer("bar", pieces, {"height": 13}, y=y, tooltip=told, **bar)] if pieces else []
     ends = rows.axis.domain or [piece["end"] for piece in pieces] + [dot["at"] for dot in dots]

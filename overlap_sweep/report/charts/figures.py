@@ -78,7 +78,7 @@ def column_spec(figures: Sequence[Figure], title: Json | None = None) -> Json:
         "columns": 1,
         "spacing": 30,
         "concat": [{**{k: v for k, v in spec.items() if k not in whole}, "width": WIDE_PX - 170} for spec in specs],
-        "resolve": {"scale": dict.fromkeys(("color", "shape", "opacity", "strokeDash"), "independent")},
+        "resolve": {"scale": dict.fromkeys(("color", "shape", "strokeDash"), "independent")},
         **({"title": title} if title else {}),
     }
 

@@ -20,6 +20,7 @@ COLOURS = {
     "bad": ("#b3400a", "#ff9a5c"),
     "gemm": ("#0072b2", "#4aa8e0"),
     "comm": ("#d55e00", "#f58b3c"),
+    "saved": ("#f3d2ba", "#5e4026"),
     "wait": ("#8a8f98", "#7d8592"),
     "compute": ("#00916a", "#35b892"),
     "memory": ("#b0578d", "#d68bb8"),

@@ -123,15 +123,11 @@ def legend(keys: Sequence[Key], filled: bool = True) -> list[Json]:
     shown = {"orient": "top", "title": None, "columns": max(1, LEGEND_PX // (LETTER_PX * (max(map(len, names)) + 5)))}
     ranges = {
         "color": [colour(key.colour) for key in keys],
-        "opacity": [key.opacity for key in keys],
         "shape": [key.shape for key in keys],
         "strokeDash": [list(key.dash) for key in keys],
     }
-    channels = {}
-    for channel, values in ranges.items():
-        # Opacities would be points along a range otherwise, not one for each name.
-        scale = {"type": "ordinal", "domain": names, "range": values}
-        # And Vega-Lite warns of opacities of what has no order.
-        kind = "ordinal" if channel == "opacity" else "nominal"
-        channels[channel] = {"field": "name", "type": kind, "scale": scale, "legend": shown}
-    return [layer("point", [], {"filled": filled}, **channels)]
+    channels = {
+        channel: {"field": "name", "type": "nominal", "scale": {"domain": names, "range": values}, "legend": shown}
+        for channel, values in ranges.items()
+    }
+    return [layer("point", [], {"filled": filled, "opacity": 1}, **channels)]

@@ -243,7 +243,7 @@ def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
         parts=[
             charts.Key("the longer of GEMMs and copies", "gemm"),
             charts.Key("added by the other", "comm"),
-            charts.Key("saved", "comm", 0.28),
+            charts.Key("saved", "saved"),
         ],
         columns=["at once us", "of the ideal"],
         rows=[_bar(row) for row in analysis.rows[:MOST_BARS]],

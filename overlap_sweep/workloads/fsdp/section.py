@@ -54,7 +54,7 @@ MOST_BARS = 30
 PARTS = [
     Key("without communication (floor)", "gemm"),
     Key("exposed communication", "comm"),
-    Key("hidden (to none)", "comm", 0.28),
+    Key("hidden (to none)", "saved"),
 ]
 
 A = Column[TrainingAnalysis]

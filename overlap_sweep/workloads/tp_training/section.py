@@ -237,7 +237,7 @@ PARTS = [
     charts.Key("forward", "gemm"),
     charts.Key("backward", "series3"),
     charts.Key("optimizer", "series4"),
-    charts.Key("other", "wait", 0.6),
+    charts.Key("other", "wait"),
 ]
 
 MOST_CURVES = 10
