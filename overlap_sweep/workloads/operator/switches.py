@@ -142,8 +142,11 @@ def _advice(switches: Switches, finals: Sequence[Candidate], choices: Sequence[P
             continue
         without = methods_allowed({**switches, name: DEFAULTS[name]})
         moved = [slot for slot in now if now[slot] != without[slot]]
-        settings = {slot: final[slot].settings.get(slot) for slot in moved if slot in final}
-        reasons = [f"{space.brief_name(setting)} for {slot}" for slot, setting in settings.items()]
+        by_setting: dict[str, list[str]] = {}
+        for slot in (slot for slot in moved if slot in final):
+            setting = final[slot].settings.get(slot)
+            by_setting.setdefault(space.brief_name(setting) if setting else "no overlap", []).append(slot)
+        reasons = [f"{setting} for {', '.join(slots)}" for setting, slots in by_setting.items()]
         untried = [slot for slot in moved if slot not in final]
         reasons += [f"{', '.join(untried)} not measured"] if untried else []
         advice.append(SwitchAdvice(name, value, "; ".join(reasons)))

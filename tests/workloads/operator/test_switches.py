@@ -98,7 +98,7 @@ def test_the_switch_that_a_choice_needs(choices: Choices, switches: dict[str, bo
 
 def test_the_reason_names_slots_that_are_touched_unmeasured() -> None:
     (advice,) = planned({"fc2 fwd": SLOWER}).switches
-    assert advice.reason == "none for fc2_fprop; proj_fprop not measured"
+    assert advice.reason == "no overlap for fc2_fprop; proj_fprop not measured"
     assert FLAGS[advice.name] == "--disable-tp-comm-overlap-rs"
 
 
