@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
 
 from overlap_sweep import workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, OF_LANGUAGE_MODELS, Model, ModelConfig
@@ -34,7 +33,7 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.composition import one_line, unknown_option
+from overlap_sweep.runtime.composition import unknown_option
 from overlap_sweep.runtime.group import GROUP_LOG, GroupError, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_multicast,
@@ -110,14 +109,23 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """Returns the configuration without Hydra's part. UserError where a value is missing."""
-    try:
-        return {str(key): _value(config[key], needed=key != "model_preset") for key in config if key != "hydra"}
-    except MissingMandatoryValue as error:
-        raise UserError(one_line(error)) from None
+    missing = sorted(key for key in _missing(config) if not key.startswith("model_preset."))
+    if missing:
+        raise UserError(f"{missing[0]} has no value; give {missing[0]}=... .")
+    return {str(key): _value(config[key]) for key in config if key != "hydra"}
 
 
-def _value(node: Any, needed: bool) -> Any:
-    return OmegaConf.to_container(node, resolve=True, throw_on_missing=needed) if OmegaConf.is_config(node) else node
+def _value(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _missing(node: DictConfig, where: str = "") -> Iterator[str]:
+    # OmegaConf's own missing_keys would resolve what Hydra's part says.
+    for key in map(str, node):
+        if OmegaConf.is_missing(node, key):
+            yield f"{where}{key}"
+        elif key != "hydra" and isinstance(below := node._get_node(key), DictConfig):
+            yield from _missing(below, f"{where}{key}.")
 
 
 def _refuse_idle(point: Mapping[str, Any], schema: type[ModelConfig]) -> None:
