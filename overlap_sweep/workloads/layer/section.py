@@ -326,7 +326,7 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
         subtitle=legend(layer),
         axis=charts.Axis(format="+.1~%"),
         parts=[charts.Key("change", "accent")],
-        columns=["all ms", "ratio less 1"],
+        columns=["all ms", "change"],
         rows=[
             charts.Row(
                 name=row.label,
