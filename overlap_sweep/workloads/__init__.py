@@ -34,7 +34,7 @@ Run = Callable[[Config, Path, "Ranks"], dict[str, Any]]
 
 
 def run_of(package: str) -> Run:
-    """Returns `run` of the package's module `run`, which is imported when it is called."""
+    """Returns a function that imports the package's module `run` when called, and calls its `run`."""
     return lambda point, directory, ranks: import_module(f"{package}.run").run(point, directory, ranks)
 
 
@@ -44,7 +44,7 @@ def _tp_size(config: Config) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """What a point wants of its worker processes. Points that want the same can share them."""
+    """What a point requires of its worker processes. Points with equal requirements can share them."""
 
     max_connections: int = 1
     """CUDA_DEVICE_MAX_CONNECTIONS, unless `runtime.max_connections` is given."""
@@ -77,7 +77,7 @@ class Sample:
     """How much work that was: points are compared by the time of equal amounts."""
 
     def scaled(self, factor: float) -> Sample:
-        """Returns what so many times as much work would take."""
+        """Returns the sample for `factor` times as much work."""
         point_us, beside_us, none_us = (
             tuple(factor * time_us for time_us in times_us)
             for times_us in (self.times_us, self.beside_us, self.none_us)
@@ -106,7 +106,7 @@ class Searchable:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What one point runs. Only its module `run` imports torch, and `section` what analyses."""
+    """A kind of work for points. Only its module `run` imports torch, and `section` the analysis."""
 
     name: str
     package: str
@@ -156,7 +156,7 @@ class Workload:
     """None: `hydra/sweeper=knobs` refuses it."""
 
     def module(self, name: str) -> Any:
-        """Returns one of its modules, imported when it is asked for."""
+        """Returns one of the package's modules, imported on first use."""
         return import_module(f"{self.package}.{name}")
 
 
@@ -167,13 +167,13 @@ BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training")
 
 @cache
 def names() -> tuple[str, ...]:
-    """Returns the names of all workloads: ours, and those of other distributions."""
+    """Returns the names of all workloads, built-in and of other distributions."""
     return (*BUILT_IN, *sorted(entry.name for entry in entry_points(group=GROUP)))
 
 
 @cache
 def load(name: str) -> Workload:
-    """Returns the workload of that name. UserError where there is none."""
+    """Returns the workload of that name. UserError if there is none."""
     if name in BUILT_IN:
         return cast(Workload, import_module(f"{__name__}.{name}").WORKLOAD)
     entry = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
@@ -190,7 +190,7 @@ def load(name: str) -> Workload:
 
 
 def config_folders() -> list[str]:
-    """Returns the folders that other packages have with the YAML files of their workloads: `conf` beside `WORKLOAD`."""
+    """Returns the folders in which other packages have the YAML files of their workloads: `conf` beside `WORKLOAD`."""
     packages = [import_module(load(name).package) for name in names()[len(BUILT_IN) :]]
     return [str(Path(str(package.__file__)).parent / "conf") for package in packages]
 
@@ -201,30 +201,29 @@ def of(config: Config) -> Workload:
 
 
 def world_size(config: Config) -> int:
-    """Returns the ranks that a point runs on."""
+    """Returns the number of ranks that a point runs on."""
     return of(config).world_size(config)
 
 
 def gpus(config: Config) -> int:
-    """Returns the GPUs that a point needs: one for each rank, and those beside them."""
+    """Returns the number of GPUs that a point needs: one for each rank, and those beside them."""
     return world_size(config) + of(config).idle_gpus(config)
 
 
 def section_module(name: str) -> Any:
-    """Returns the module with `section(sources)`, what the workload says of what was measured, and its TABLE of
-    points."""
+    """Returns the module with `section(sources)`, which reports the workload's results, and its TABLE of points."""
     return load(name).module("section")
 
 
 def measured_type(name: str) -> type[Measured]:
-    """Returns the type of what points of the workload measure. UserError where there is no such workload."""
+    """Returns the type of what the workload's points measure. UserError if there is no such workload."""
     measured: type[Measured] = load(name).module("result").MEASURED
     return measured
 
 
 def comparing(name: str) -> Comparing | None:
-    """Returns how the workload takes part in comparisons and histories: `COMPARED` in its module `compare`. None where
-    it has no such module. UserError where there is no such workload."""
+    """Returns how the workload takes part in comparisons and histories: `COMPARED` in its module `compare`. None if it
+    has no such module. UserError if there is no such workload."""
     workload = load(name)
     if find_spec(f"{workload.package}.compare") is None:
         return None
@@ -233,7 +232,7 @@ def comparing(name: str) -> Comparing | None:
 
 
 def schema(name: str) -> type[PointConfig]:
-    """Returns the dataclass of the workload's configuration: `Config` in its module `config`. UserError where there is
-    none of that name."""
+    """Returns the dataclass of the workload's configuration: `Config` in its module `config`. UserError if there is no
+    such workload."""
     config: type[PointConfig] = load(name).module("config").Config
     return config

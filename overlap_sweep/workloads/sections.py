@@ -1,4 +1,4 @@
-"""What all workloads say of a directory of results. Apart from the registry, which workers import, too."""
+"""The report of all workloads on a directory of results. Separate from the registry, which workers import, too."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from overlap_sweep.results.records import Records, read_records
 
 
 def read_sources(root: Path, config: AnalysisConfig, command: str = "") -> Sources:
-    """Reads everything at or below `root`; `command` is what was typed. UserError when there is nothing."""
+    """Reads everything at or below `root`; `command` is the user's command line. UserError if there is nothing."""
     return Sources(read_points(root), read_records(root), config, command)
 
 
 def analyse(root: Path, config: AnalysisConfig, command: str = "") -> Analysis:
-    """Reads and judges everything at or below `root`. UserError when there is nothing."""
+    """Reads and judges everything at or below `root`. UserError if there is nothing."""
     sources = read_sources(root, config, command)
     return Analysis(sources, sections_of(sources))
 
 
 def sections_of(sources: Sources) -> list[Section]:
-    """Returns what each workload that has points says."""
+    """Returns the section of each workload that has points."""
     found = (workloads.section_module(name).section(sources) for name in workloads.names())
     return [section for section in found if section]
 
 
 def sections_of_points(points: Sequence[Point]) -> list[Section]:
-    """Returns what the workloads of these points alone say."""
+    """Returns the sections of the workloads of these points alone."""
     root = Path(os.path.commonpath([point.directory for point in points]))
     records = Records(tuners={}, searches={}, knobs={}, problems=[])
     return sections_of(Sources(Reading(root, list(points), problems=[]), records, AnalysisConfig()))

@@ -13,7 +13,7 @@ _KEPT = ("runtime", "profile", "repetition", "workload")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point without whatever copies have no use for."""
+    """Returns the point without the options that copies do not use."""
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: workload=copy_engine has none; leave it out.")
     copy = dict(point["copy_engine"])

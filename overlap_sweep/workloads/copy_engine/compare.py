@@ -17,7 +17,7 @@ from overlap_sweep.workloads.copy_engine.section import copy_row
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns all that was measured but for the launch-bound, whose times say nothing."""
+    """Returns all measurements except launch-bound ones, whose times say nothing."""
     by_size: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
     for point in points:
         if point.workload == "copy_engine" and point.status == "ok":
@@ -45,7 +45,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns GEMMs and copies at once; nothing where the host limited them."""
+    """Returns the sample of GEMMs and copies at once; empty if the host limited them."""
     times = result.measured_as(CopyTimes).times
     # The rows of the matrices are nothing that a model reads.
     sample = Sample((times["overlapped"],), times["sequential"].median_us, WHOLE, tokens=None)

@@ -37,7 +37,7 @@ _OTHER_THREAD = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initar
 
 @dataclass(frozen=True)
 class Work:
-    """What is computed and what is copied, each on whatever stream is current."""
+    """The GEMMs and the copies, each on whatever stream is current."""
 
     gemms: Callable[[], None]
     copies: Callable[[], None]
@@ -65,7 +65,7 @@ class Work:
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Runs the copies at the same time as the block, and is over when they are, too."""
+        """Runs the copies concurrently with the block, and ends when both have ended."""
         if self.stream is None:
             # copy_ frees the GIL.
             copied = _OTHER_THREAD.submit(self.copies)
@@ -83,7 +83,7 @@ class Work:
 
 @torch.no_grad()
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Returns the measured fields of the point's Result. `Refused` where GPUs cannot reach each other's memory."""
+    """Returns the measured fields of the point's Result. `Refused` if GPUs cannot reach each other's memory."""
     asked, workload = point["copy_engine"], point["workload"]
     work = _work(point, ranks)
     _check(work, ranks)
@@ -108,7 +108,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
 
 
 def _bytes(asked: Mapping[str, Any]) -> int:
-    """Returns the size of one copy."""
+    """Returns the size of one copy in bytes."""
     return round(asked["copy_mb"] * MIB)
 
 
@@ -141,7 +141,7 @@ def _work(point: Mapping[str, Any], ranks: Ranks) -> Work:
 
 
 def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Returns what puts a tensor where copies come from, and where they go to."""
+    """Returns the functions that put a tensor where copies come from and where they go to."""
     here, host = Tensor.clone, lambda tensor: tensor.cpu().pin_memory()
     if direction == "peer":
         peer = torch.device("cuda", (device.index or 0) + 1)
@@ -153,7 +153,7 @@ def _places(direction: str, device: torch.device) -> tuple[Callable[[Tensor], Te
 
 
 def _check(work: Work, ranks: Ranks) -> None:
-    """Raises WrongNumbers where GEMMs and copies at once don't leave what they leave alone."""
+    """Raises WrongNumbers unless GEMMs and copies at once give the same results as alone."""
     work.gemms()
     expected = work.product.clone()
     work.product.zero_()

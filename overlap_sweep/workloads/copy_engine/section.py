@@ -54,19 +54,19 @@ class CopyRow:
 
     @property
     def hidden_fraction(self) -> float:
-        """The share that is saved of the shorter of the two."""
+        """Returns the time saved as a share of the shorter of the two."""
         return self.saving.time_us / min(self.gemm.time_us, self.copy.time_us)
 
     @property
     def saves(self) -> bool:
-        """Beyond the noise, and something worth it; the times must say something about the device."""
+        """Returns whether overlap saves time, beyond the noise and enough to matter, with times not launch-bound."""
         clear = self.saving.time_us > self.saving.noise_us and self.hidden_fraction >= WORTH
         return clear and not self.launch_bound
 
 
 @dataclass(frozen=True)
 class CopyAnalysis:
-    """Copies of all sizes that go the same way on one device."""
+    """Copies of all sizes in one direction on one device."""
 
     direction: str
     device: str
@@ -75,7 +75,7 @@ class CopyAnalysis:
 
     @property
     def answer(self) -> str:
-        """A sentence: where overlap saves most."""
+        """Returns a sentence on where overlap saves most."""
         rows = [row for row in self.rows if not row.launch_bound]
         if not rows:
             return "no answer: the host could not enqueue as fast as the device ran"
@@ -88,14 +88,14 @@ class CopyAnalysis:
 
     @property
     def cautions(self) -> list[str]:
-        """What to know before believing the answer, a sentence each."""
+        """Returns what to know before believing the answer, a sentence each."""
         points, bound = [row.point for row in self.rows], [row.size for row in self.rows if row.launch_bound]
         launch_bound = f"Launch-bound, their times say nothing about the device: {some_of(bound, separator='; ')}."
         return [*([launch_bound] if bound else []), *slowed_gpus(points), *recorded_warnings(points)]
 
 
 def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
-    """Returns the `ok` copy points by direction and device."""
+    """Returns an analysis of the `ok` copy points for each direction and device."""
     cases: dict[tuple[str, str], list[CopyRow]] = defaultdict(list)
     for point in points:
         if point.workload == "copy_engine" and point.status == "ok":
@@ -108,7 +108,7 @@ def analyse_copies(points: Iterable[Point]) -> list[CopyAnalysis]:
 
 
 def copy_row(point: Point) -> CopyRow:
-    """Returns what a point that is ok measured."""
+    """Returns the row of an `ok` point."""
     asked, measured = point.config["copy_engine"], point.measured_as(CopyTimes)
     estimates = {name: estimate(measured.times[name].samples_us) for name in VARIANTS}
     rounds = zip(measured.times["sequential"].samples_us, measured.times["overlapped"].samples_us, strict=True)
@@ -183,7 +183,7 @@ LEGEND = (
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns what copies hide, an answer for each direction; None where nothing of it is among the points."""
+    """Returns the section on what copies hide, an answer for each direction; None without such points."""
     points, root = sources.points("copy_engine"), sources.reading.root
     if not points:
         return None
@@ -234,8 +234,8 @@ MOST_BARS = 40
 
 
 def copies_bars(analysis: CopyAnalysis) -> charts.Rows:
-    """Returns, by size, what of the shorter of GEMMs and copies is hidden behind the longer; as shares of the time one
-    after the other, since sizes differ by magnitudes."""
+    """Returns, by size, how much of the shorter of GEMMs and copies is hidden behind the longer; as shares of the
+    sequential time, since sizes differ by magnitudes."""
     return charts.Rows(
         title=f"{analysis.direction} on {analysis.device}",
         subtitle=f"both at once, with its noise; at most the first {MOST_BARS} sizes",

@@ -35,7 +35,7 @@ _REFUSED = {
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with batch, steps and precision, and without whatever training has no use for."""
+    """Returns the point with batch, steps and precision, without the options that training does not use."""
     device, distributed, profiling = point["runtime"]["device"], dict(point["distributed"]), dict(point["profiling"])
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: who shards is said by distributed.strategy; leave backend out.")
@@ -63,7 +63,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables that are set. UserError for what is no variable of NCCL, RCCL or their transports."""
+    """Returns the variables that are set. UserError for one that is not of NCCL, RCCL or their transports."""
     for name in asked:
         if name not in _REFUSED and not _ENVIRONMENT.fullmatch(name):
             raise UserError(f"distributed.env.{name} is no variable of NCCL, RCCL or HIP; set it in your shell.")
@@ -76,7 +76,7 @@ def _environment(asked: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_choice(name: str, asked: Any, lowest: int, what: str) -> None:
-    """UserError unless it is true, false or a number from `lowest` on."""
+    """Raises UserError unless `asked` is true, false or a number from `lowest` on."""
     if not isinstance(asked, bool) and not (isinstance(asked, int) and lowest <= asked <= 1024):
         raise UserError(f"{name}={asked} is neither true, false nor a number of {what}; give one of them.")
 
@@ -116,7 +116,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]]:
-    """Yields which options of a section nothing reads beside the others, and why."""
+    """Yields a section, those of its options that have no effect beside the others, and why."""
     distributed, fsdp = point["distributed"], point["fsdp"]
     if distributed["strategy"] == "ddp":
         yield "fsdp", [name for name in fsdp if name != "sync_module_states"], "changes nothing under DDP"
@@ -136,7 +136,7 @@ def _unused(point: Mapping[str, Any]) -> Iterator[tuple[str, Iterable[str], str]
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Train with telemetry, profile, and compare with no overlap and no communication."""
+    """Trains with telemetry, profiles, and compares with no overlap and with no communication."""
     from overlap_sweep.workloads.fsdp.run import forget, run_training
 
     try:
@@ -159,8 +159,8 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    """FSDP2 makes two process groups for each unit that stays gathered within a smaller group, and keeps them: such a
-    point leaves behind what no other should have."""
+    """Returns the point's workers, not shared if it leaves process groups behind: FSDP2 makes two, and keeps them, for
+    each unit that stays gathered within a smaller group."""
     leaves_groups = type(point["fsdp"]["reshard_after_forward"]) is int
     return Workers(
         max_connections=8,

@@ -53,7 +53,7 @@ class TrainingCase(NamedTuple):
 
     @property
     def brief(self) -> str:
-        """Without the sizes and the device. `model` is not what is trained: the backbone's layers have its widths."""
+        """Returns the case without sizes or device. `model` isn't what is trained: backbone layers have its widths."""
         return f"ranking model (widths of {self.model}), {self.ranks} rank{'s' if self.ranks > 1 else ''}"
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class TrainingRow(StepTimes):
 
     @property
     def of_sample(self) -> Estimate:
-        """A sample's share of the step."""
+        """Returns the time per sample."""
         return self.step.relative_to(self.samples_per_step)
 
     @property
@@ -103,12 +103,12 @@ class TrainingRow(StepTimes):
 
     @property
     def simplicity(self) -> tuple[Any, ...]:
-        """Sorts the simpler first: what turns fewer knobs."""
+        """Returns a sort key that puts settings with fewer changed knobs first."""
         return len(changed(self.knobs)), [order(self.knobs, name) for name in sorted(self.knobs)]
 
     @property
     def note(self) -> str:
-        """Returns what tells it from rows that are simply slower."""
+        """Returns what distinguishes it from rows that are simply slower."""
         notes = {
             self.standing: self.standing.startswith("best"),
             "diverges": self.loss is None,
@@ -122,7 +122,7 @@ class TrainingRow(StepTimes):
 
 @dataclass(frozen=True)
 class TrainingAnalysis:
-    """One case."""
+    """The analysis of one case."""
 
     case: TrainingCase
     points: list[Point]
@@ -145,17 +145,17 @@ class TrainingAnalysis:
 
     @property
     def gain(self) -> float:
-        """Samples per second of the best over those of the reference, minus 1."""
+        """Returns the samples per second of the best over those of the reference, minus 1."""
         return self.best.samples_per_s / self.reference.samples_per_s - 1
 
     @property
     def overrides(self) -> str:
-        """What to type for the best instead of the others; empty where that is nothing."""
+        """Returns the command-line overrides that select the best among the rows; empty if none are needed."""
         return overrides(self.best.knobs, self.differing)
 
     @property
     def how_timed(self) -> str:
-        """A sentence."""
+        """Returns a sentence on how the times were obtained."""
         if not any(row.relative for row in self.rows):
             return "Times are as measured in each point."
         return (
@@ -167,7 +167,7 @@ class TrainingAnalysis:
 def analyse_training(
     points: Iterable[Point], searches: Mapping[Path, KnobRecord] | None = None
 ) -> list[TrainingAnalysis]:
-    """Returns the analyses of the `ok` points of training runs, by case; `searches` by their directories."""
+    """Returns an analysis of the `ok` training points for each case; `searches` by their directories."""
     cases: dict[TrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.workload == "fsdp" and point.status == "ok":
@@ -187,7 +187,7 @@ def training_case(point: Point) -> TrainingCase:
 
 
 def choose(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, str]:
-    """Returns the simplest, unless something is faster, and why. What diverges is chosen where everything does."""
+    """Returns the simplest row, unless another is faster, and why. One that diverges is chosen only if all do."""
     usable = sorted((row for row in rows if row.loss is not None), key=lambda row: row.simplicity) or list(rows)
     if len(rows) == 1:
         return rows[0], "the only one that was measured"
@@ -234,7 +234,7 @@ def _analyse(case: TrainingCase, points: list[Point], searches: Mapping[Path, Kn
 
 
 def point_row(point: Point, standing: str = "") -> TrainingRow:
-    """Returns what a point that is ok measured, beside no other."""
+    """Returns the row of a single `ok` point."""
     knobs = knobs_of(point.config)
     return replace(_row(knobs, None, [point], times_as_measured(point)), standing=standing)
 
@@ -242,7 +242,7 @@ def point_row(point: Point, standing: str = "") -> TrainingRow:
 def _best(
     rows: Mapping[frozenset[tuple[str, str]], TrainingRow], points: Sequence[Point], searches: Mapping[Path, KnobRecord]
 ) -> tuple[TrainingRow, str, bool]:
-    """Returns the best, why, and whether a search settled it: it measured its answer again after it had chosen it, in
+    """Returns the best, why, and whether a search settled it: a search measures its answer again after choosing it, in
     alternation with the baseline, and what seems faster here only seemed so when it was tried."""
     settled = {
         frozen(knobs_of(point.config)): search
@@ -275,7 +275,7 @@ def _has_answer(config: Mapping[str, Any], search: KnobSearch) -> bool:
 
 
 def _alike(key: str, value: str) -> str:
-    """Returns the value without quotes; a number as it is written shortest."""
+    """Returns the value without quotes; a number in its shortest form."""
     plain = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
     if key == "fsdp.forward_prefetch":
         plain = {"false": "0", "true": "1"}.get(plain.lower(), plain)
@@ -283,7 +283,7 @@ def _alike(key: str, value: str) -> str:
 
 
 def _row(knobs: Knobs, shown: Collection[str] | None, points: Sequence[Point], times: StepTimes) -> TrainingRow:
-    """Returns one setting over its points; `shown` are the knobs that it is called by, None for all."""
+    """Returns the row of one setting over its points; `shown` are the knobs that name it, None for all."""
     runs = [measured(point.result) for point in points]
     limited = {name for point in points if point.result for name in limited_by_host(point.result)}
     hosts_us = [run.host_us["point"] for run in runs if "point" in run.host_us]

@@ -23,7 +23,7 @@ and steps add it up. What is learnt by heart has a loss that is next to nothing,
 
 
 def cautions(analysis: TrainingAnalysis) -> list[str]:
-    """Returns a sentence each, none where all is well."""
+    """Returns the cautions, a sentence each; empty if all is well."""
     return [
         *_trains_differently(analysis),
         *_no_losses(analysis),
@@ -55,7 +55,7 @@ def _no_losses(analysis: TrainingAnalysis) -> Iterator[str]:
 
 
 def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
-    """Equal seeds have equal data: what is only scheduled differently must train alike."""
+    """Yields points whose losses differ from others': with equal seeds, schedules must not change the losses."""
     groups: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
     for point in analysis.points:
         groups[repr(point.config["workload"].get("seed")), *same_training(knobs_of(point.config))].append(point)
@@ -77,12 +77,12 @@ def _wrong_losses(analysis: TrainingAnalysis) -> Iterator[str]:
 
 
 def _numbers(losses: Iterable[float | None]) -> list[float]:
-    """Returns those before the first that is none."""
+    """Returns the losses before the first None."""
     return [loss for loss in takewhile(lambda loss: loss is not None, losses) if loss is not None]
 
 
 def _of_settings(analysis: TrainingAnalysis) -> Iterator[str]:
-    """Yields what is the matter with some of the settings, and with which."""
+    """Yields a sentence for each problem, with the settings that have it."""
     doubts: dict[str, Callable[[TrainingRow], bool]] = {
         "What communication costs without overlap cannot be told from noise, so that hidden fractions say nothing": (
             lambda row: not row.hidden.known
@@ -103,7 +103,7 @@ def _of_settings(analysis: TrainingAnalysis) -> Iterator[str]:
 
 
 def _drift(analysis: TrainingAnalysis) -> Iterator[str]:
-    """Yields by how much the steps without communication drifted, which many points measure alike."""
+    """Yields by how much the steps without communication, which many points measure alike, drifted."""
     times_us = defaultdict(list)
     for point in sorted(analysis.points, key=lambda point: (point.result and point.result.started) or ""):
         assert point.result

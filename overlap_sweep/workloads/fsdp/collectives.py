@@ -63,7 +63,7 @@ class Queue:
 
 @dataclass(eq=False)
 class Span:
-    """Of work on a stream. `end` comes later than `start`, for what runs by itself from another thread."""
+    """Work on a stream. `end` is set after `start`, from another thread if the work runs by itself."""
 
     stream: str
     start: Mark
@@ -75,7 +75,7 @@ class Span:
     """About when the host launched the collective, by its clock; None for what has many launches."""
 
     def resolve(self, origin: Mark, anchor: Anchor) -> tuple[int, int]:
-        """Returns (start, end) in nanoseconds. What was queued began when it was handed over and a server was free."""
+        """Returns (start, end) in nanoseconds. Queued work began when it was handed over and a server was free."""
         if self.ended is not None:
             self.ended.wait()
         assert self.end is not None
@@ -91,7 +91,7 @@ class Span:
 
 @dataclass
 class Recorder:
-    """The spans of the step that runs, while `on`."""
+    """The spans of the current step, recorded while `on`."""
 
     device: torch.device
     on: bool = False
@@ -110,8 +110,8 @@ class Recorder:
         return span
 
     def launched(self, span: Span) -> None:
-        """The call that launches the collective has returned. On a CPU gloo's thread takes it then or later, which is
-        told by nobody."""
+        """Notes that the call that launches the collective has returned. On a CPU gloo's thread takes it then or later,
+        which cannot be observed."""
         if self.device.type == "cuda":
             span.launched_ns = launch_between(span.start.host_ns, time.perf_counter_ns())
 
@@ -128,7 +128,7 @@ class Recorder:
 
     @contextmanager
     def not_computing(self) -> Iterator[None]:
-        """Leave out of a unit's computation what its stream does instead."""
+        """Excludes the block from a unit's computation."""
         computing = self._computing is not None
         if computing:
             self.end_computing()
@@ -137,22 +137,22 @@ class Recorder:
             self.begin_computing()
 
     def end_with(self, span: Span, work: Future[Any]) -> None:
-        """When the work is done: gloo's thread calls back then."""
+        """Ends the span when the work is done, in a callback on gloo's thread."""
         span.ended = work.then(lambda _: self.end(span))
 
     def take(self) -> list[Span]:
-        """Returns the spans of the step that is over."""
+        """Returns and clears the spans of the finished step."""
         taken, self.spans = self.spans, []
         return taken
 
 
 def launch_between(begun_ns: int, returned_ns: int) -> int:
-    """Returns about when a collective was launched, if it was marked and its call returned then."""
+    """Returns the approximate launch time of a collective from when it was marked and when its call returned."""
     return begun_ns + round(LAUNCHED_AT * (returned_ns - begun_ns))
 
 
 def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
-    """Returns when the spans were, all of which the device must have passed."""
+    """Returns the times of the spans by stream; the device must have passed them all."""
     found: Spans = {}
     for span in spans:
         found.setdefault(span.stream, []).append(span.resolve(origin, anchor))
@@ -160,8 +160,8 @@ def resolve(spans: list[Span], origin: Mark, anchor: Anchor) -> Spans:
 
 
 class Streams:
-    """The stream that computes, and one for each kind of communication. On a CPU there are none: gloo's threads are
-    what runs beside the computation."""
+    """The compute stream, and one for each kind of communication. On a CPU there are none: gloo's threads run beside
+    the computation."""
 
     def __init__(self, priorities: Mapping[str, str], device: torch.device) -> None:
         self._streams: dict[str, torch.cuda.Stream] = {}
@@ -174,7 +174,7 @@ class Streams:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Run a step on the stream that computes; what is current waits for it, and it for that."""
+        """Runs a step on the compute stream, which waits for the current stream before and is waited for after."""
         if not self._streams:
             yield
             return
@@ -193,8 +193,8 @@ class Collectives:
     """Issues collectives in the current mode, and records them."""
 
     def __init__(self, ranks: Ranks, streams: Streams, recorder: Recorder, own_streams: bool) -> None:
-        """`own_streams`: in mode `point` every collective runs on the stream of its kind, instead of where the library
-        has it."""
+        """Creates the issuer. `own_streams`: in mode `point` every collective runs on the stream of its kind, instead
+        of the library's."""
         self.mode = POINT
         self.blocked_s = 0.0
         """How long the host has waited for the device in `wait_for_layers`."""
@@ -206,18 +206,18 @@ class Collectives:
         self._thread = ThreadPoolExecutor(1)
 
     def own_stream(self, name: str) -> torch.cuda.Stream | None:
-        """Returns the stream of a kind of collectives, where they have one of their own."""
+        """Returns the stream of a kind of collectives, or None if they have none of their own."""
         return self.streams[name] if self._own_streams and self._on_gpu else None
 
     def now(self, stream: str, issue: Issue) -> None:
-        """Have it done when what is current goes on."""
+        """Issues a collective that is done before the current stream goes on."""
         if self._on_gpu:
             self._on_stream(stream, issue)
         else:
             self._recorded(stream, issue, self._queue)
 
     def later(self, stream: str, issue: Issue) -> dist.Work | None:
-        """Have it done when what is returned was waited for. Returns None where it is done already."""
+        """Issues a collective, done once the returned work was waited for. Returns None if it is done already."""
         if self.mode == NONE:
             self.now(stream, issue)
             return None
@@ -238,7 +238,7 @@ class Collectives:
             compute.wait_stream(current)
 
     def _beside(self, stream: str, issue: Issue) -> torch.cuda.Event:
-        """Have it done on the stream of its kind, after what is current. Returns the event of its end."""
+        """Issues a collective on the stream of its kind, after the current one. Returns the event of its end."""
         own = self.streams[stream]
         own.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(own):
@@ -246,20 +246,20 @@ class Collectives:
             return own.record_event()
 
     def _recorded(self, stream: str, issue: Issue, queue: Queue | None = None) -> None:
-        """On what is current."""
+        """Issues and records a collective on the current stream."""
         span = self.recorder.begin(stream, queue)
         issue(async_op=False)
         self.recorder.launched(span)
         self.recorder.end(span)
 
     def _asynchronously(self, stream: str, issue: Issue) -> dist.Work:
-        """On gloo's threads."""
+        """Issues and records a collective on gloo's threads."""
         span, work = self._handed_over(stream, issue)
         self.recorder.end_with(span, work.get_future())
         return work
 
     def _on_nccls_stream(self, stream: str, issue: Issue) -> torch.cuda.Stream:
-        """Returns the stream that waits for it."""
+        """Issues a collective on NCCL's stream. Returns the stream that waits for it."""
         span, work = self._handed_over(stream, issue)
         # Not by Future.then: its callback takes the next of torch's pool of 32 streams and has it wait for the
         # collective, and that one may be the stream that computes.
@@ -276,8 +276,8 @@ class Collectives:
         return span, work
 
     def reduced(self, stream: str, issue: Issue, value: Tensor) -> Future[Tensor]:
-        """A future that is done, for whoever waits for it on a stream, when the collective is: it holds `value`, which
-        the collective changes in place."""
+        """Returns a future that is done, for a stream that waits for it, when the collective is: it holds `value`,
+        which the collective changes in place."""
         if self.mode == NONE:
             self.alone(stream, issue)
         if self.mode != POINT:
@@ -293,13 +293,13 @@ class Collectives:
             return self._done(value)
 
     def alone(self, stream: str, issue: Issue) -> None:
-        """In the middle of what counts as computation: of a layer's backward, where DDP asks for it in mode `none`, or
-        of the optimizer's step."""
+        """Issues a collective within what counts as computation: a layer's backward, where DDP asks for it in mode
+        `none`, or the optimizer's step."""
         with self.recorder.not_computing():
             self.now(stream, issue)
 
     def beside_step(self, stream: str, issue: Issue, tensors: tuple[Tensor, ...]) -> None:
-        """What nobody waits for before the step ends, in a group of its own. The tensors are kept until then."""
+        """Issues, in its own group, a collective needed only by the end of the step. Keeps the tensors until then."""
         wait: Callable[[], object]
         if self._on_gpu:
             wait = _StreamWork(self._beside(stream, issue)).wait
@@ -309,13 +309,13 @@ class Collectives:
         self._unfinished.append((wait, tensors))
 
     def end_step(self) -> None:
-        """Wait, on the stream that computes, for what nobody has waited for."""
+        """Waits, on the compute stream, for the collectives that nothing has waited for."""
         for wait, _ in self._unfinished:
             wait()
         self._unfinished.clear()
 
     def _done(self, value: Tensor) -> Future[Tensor]:
-        """Returns a future that is done with what is current now."""
+        """Returns a future that is done when the current stream's work is."""
         future: Future[Tensor] = Future(devices=[self._ranks.device] if self._on_gpu else None)
         future.set_result(value)
         return future
@@ -326,11 +326,11 @@ class Collectives:
         self._computed: deque[Mark] = deque()
 
     def layer_computed(self) -> None:
-        """The layer's computation is enqueued, forward or backward."""
+        """Marks the end of a layer's computation, forward or backward, as it is enqueued."""
         self._computed.append(self.recorder.mark())
 
     def wait_for_layers(self) -> None:
-        """On the host, before another layer is gathered: until only `GATHERED_LAYERS` are not computed, this one
+        """Blocks the host before another layer is gathered, until only `GATHERED_LAYERS` are not computed, this one
         included."""
         began_s = time.perf_counter()
         while len(self._computed) >= GATHERED_LAYERS:

@@ -58,7 +58,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the step: it takes what it takes, whoever limits it."""
+    """Returns the sample of the step, also if the host limits it."""
     step = training_result.measured(result).step
     setting = f"{workloads.world_size(result.point)} ranks, {setting_in_words(knobs_of(result.point))}"
     sample = Sample((step["point"],), step["none"].median_us, "step", result.point["workload"]["tokens"])
@@ -102,7 +102,7 @@ class TelemetryDataset:
 
 @dataclass(frozen=True)
 class QuantityRatio:
-    """One quantity of a run beside the reference's; either is None where only one of them knows it."""
+    """One quantity of a run beside the reference's; None for a run that lacks it."""
 
     dataset: str
     reference: str
@@ -116,12 +116,12 @@ class QuantityRatio:
 
     @property
     def ratio(self) -> float:
-        """NaN where it is undefined."""
+        """Returns the ratio to the reference; NaN if undefined."""
         return ratio(self.ours.time_us if self.ours else None, self.theirs.time_us if self.theirs else None)
 
     @property
     def ratio_noise(self) -> float:
-        """Half-width: both relative noises, added as independent errors are. NaN where the ratio or a noise is."""
+        """Returns the half-width: both relative noises in quadrature. NaN if the ratio or a noise is."""
         if not self.ours or not self.theirs:
             return math.nan
         shares = (one.noise_us / (one.time_us or math.nan) for one in (self.ours, self.theirs))
@@ -129,7 +129,7 @@ class QuantityRatio:
 
     @property
     def verdict(self) -> Verdict | None:
-        """`same` where `verdict.differ` says so. None where a noise is unknown."""
+        """Returns `same` unless `verdict.differ` says otherwise. None if a noise is unknown."""
         if not self.ours or not self.theirs or math.isnan(self.ours.noise_us + self.theirs.noise_us):
             return None
         if not differ(self.ours, self.theirs):
@@ -143,7 +143,7 @@ class QuantityRatio:
 
 @dataclass(frozen=True)
 class RunMatch:
-    """A run beside the one of the reference that is the same point."""
+    """A run beside the reference's run of the same point."""
 
     dataset: str
     reference: str
@@ -156,13 +156,13 @@ class RunMatch:
 
     @property
     def different_work(self) -> list[str]:
-        """The settings that differ and change how much there is to do; empty where both do the same."""
+        """Returns the settings that differ and change the amount of work; empty if both do the same."""
         return [name for name in self.settings if name.startswith(_WORK) and name not in _NAMES_ONLY]
 
 
 @dataclass(frozen=True)
 class TelemetryComparison:
-    """All that is known about runs beside each other."""
+    """The comparison of all runs with the reference's."""
 
     datasets: list[TelemetryDataset]
     reference: str
@@ -177,7 +177,7 @@ class TelemetryComparison:
 
 
 def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
-    """UserError when no run can be read, or none has two steps that count."""
+    """Returns the runs at `path`. UserError if no run can be read, or none has two steps that count."""
     reading = read_telemetry(path)
     problems, warnings, runs = list(reading.problems), list(reading.warnings), []
     for run in map(measure, reading.runs):
@@ -197,8 +197,8 @@ def read_telemetry_dataset(label: str, path: Path) -> TelemetryDataset:
 def compare_telemetry(
     datasets: Sequence[TelemetryDataset], reference: str, candidate: str | None = None
 ) -> TelemetryComparison:
-    """`reference` and `candidate` are labels; without a candidate all others are compared. UserError where no run of
-    any is in the reference."""
+    """Returns the comparison with the dataset labelled `reference`, of `candidate` or else all others. UserError if no
+    run of any is in the reference."""
     base = next(dataset for dataset in datasets if dataset.label == reference)
     compared = [one for one in datasets if one is not base and candidate in (None, one.label)]
     pairs = {dataset.label: _pairs(dataset.runs, base.runs) for dataset in compared}
@@ -213,7 +213,7 @@ def compare_telemetry(
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Its knobs, as result.json has them: by `fsdp.forward_prefetch` and the like; empty of logs alone."""
+    """Returns the run's knobs as result.json has them, such as `fsdp.forward_prefetch`; empty for logs alone."""
     if not run.point:
         return {}
     config = run.point.config
@@ -226,8 +226,8 @@ _Pair = tuple[MeasuredRun, MeasuredRun]
 
 
 def _pairs(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
-    """In the order of `theirs`: one run of each is a pair, else runs of the same name; where no name is in both, runs
-    that were given the same of what was swept, whatever differs between the datasets throughout."""
+    """Returns pairs in the order of `theirs`: one run of each is a pair, else runs of the same name; if no name is in
+    both, runs with equal values of what was swept, whatever differs between the datasets throughout."""
     if len(ours) == len(theirs) == 1:
         return [(ours[0], theirs[0])]
     by_name = {one.name: one for one in ours}
@@ -236,7 +236,7 @@ def _pairs(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_
 
 
 def _pairs_by_settings(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]) -> list[_Pair]:
-    """None of logs alone, and none of runs that several of a dataset are the same as."""
+    """Returns the pairs of runs with equal swept settings; none for logs alone, nor for ambiguous matches."""
     own, others = ([settings_of(one.run) for one in runs] for runs in (ours, theirs))
     if not all(own) or not all(others):
         return []
@@ -255,7 +255,7 @@ def _pairs_by_settings(ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun
 
 
 def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequence[_Pair]) -> Iterator[str]:
-    """A sentence for each of the two that has runs which the other has not."""
+    """Yields a sentence for each dataset with runs that the other lacks."""
     for one, other, matched in (
         (base, dataset, [theirs.name for _, theirs in pairs]),
         (dataset, base, [ours.name for ours, _ in pairs]),
@@ -265,13 +265,13 @@ def _unmatched(dataset: TelemetryDataset, base: TelemetryDataset, pairs: Sequenc
 
 
 def settings_throughout(matches: Sequence[RunMatch]) -> dict[str, dict[str, Any]]:
-    """The settings that differ in every pair, and in the same way."""
+    """Returns the settings that differ in every pair, and in the same way."""
     first, *others = (match.settings for match in matches)
     return {name: values for name, values in first.items() if all(one.get(name) == values for one in others)}
 
 
 def mean_ratios(matches: Sequence[RunMatch]) -> dict[str, float]:
-    """By quantity the geometric mean over the runs, where every run has a ratio above 0."""
+    """Returns by quantity the geometric mean over the runs, if every run has a ratio above 0."""
     found = {name: [m.quantities[name].ratio for m in matches if name in m.quantities] for name in QUANTITIES}
     return {
         name: mean_ratio(ratios)

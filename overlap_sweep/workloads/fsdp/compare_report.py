@@ -82,7 +82,7 @@ ROWS: Table[QuantityRatio] = Table(
 
 
 def report(compared: TelemetryComparison, all_runs: bool) -> Comparison:
-    """Returns how the comparison is shown and written; `all_runs`: tables have every quantity of each, however many."""
+    """Returns the comparison for display and files; `all_runs`: tables have every quantity of each run."""
     return Comparison(
         table=ROWS,
         rows=[row for match in compared.matches for row in match.quantities.values()],
@@ -96,8 +96,8 @@ def report(compared: TelemetryComparison, all_runs: bool) -> Comparison:
 
 
 def telemetry_summary(compared: TelemetryComparison) -> dict[str, Any]:
-    """Returns every dataset's runs with aggregates and settings, how they relate to the reference's, and the machines
-    and commands that measured them. NaN where something is undefined."""
+    """Returns every dataset's runs with aggregates and settings, their relation to the reference's, and the machines
+    and commands that measured them. NaN if something is undefined."""
     return {
         "kind": "telemetry",
         "reference": compared.reference,
@@ -146,7 +146,7 @@ def _run_summary(measured: MeasuredRun) -> dict[str, Any]:
 
 
 def _print(compared: TelemetryComparison, console: Console, all_runs: bool) -> None:
-    """The answer first, then the quantities of each run, of many only step times unless all are asked for."""
+    """Prints the answer, then the quantities of each run; of many runs only step times unless `all_runs`."""
     for label in compared.candidates:
         console.print(f"\n{label} against {compared.reference}", style="bold")
         print_lines([_answer(compared.of(label))], console)
@@ -175,7 +175,7 @@ def _print(compared: TelemetryComparison, console: Console, all_runs: bool) -> N
 
 
 def _print_table(title: str, rows: Iterable[QuantityRatio], console: Console) -> None:
-    """Without a title rows begin with their run."""
+    """Prints a table; without a title each row begins with its run."""
     columns = ROWS.columns if title else (attribute("", read="run", kind="text", header="run"), *ROWS.columns)
     print_table(title, columns, list(rows), console, style=lambda row: verdict_style(row.verdict))
 
@@ -197,7 +197,7 @@ def _machine(dataset: TelemetryDataset) -> str:
 
 
 def _timeline(dataset: TelemetryDataset) -> Chart:
-    """Run by run what each step's time went to."""
+    """Returns the chart of where each step's time went, one panel per run."""
     panels = [
         Lines(
             title=measured.name[-LONGEST_WORD:],
@@ -214,7 +214,7 @@ def _timeline(dataset: TelemetryDataset) -> Chart:
 
 
 def _overlay(compared: TelemetryComparison) -> Chart:
-    """For each pair of runs the step times and the hidden communication of both."""
+    """Returns the chart of step times and hidden communication of both runs of each pair."""
     panels = []
     for match in compared.matches[:MOST_PANELS]:
         both = ((match.reference, match.theirs, "series1"), (match.dataset, match.ours, "series2"))
@@ -229,7 +229,7 @@ def _overlay(compared: TelemetryComparison) -> Chart:
 
 
 def _line(measured: MeasuredRun, quantity: str, name: str, colour: str) -> Line:
-    """Returns a quantity over the steps that count; of many steps every so manieth."""
+    """Returns a quantity over the steps that count, thinned to at most MOST_POINTS."""
     values = measured.steps[quantity].tolist()
     every = math.ceil(len(measured.numbers) / MOST_POINTS)
     # JSON has no NaN.

@@ -62,13 +62,13 @@ EFFECTS = Table(
 
 
 def knob_changes(analysis: TrainingAnalysis) -> list[KnobChange]:
-    """Returns every change of each knob from one value to another; what moves most comes first."""
+    """Returns every change of each knob from one value to another, the largest effect first."""
     found = [change for knob in analysis.differing for change in _changes(knob, analysis)]
     return sorted(found, key=lambda change: -abs(change.change))
 
 
 def knobs_exhibit(analysis: TrainingAnalysis) -> list[Exhibit]:
-    """Returns the table of what each knob contributed, with the knobs of which that is not known."""
+    """Returns the table of what each knob contributed, with the knobs for which that is unknown."""
     changes = knob_changes(analysis)
     told = {change.knob for change in changes}
     untold = [brief(knob) for knob in analysis.differing if knob not in told]
@@ -89,7 +89,7 @@ def knobs_exhibit(analysis: TrainingAnalysis) -> list[Exhibit]:
 
 
 def _changes(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobChange]:
-    """Yields the changes of one knob. Where the host limits a side, or one diverges, the knob's part cannot be told."""
+    """Yields the changes of one knob. If the host limits a side, or one diverges, the knob's effect is unknown."""
     alike: dict[tuple[str, ...], list[TrainingRow]] = defaultdict(list)
     for row in analysis.rows:
         if not row.launch_bound and row.loss is not None:
@@ -114,7 +114,7 @@ def _changes(knob: str, analysis: TrainingAnalysis) -> Iterator[KnobChange]:
 
 
 def _noise(changes: list[float], pairs: list[tuple[TrainingRow, TrainingRow]]) -> float:
-    """Returns the noise of the median: of MANY_PAIRS by how far they are apart, else that of a typical pair."""
+    """Returns the noise of the median: of MANY_PAIRS from their spread, else that of a typical pair."""
     if len(changes) >= MANY_PAIRS:
         return estimate(changes).noise_us
     relative = [

@@ -66,8 +66,8 @@ USUAL = {name: value for name, value in _DECLARED.items() if name not in _NO_KNO
 
 
 def knobs_of(config: Mapping[str, Any]) -> Knobs:
-    """Of a training point, every knob. Points in which one would change nothing are skipped (`refusal`), so that equal
-    settings are equal."""
+    """Returns every knob of a training point. Points in which one would change nothing are skipped (`refusal`), so that
+    equal settings are equal."""
     flat = {f"{name}.{knob}": value for name in _SECTIONS for knob, value in config[name].items()}
     flat |= {f"runtime.{name}": config["runtime"].get(name, default) for name, default in _RUNTIME.items()}
     knobs = {name: flat.get(name, default) for name, default in USUAL.items()}
@@ -82,38 +82,38 @@ def _scalar(value: Any) -> Any:
 
 
 def usual(knobs: Knobs, name: str) -> Any:
-    """Returns a knob's default where these knobs are."""
+    """Returns a knob's default on the device of these knobs."""
     group, _, knob = name.partition(".")
     on_device = TRAINING_ON.get(knobs[DEVICE], {}) if group == "training" else {}
     return on_device.get(knob, USUAL.get(name))
 
 
 def changed(knobs: Knobs) -> list[str]:
-    """Returns the knobs that somebody has turned: how far a setting is from the simplest."""
+    """Returns the knobs that are not at their defaults: how far a setting is from the simplest."""
     return [name for name, value in knobs.items() if name != DEVICE and value != usual(knobs, name)]
 
 
 def differing(settings: Iterable[Knobs]) -> list[str]:
-    """Returns the knobs that are not the same in all of them."""
+    """Returns the knobs that differ between the settings."""
     all_knobs = list(settings)
     names = dict.fromkeys(name for knobs in all_knobs for name in knobs)
     return [name for name in names if len({repr(knobs.get(name)) for knobs in all_knobs}) > 1]
 
 
 def frozen(knobs: Knobs) -> frozenset[tuple[str, str]]:
-    """Returns a key that is equal for equal settings, whatever is not set in them; true is not 1."""
+    """Returns a hashable key, equal for equal settings whatever is not set in them; true is not 1."""
     return frozenset((name, repr(value)) for name, value in knobs.items() if value is not None)
 
 
 def same_floor(knobs: Knobs) -> frozenset[tuple[str, str]]:
-    """Returns a key that is equal for those whose steps without communication do the same."""
+    """Returns a key that is equal for settings whose steps without communication do the same."""
     return frozen(
         {name: v for name, v in knobs.items() if name not in SCHEDULING and not name.startswith(_OF_COLLECTIVES)}
     )
 
 
 def same_training(knobs: Knobs) -> tuple[Any, ...]:
-    """Returns a key that is equal for those that compute the same, but for rounding."""
+    """Returns a key that is equal for settings that compute the same, up to rounding."""
     return tuple(knobs.get(name) for name in sorted(TRAINS_DIFFERENTLY))
 
 
@@ -126,7 +126,7 @@ def brief(name: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Returns the value as Hydra takes it."""
+    """Returns the value in Hydra's syntax."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -135,13 +135,13 @@ def in_words(value: Any) -> str:
 
 
 def setting_in_words(knobs: Knobs, shown: Collection[str] | None = None) -> str:
-    """Returns `forward_prefetch=1, batch_size=32`: the knobs that were turned, if they are among those `shown`."""
+    """Returns `forward_prefetch=1, batch_size=32`: the changed knobs that are among `shown`."""
     names = [name for name in changed(knobs) if shown is None or name in shown]
     return ", ".join(f"{brief(name)}={in_words(knobs[name])}" for name in names) or "defaults"
 
 
 def overrides(knobs: Knobs, shown: Collection[str]) -> str:
-    """Returns the same as it is typed into a shell."""
+    """Returns the same as shell arguments."""
     return " ".join(shlex.quote(_override(name, knobs[name])) for name in changed(knobs) if name in shown)
 
 
@@ -152,7 +152,7 @@ def _override(name: str, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Returns the text as Hydra's grammar takes a string: bare if it is a plain word or number, else in quotes."""
+    """Returns the text as a string of Hydra's grammar: bare if it is a plain word or number, else quoted."""
     if _BARE.fullmatch(text) and text.lower() not in _NO_STRINGS:
         return text
     escaped = _BEFORE_QUOTE.sub(r"\1\1", text).replace('"', r"\"")
@@ -160,7 +160,7 @@ def _quoted(text: str) -> str:
 
 
 def order(knobs: Knobs, name: str) -> tuple[bool, float, str]:
-    """Returns what sorts a knob's values: the usual one first, then numbers from low to high, then words."""
+    """Returns a sort key for a knob's values: the default first, then numbers ascending, then words."""
     value = knobs.get(name)
     number = float(value) if isinstance(value, int | float) else math.inf
     return value != usual(knobs, name), number, in_words(value)

@@ -23,7 +23,7 @@ LONGEST_REASON = 200
 
 
 class Batch(NamedTuple):
-    """Of one rank: `batch` samples."""
+    """`batch` samples of one rank."""
 
     sparse: Tensor
     """[batch, num_sparse_features], rows of the tables."""
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class Features(nn.Module):
-    """Everything that is known of a sample as tokens: [batch, 1 + num_sparse + sequence_length, hidden]."""
+    """All that is known of a sample, as tokens: [batch, 1 + num_sparse + sequence_length, hidden]."""
 
     def __init__(self, ranking: Mapping[str, Any], hidden: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Features(nn.Module):
         self._ids: tuple[Tensor, Tensor] | None = None
 
     def give(self, batch: Batch) -> Tensor:
-        """Keep the batch's rows for the forward that follows; returns what the forward takes, the dense features.
+        """Keeps the batch's rows for the next forward; returns the forward's input, the dense features.
 
         A unit has one input, which needs a gradient: the mark of its backward's end hangs on that.
         """
@@ -110,7 +110,7 @@ class Head(nn.Module):
 
 
 class _Entry(torch.autograd.Function):
-    """An identity that calls on its way forward and on its way back."""
+    """An identity that calls functions in its forward and in its backward."""
 
     @staticmethod
     def forward(ctx, x: Tensor, forward, backward) -> Tensor:  # type: ignore[no-untyped-def]
@@ -161,7 +161,7 @@ def _nothing() -> None:
 
 
 class RankingModel(nn.Module):
-    """Its units, in order: features, layers, head."""
+    """The ranking model's units, in order: features, layers, head."""
 
     def __init__(self, model: Mapping[str, Any], ranking: Mapping[str, Any], recorder: Recorder) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class RankingModel(nn.Module):
 
 
 def initialise(model: nn.Module, generator: torch.Generator) -> None:
-    """Weights from a normal distribution, norms at one, biases at zero."""
+    """Initialises weights from a normal distribution, norms to one, biases to zero."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -200,7 +200,7 @@ def _norm(model: Mapping[str, Any]) -> nn.Module:
 
 def draw_micro_batches(point: Mapping[str, Any], ranks: Ranks) -> list[Batch]:
     """Returns this rank's parts of the micro batches, which are drawn once and used in turn, so that no loader disturbs
-    what is measured: the same samples whatever the number of ranks that share them."""
+    the measurement: the same samples whatever the number of ranks that share them."""
     return [_draw(point, ranks, index) for index in range(POOL)]
 
 
@@ -224,7 +224,7 @@ def _draw(point: Mapping[str, Any], ranks: Ranks, index: int) -> Batch:
 def compile_layers(
     layers: Sequence[nn.Module], config: Mapping[str, Any], example: Callable[[nn.Module], None], ranks: Ranks
 ) -> str:
-    """Compile every layer in place, as `config` (`config.Compile`) asks; collective.
+    """Compiles every layer in place, as `config` (`config.Compile`) asks; collective.
 
     `example(layer)` runs one forward and backward. It is tried on the first layer, whose code all others share: where
     that raises on any rank, all ranks keep their layers as they were. Called before anything is sharded, since a layer
@@ -268,7 +268,7 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(error: Exception) -> str:
-    """Returns `<type>: <first line>`, of what a backend raised rather than of what dynamo made of it."""
+    """Returns `<type>: <first line>` of the backend's own error rather than dynamo's."""
     cause = getattr(error, "inner_exception", error)
     line = next(iter(str(cause).splitlines()), "")
     return f"{type(cause).__name__}: {line[:LONGEST_REASON]}{'...' if len(line) > LONGEST_REASON else ''}"

@@ -75,7 +75,7 @@ ResolvedTraining: Any = msgspec.defstruct(
 
 
 class TrainingRun(Measured, kw_only=True, tag="fsdp"):
-    """Its telemetry lies beside it (telemetry.py)."""
+    """A training run. Its telemetry lies beside it (telemetry.py)."""
 
     composed = ComposedTraining
     resolved = ResolvedTraining
@@ -112,7 +112,7 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the config with what training alone decides; a precision that was left to the device is unknown."""
+        """Returns the config with what training alone decides; a precision left to the device is unknown."""
         asked = config["training"]["mixed_precision"]
         precision = "fp32" if asked == "none" else asked
         return {**config, "backend": config["distributed"]["strategy"], "precision": precision, "tp_size": 1}
@@ -129,21 +129,21 @@ MEASURED = TrainingRun
 
 
 def measured(result: Result | None) -> TrainingRun:
-    """Returns what a point that is ok measured."""
+    """Returns the measurements of an `ok` point."""
     assert result
     return result.measured_as(TrainingRun)
 
 
 def limited_by_host(result: Result) -> list[str]:
-    """Returns the variants of the step that the host took nearly as long to enqueue as the device to run."""
+    """Returns the step variants that took the host nearly as long to enqueue as the device to run."""
     run = measured(result)
     limited = {name for name in VARIANTS if run.host_us.get(name, 0.0) >= HOST_LIMITS * run.step[name].median_us}
     return [name for name in VARIANTS if name in limited or (name == "point" and result.launch_bound)]
 
 
 def sample(result: Result) -> Sample:
-    """Returns the step for a search over knobs. A step that the host limits counts all the same, but not relative to
-    its floor: that is the host's time, too, and the slowest host would seem the fastest setting."""
+    """Returns the step's sample for a search over knobs. A host-limited step counts, but not relative to its floor:
+    that is the host's time, too, and the slowest host would seem the fastest setting."""
     run = measured(result)
     point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in ("point", "none", "floor"))
     work = str(sorted(same_floor(knobs_of(result.point)), key=str))
@@ -151,27 +151,26 @@ def sample(result: Result) -> Sample:
 
 
 class Hidden(NamedTuple):
-    """(none - point) / (none - floor)."""
+    """The hidden fraction, (none - point) / (none - floor), with its noise."""
 
     fraction: float
     noise: float
 
     @property
     def known(self) -> bool:
-        """Whether it says anything: an interval as wide as all the communication there is leaves nothing."""
+        """Returns whether it is conclusive: an interval as wide as all the communication leaves nothing."""
         return self.noise < 0.5
 
     @property
     def in_words(self) -> str:
-        """`37% \N{PLUS-MINUS SIGN} 8%`; `-` where it says nothing."""
+        """Returns `37% \N{PLUS-MINUS SIGN} 8%`; `-` if it is not conclusive."""
         return f"{self.fraction:.0%} \N{PLUS-MINUS SIGN} {self.noise:.0%}" if self.known else "-"
 
 
 def hidden(step: Mapping[str, Timing]) -> Hidden:
-    """Returns what is hidden, which is not known where `none` takes no longer than `floor`: there is nothing to hide.
+    """Returns the hidden fraction, unknown if `none` takes no longer than `floor`: there is nothing to hide.
 
-    The medians of the differences of samples that were taken side by side, and their noises; the quotient's noise is
-    that of its parts, in quadrature.
+    It is the ratio of the medians of the differences of samples taken side by side; its noise is theirs in quadrature.
     """
     samples = (step[name].samples_us for name in ("point", "none", "floor"))
     rounds = list(zip(*samples, strict=True))
@@ -213,17 +212,17 @@ class StepTimes:
 
     @property
     def speedup(self) -> float:
-        """Over the same step with every collective alone on the device."""
+        """Returns the speedup over the same step with every collective alone on the device."""
         return self.none_us / self.time_us
 
     @property
     def exposed_us(self) -> float:
-        """What it adds as configured."""
+        """Returns the time that communication adds as configured."""
         return self.time_us - self.floor_us
 
 
 def times_as_measured(point: Point) -> StepTimes:
-    """Returns the times of a point that is ok, beside no other."""
+    """Returns the times of a single `ok` point."""
     (steps,) = _steps([point])
     step, none, floor = (replace(estimate(steps[name].samples_us), time_us=steps[name].median_us) for name in VARIANTS)
     return StepTimes(step, none, floor, hidden(steps), relative=False)
@@ -232,11 +231,11 @@ def times_as_measured(point: Point) -> StepTimes:
 def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
     """Returns the times of each setting's points, for all settings of a case.
 
-    A point can be told relative to its own floor, the step without communication that was measured in turns with it:
-    what makes the whole machine slower cancels, and the floor's own noise comes in. Which of the two is larger is seen
-    at settings that were measured in several points: relative times are used where they bring those closer together,
-    and where there are none such, since drift of some percent is common. A point that the host limits in any variant
-    takes no part: its floor is the host's time, and dividing by it would make the slowest host the fastest setting.
+    A point's time can be given relative to its own floor, the step without communication measured in turns with it:
+    what slows the whole machine cancels, but the floor's own noise is added. Which of the two is larger shows at
+    settings measured in several points: relative times are used if they bring those closer together, and also if there
+    are none such, since drift of some percent is common. A point that the host limits in any variant takes no part: its
+    floor is the host's time, and dividing by it would make the slowest host the fastest setting.
     """
     works = [same_floor(knobs_of(points[0].config)) for points in settings]
     floors: dict[frozenset[tuple[str, str]], list[Timing]] = defaultdict(list)
@@ -278,7 +277,7 @@ def _steps(points: Iterable[Point]) -> list[dict[str, Timing]]:
 
 
 def _limited(points: Iterable[Point]) -> bool:
-    """Returns whether the host limits any variant of any of them."""
+    """Returns whether the host limits any variant of any of the points."""
     return any(limited_by_host(point.result) for point in points if point.result)
 
 
@@ -290,7 +289,7 @@ def _step(step: Mapping[str, Timing], *, over_floor: bool) -> Estimate:
 
 
 def _scatter(times: Iterable[Sequence[float]]) -> float | None:
-    """Returns the relative standard deviation within each sequence, over all; None where none has two times."""
+    """Returns the relative standard deviation within each sequence, pooled; None if none has two times."""
     squares, free = 0.0, 0
     for alike in times:
         mean = statistics.mean(alike)

@@ -96,7 +96,7 @@ def _set_up(point: Mapping[str, Any], ranks: Ranks) -> tuple[TrainingSteps, int,
 def _compare(
     point: Mapping[str, Any], in_mode: Mapping[str, Variant], ranks: Ranks
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Time whole steps in turns. Returns their times by mode, and on a GPU the host's."""
+    """Times whole steps in turns. Returns their times by mode, and on a GPU the host's."""
     clock = SteadyClock(ranks, point["workload"]["steps"])
     samples = time_variants(in_mode, ranks, point["workload"]["warmup"], point["workload"]["repeats"], clock)
     times = {mode: summarise(found.us["step"]) for mode, found in samples.items()}
@@ -107,7 +107,7 @@ def _compare(
 
 
 def forget(ranks: Ranks) -> None:
-    """Free what a run has left: models and FSDP2's hooks refer to each other, and the next point needs the memory."""
+    """Frees what a run has left: models and FSDP2's hooks refer to each other, and the next point needs the memory."""
     gc.collect()
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -116,7 +116,7 @@ def forget(ranks: Ranks) -> None:
 def _profile(
     point: Mapping[str, Any], training: TrainingSteps, recording: Recording, directory: Path, ranks: Ranks
 ) -> tuple[list[str], list[str]]:
-    """Run further steps under the profiler. Returns the names of the traces, and what a reader must know."""
+    """Runs further steps under the profiler. Returns the names of the traces, and warnings for the reader."""
     if not point["profiling"]["enabled"]:
         return [], []
     taken: list[Step] = []
@@ -141,7 +141,7 @@ def _initial_model(point: Mapping[str, Any], ranks: Ranks, recorder: Recorder) -
 
 
 def _try(point: Mapping[str, Any], layer: nn.Module) -> None:
-    """Forward and backward of one layer as they will be called."""
+    """Runs one layer forward and backward as training will call it."""
     device = next(layer.parameters()).device
     dtype = DTYPES[point["precision"]]
     tokens = point["workload"]["tokens"] // _samples_per_step(point)
@@ -158,7 +158,7 @@ def _samples_per_step(point: Mapping[str, Any]) -> int:
 
 
 class Recording:
-    """Writes a rank's telemetry, some steps at once: to read a mark is to wait for the device."""
+    """Writes a rank's telemetry, several steps at once, since reading a mark waits for the device."""
 
     def __init__(self, directory: Path, ranks: Ranks, sampler: DeviceSampler, log_interval: int) -> None:
         self.losses: list[float | None] = []
@@ -169,13 +169,13 @@ class Recording:
         self._anchor = self._new_anchor()
 
     def add(self, step: Step, profiled: bool = False) -> None:
-        """Writes every `log_interval` steps. Collective."""
+        """Adds a step; writes every `log_interval` steps. Collective."""
         self._waiting.append((step, profiled))
         if (step.number + 1) % self._log_interval == 0:
             self.write()
 
     def write(self) -> None:
-        """What waits to be written. Collective."""
+        """Writes the pending steps. Collective."""
         if not self._waiting:
             return
         self._ranks.synchronize()

@@ -185,7 +185,7 @@ LEGEND = (
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns the best setting of each case; None where nothing of it is among the points."""
+    """Returns the section on training, with the best setting of each case; None without such points."""
     points = sources.points("fsdp")
     if not points:
         return None
@@ -237,7 +237,7 @@ def _answer(analysis: TrainingAnalysis) -> Answer:
 
 
 def settings_bars(analysis: TrainingAnalysis) -> Rows:
-    """Returns the settings from fast to slow, by the time that a sample takes."""
+    """Returns the settings from fast to slow, by the time per sample."""
     # What the others are told against is shown, however slow it is.
     told = (analysis.best, analysis.reference)
     rows = [row for i, row in enumerate(analysis.rows) if i < MOST_BARS or row in told]
@@ -267,7 +267,7 @@ def _setting_bar(row: TrainingRow, best: bool) -> Row:
 
 
 def _sentences(analysis: TrainingAnalysis) -> list[str]:
-    """Returns the best setting, what it gains, and what to type for it."""
+    """Returns sentences on the best setting, its gain, and the overrides that select it."""
     best, reference = analysis.best, analysis.reference
     gains = f"{best.samples_per_s:,.0f} samples/s"
     if best is not reference:

@@ -25,7 +25,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectives: Collectives) -> None:
-    """Shard the model in place. Collective."""
+    """Shards the model in place. Collective."""
     fsdp = point["fsdp"]
     replicas = fsdp["replicas"]
     mesh = _mesh(ranks.device.type, ranks.world_size, replicas)
@@ -51,7 +51,7 @@ def shard(model: RankingModel, point: Mapping[str, Any], ranks: Ranks, collectiv
 
 @cache
 def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
-    """Returns the mesh, one for all points of a group: each makes process groups that stay."""
+    """Returns the mesh, cached for all points of a group: each makes process groups that stay."""
     if replicas == 1:
         # That of the world has a group already.
         return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
@@ -59,8 +59,8 @@ def _mesh(device: str, ranks: int, replicas: int) -> DeviceMesh:
 
 
 def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collectives) -> None:
-    """Who gathers whose parameters when. torch's own is implicit: forward the host runs ahead, backward each unit
-    gathers the one before it."""
+    """Sets which unit prefetches which. torch's own schedule is implicit: forward the host runs ahead, backward each
+    unit gathers the one before it."""
     ahead = fsdp["forward_prefetch"]
     for index, unit in enumerate(units):
         if ahead:
@@ -76,7 +76,7 @@ def _schedule(units: Sequence[Any], fsdp: Mapping[str, Any], collectives: Collec
 
 
 def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collectives, gradients: Tensor) -> None:
-    """All-reduce what the reduce-scatter left to this rank."""
+    """All-reduces, over the replicas, this rank's part of the reduce-scatter."""
     if collectives.mode != FLOOR:
         collectives.now(ALL_REDUCE, partial(dist.all_reduce, gradients, group=group))
     gradients.div_(replicas)
@@ -169,7 +169,7 @@ def replicate(
 
 
 def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collectives) -> None:
-    """A reduce-scatter of the bucket that nobody needs, beside its all-reduce."""
+    """Adds a reduce-scatter of the bucket, as mere load, beside its all-reduce."""
     short = -gradients.numel() % ranks.world_size
     whole = gradients.clone() if clone else gradients
     whole = pad(whole, (0, short)) if short else whole
@@ -183,7 +183,7 @@ def _add_load(gradients: Tensor, clone: bool, ranks: Ranks, collectives: Collect
 
 @cache
 def _group_of_load(world_size: int) -> dist.ProcessGroup:
-    """Returns a group of its own, which waits for none of the all-reduces."""
+    """Returns a separate group, which waits for none of the all-reduces."""
     group = dist.new_group(list(range(world_size)))
     assert group is not None
     return group

@@ -32,7 +32,7 @@ LEAD = 0.05
 
 @dataclass(frozen=True)
 class Step:
-    """What is known of a step when it is enqueued; its tensors and marks tell when the device has passed them."""
+    """A step as it was enqueued; its tensors and marks can be read when the device has passed them."""
 
     number: int
     started: float
@@ -73,7 +73,7 @@ class TrainingSteps:
         self._taken_micro_batches = 0
 
     def step(self, mode: str) -> Step:
-        """Enqueue one step. Collective."""
+        """Enqueues one step. Collective."""
         collectives, recorder = self.collectives, self.collectives.recorder
         collectives.mode = mode
         started, began_s, blocked_s = time.time(), time.perf_counter(), collectives.blocked_s
@@ -108,8 +108,8 @@ class TrainingSteps:
         )
 
     def freeze(self) -> None:
-        """From now on steps take as long as before, and change neither a weight nor the scale of the loss: without
-        communication ranks would not agree on it."""
+        """Makes further steps change neither weights nor loss scale, taking as long as before: without communication
+        ranks would not agree on it."""
         self._fixed_scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
@@ -125,7 +125,7 @@ class TrainingSteps:
         return loss.detach()
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
-        """Returns what has gradients reduced after the last micro batch, and summed up before."""
+        """Returns a context that reduces gradients after the last micro batch, and accumulates them before."""
         if isinstance(self._model, DistributedDataParallel):
             return nullcontext() if last else self._model.no_sync()
         self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -137,7 +137,7 @@ class TrainingSteps:
         return torch.autocast(self._ranks.device.type, dtype=self._autocast_dtype)
 
     def _update(self) -> Tensor:
-        """Clip, step, and clear. Returns the norm of the gradients before, over all ranks."""
+        """Clips, steps and clears. Returns the norm of the gradients before clipping, over all ranks."""
         self._scaler.unscale_(self._optimizer)
         parameters = list(self._model.parameters())
         limit = self._training["grad_clip_norm"]
@@ -167,8 +167,8 @@ class TrainingSteps:
 
 
 class SteadyClock:
-    """Times whole steps as they follow each other in training, several after one that is not timed. No spin kernel: the
-    host runs ahead as far as it does there."""
+    """Times several consecutive whole steps as in training, after one that is not timed. No spin kernel: the host runs
+    ahead as far as it does there."""
 
     def __init__(self, ranks: Ranks, steps: int) -> None:
         self._ranks, self._steps = ranks, steps
@@ -177,7 +177,7 @@ class SteadyClock:
         self._lead: dict[Variant, list[float]] = defaultdict(list)
 
     def __call__(self, variant: Variant, repeat: int) -> Turn:
-        """Returns the mean of the steps. `variant.forward` is one, and returns a `Step`. Collective."""
+        """Returns the mean time of the steps. `variant.forward` runs one, and returns a `Step`. Collective."""
         self._ranks.barrier()
         variant.forward(repeat)
         steps = [variant.forward(repeat) for _ in range(self._steps)]
@@ -191,7 +191,7 @@ class SteadyClock:
         return Turn({"step": step_us}, late=False)
 
     def host_us(self, variant: Variant) -> float | None:
-        """How long a step took the host: median over the turns, slowest rank. None where the host was held up: a device
+        """Returns the host's time per step: median over the turns, slowest rank. None if the host was held up: a device
         takes about a thousand launches ahead, and a step may have more of them. Collective."""
         host_us, behind = self._ranks.slowest([median(self._host_us[variant]), -median(self._lead[variant])])
         (step_us,) = self._ranks.slowest([median(self._step_us[variant])])

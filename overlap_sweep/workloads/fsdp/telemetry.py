@@ -1,8 +1,8 @@
 """The contract of a training run's telemetry, a file per rank in the run directory with a line per step; and how it is
 read, of whole run directories or of logs that were copied alone.
 
-Times are in milliseconds, since that is what the field's telemetry is in; everything else here is in microseconds. Of
-what cannot be read there is one sentence for each file, whoever wrote it, and the rest is analysed.
+Times are in milliseconds, since that is what the field's telemetry is in; everything else here is in microseconds.
+A file that cannot be read gives one sentence, whoever wrote it, and the rest is analysed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Sample = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] | None
 
 
 class Device(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """The sample of a GPU that was taken last before the step ended, as far as the device tells."""
+    """The last sample of a GPU before the step ended, as far as the device reports it."""
 
     sm_clock_mhz: _Sample = None
     memory_clock_mhz: _Sample = None
@@ -48,7 +48,7 @@ class Device(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class Step(msgspec.Struct, kw_only=True, frozen=True):
-    """What analysis reads of one step of one rank. None is what other recorders don't tell, or what is undefined."""
+    """What analysis reads of one step of one rank. None is what other recorders don't report, or what is undefined."""
 
     step: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
     """Counted through over the run; those under the profiler that it throws away have no line."""
@@ -75,13 +75,13 @@ class Step(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def hidden_share(self) -> float | None:
-        """The share of its communication that has computation beside it; None without communication."""
+        """Returns the share of communication that overlaps computation; None without communication."""
         comm_ms = self.overlap_ms + self.exposed_comm_ms
         return self.overlap_ms / comm_ms if comm_ms else None
 
 
 class Segment(msgspec.Struct, kw_only=True):
-    """A part of the step in which the same streams, at least one, were active. From the step's start."""
+    """A part of the step, in ms from its start, in which the same streams, at least one, were active."""
 
     start_ms: float
     end_ms: float
@@ -89,7 +89,7 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class StepRecord(Step, kw_only=True, frozen=True):
-    """One line, as it is written: the segments are most of it."""
+    """One line as it is written, mostly segments."""
 
     started: float
     """When the host began it: seconds since 1970, UTC."""
@@ -109,15 +109,15 @@ class StepRecord(Step, kw_only=True, frozen=True):
 
 
 def write_metrics(path: Path, records: Iterable[StepRecord]) -> None:
-    """Append; each line is whole on disk or cut off."""
+    """Appends the records; each line is whole on disk or cut off."""
     with path.open("ab") as file:
         for record in records:
             file.write(msgspec.json.encode(record) + b"\n")
 
 
 def overlap_of(spans_ns: Mapping[str, Sequence[tuple[int, int]]], step_ns: int) -> dict[str, Any]:
-    """The fields of a StepRecord that follow from its spans: by stream (start, end) in nanoseconds, from the step's
-    start. What reaches beyond the step is counted, too."""
+    """Returns the fields of a StepRecord that follow from its spans: by stream (start, end) in nanoseconds, from the
+    step's start. What reaches beyond the step is counted, too."""
     import numpy as np
 
     from overlap_sweep.trace.intervals import intersect, length, merge, subtract
@@ -150,7 +150,7 @@ def overlap_of(spans_ns: Mapping[str, Sequence[tuple[int, int]]], step_ns: int) 
 
 
 def _segments(unions: Mapping[str, Intervals]) -> Iterator[tuple[int, int, list[str]]]:
-    """Where the same streams, at least one, are active, in order."""
+    """Yields the intervals in which the same streams, at least one, are active, in order."""
     moments = sorted({int(moment) for union in unions.values() for moment in union.ravel()})
     at = dict.fromkeys(unions, 0)
     for start, end in pairwise(moments):
@@ -181,17 +181,17 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Also of which not all have telemetry here, as far as that is known."""
+        """Returns the number of ranks, as far as known also of those without telemetry here."""
         return int(self.point.config["distributed"]["dp_size"]) if self.point else self.ranks[-1] + 1
 
     @property
     def result(self) -> Result | None:
-        """What was measured besides; None where that is not recorded."""
+        """Returns the point's result; None if it is not recorded."""
         return self.point.result if self.point else None
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Of the machine; empty where it is not recorded."""
+        """Returns the machine's environment; empty if it is not recorded."""
         return self.result.environment if self.result else {}
 
 
@@ -207,7 +207,7 @@ class TelemetryReading:
 
 
 def read_telemetry(root: Path) -> TelemetryReading:
-    """Read all runs at or below `root`. UserError when there is no telemetry, or none of it can be read."""
+    """Returns all runs at or below `root`. UserError if there is no telemetry, or none of it can be read."""
     directories = find_telemetry(root)
     # Logs that were copied alone have no results.
     results = read_points(root) if find_points(root) else None
@@ -251,8 +251,8 @@ def _read_run(directory: Path, root: Path) -> tuple[dict[int, dict[int, Step]], 
 
 
 def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
-    """Returns the steps by number, and what is wrong with other lines. A last line without its end is left out without
-    a word, since runs are killed."""
+    """Returns the steps by number, and what is wrong with other lines. An incomplete last line is ignored silently,
+    since runs are killed."""
     steps: dict[int, Step] = {}
     wrong: list[str] = []
     with path.open("rb") as file:
@@ -272,7 +272,7 @@ def _read_steps(path: Path, rank: int) -> tuple[dict[int, Step], list[str]]:
 
 
 def _names(directories: list[Path], root: Path) -> dict[Path, str]:
-    """`root` may be `.`."""
+    """Returns a unique name for each directory; `root` may be `.`."""
     own = {directory: directory.resolve().name or "run" for directory in directories}
     often = Counter(own.values())
     return {

@@ -1,4 +1,4 @@
-"""What a run's steps come to: which of them count, which hide less than the others, and every quantity over the ranks
+"""Summaries of a run's steps: which of them count, which hide less than the others, and every quantity over the ranks
 and over the steps."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Quantity(NamedTuple):
 
 
 def _mean(better: str, meaning: str, value: Callable[[Step], float | None]) -> Quantity:
-    """Returns the mean over the ranks that know it; NaN of none."""
+    """Returns the mean over the ranks that report a value; NaN if none does."""
 
     def mean(steps: Sequence[Step]) -> float:
         known = [found for step in steps if (found := value(step)) is not None]
@@ -83,7 +83,7 @@ Series: TypeAlias = "dict[str, NDArray[np.float64]]"
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run with what its steps come to."""
+    """A run with the summary of its steps."""
 
     run: Run
     numbers: list[int]
@@ -102,7 +102,7 @@ class MeasuredRun:
 
 
 def counted_steps(run: Run) -> list[int]:
-    """Returns the numbers of the steps that count: that all ranks have recorded, without the profiler's, and without
+    """Returns the numbers of the steps that count: those that all ranks recorded, without the profiler's and without
     warm-up, the first tenth of them, which compiles, allocates, and makes communicators."""
     numbers = sorted(set.intersection(*map(set, run.steps.values())))
     plain = [number for number in numbers if not any(step.profiled for step in _of_all(run, number))]
@@ -110,7 +110,7 @@ def counted_steps(run: Run) -> list[int]:
 
 
 def find_dips(numbers: Sequence[int], steps: Series) -> list[int]:
-    """Returns the steps that hide a much smaller share of their communication than is usual in the run."""
+    """Returns the steps that hide a much smaller share of their communication than usual in the run."""
     import numpy as np
 
     if "hidden_share" not in steps:
@@ -134,7 +134,7 @@ def tell_dips(run: MeasuredRun) -> str:
 
 
 def series(run: Run, numbers: Sequence[int]) -> Series:
-    """Returns each step over the ranks, without what no step tells."""
+    """Returns each quantity by step, over the ranks, without quantities that no step has."""
     import numpy as np
 
     every = [_of_all(run, number) for number in numbers]
@@ -149,7 +149,7 @@ def series(run: Run, numbers: Sequence[int]) -> Series:
 
 
 def measure(run: Run) -> MeasuredRun:
-    """Returns the run with what its steps come to."""
+    """Returns the run with the summary of its steps."""
     numbers = counted_steps(run)
     steps = series(run, numbers)
     found: dict[str, Sequence[float | None]] = {name: values.tolist() for name, values in steps.items()}
@@ -179,5 +179,5 @@ def _timed(times: Mapping[str, Timing]) -> dict[str, list[float]]:
 
 
 def _of_all(run: Run, number: int) -> list[Step]:
-    """The step of every rank."""
+    """Returns the step of every rank."""
     return [of_rank[number] for of_rank in run.steps.values()]

@@ -19,7 +19,7 @@ _KEPT = ("tp_size", "precision", "profile", "repetition", "runtime")
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the backend, and fill in sizes and implementations: the point without whatever a kernel has no use for."""
+    """Returns the point with backend, sizes and implementations, without the options that a kernel does not use."""
     device, workload = point["runtime"]["device"], dict(point["workload"])
     if point["dtype"] and point["precision"]:
         raise UserError(f"dtype={point['dtype']} and precision={point['precision']}: give only one.")
@@ -41,7 +41,7 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shape(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the kernel, n and k as they were given, or of the model's operator."""
+    """Returns the kernel, n and k as they were given, or those of the model's operator."""
     n, k, operator = point["n"], point["k"], point["operator"]
     if (n is None) != (k is None):
         given, missing = ("n", "k") if k is None else ("k", "n")
@@ -64,7 +64,7 @@ def _shape(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implementations(point: Mapping[str, Any], names: list[str] | None) -> dict[str, space.Setting]:
-    """Returns the settings of the implementations by name. UserError for one that the backend does not know."""
+    """Returns the settings of the implementations by name. UserError for one that the backend lacks."""
     module = backends.load_kernels(point["backend"])
     listed: dict[str, space.Setting] = dict(module.implementations(point))
     if taken := sorted(set(BASELINES) & set(listed)):

@@ -32,14 +32,14 @@ class KernelCase(NamedTuple):
 
     @property
     def brief(self) -> str:
-        """Without the device."""
+        """Returns the case in words, without the device."""
         return f"{self.kernel} n={self.n} k={self.k} TP={self.tp_size} {self.precision}"
 
 
 @dataclass(frozen=True)
 class ImplementationRow:
-    """One implementation, or a baseline, at one m: of a point, or of all points there. Rates are of one rank; what says
-    nothing of `gemm_only` or `comm_only`, which don't compute the kernel, is NaN for them."""
+    """One implementation, or a baseline, at one m: of a point, or of all points there. Rates are per rank; what is
+    meaningless for `gemm_only` or `comm_only`, which don't compute the kernel, is NaN for them."""
 
     backend: str | None
     """None of a baseline, which the points of all backends measured."""
@@ -77,18 +77,18 @@ class ImplementationRow:
 
     @property
     def label(self) -> str:
-        """`symm_mem ring`, or a baseline's name."""
+        """Returns `symm_mem ring`, or a baseline's name."""
         return f"{self.backend} {self.name}" if self.backend else self.name
 
     @property
     def usable(self) -> bool:
-        """Whether it may be the answer: its time says something about the device, and it computes the kernel."""
+        """Returns whether it may be the answer: its time reflects the device, and it computes the kernel."""
         computes = self.name not in (GEMM_ONLY, COMM_ONLY) and not self.independent
         return computes and not self.launch_bound and not self.wrong
 
     @property
     def note(self) -> str:
-        """What tells it from those that are simply slower."""
+        """Returns what distinguishes it from rows that are simply slower."""
         said = {
             "use this": self.chosen,
             "independent": self.independent,
@@ -100,7 +100,7 @@ class ImplementationRow:
 
 @dataclass(frozen=True)
 class ShapeAnalysis:
-    """One m of a case: all that was measured, and which to use."""
+    """One m of a case: all measurements, and which implementation to use."""
 
     case: KernelCase
     m: int
@@ -122,7 +122,7 @@ class ShapeAnalysis:
 
     @property
     def answer(self) -> str:
-        """A sentence, with what it comes from."""
+        """Returns the answer in a sentence, with the numbers behind it."""
         if not (chosen := self.chosen):
             return f"m={self.m}: {self.advice}, {self.reason}"
         return (
@@ -133,7 +133,7 @@ class ShapeAnalysis:
 
 @dataclass(frozen=True)
 class KernelAnalysis:
-    """One case."""
+    """The analysis of one case."""
 
     case: KernelCase
     shapes: list[ShapeAnalysis]
@@ -145,7 +145,7 @@ class KernelAnalysis:
 
     @property
     def in_words(self) -> str:
-        """`m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing of what lies beyond the m that were measured."""
+        """Returns `m=512: torch ring; 2048 to 8192: symm_mem ring`: nothing beyond the m that were measured."""
         runs = []
         for advice, same in groupby(self.shapes, key=lambda shape: shape.advice):
             ms = [shape.m for shape in same]
@@ -154,7 +154,7 @@ class KernelAnalysis:
 
 
 def subjects(points: Iterable[Point]) -> list[str]:
-    """Returns the operators whose sizes the points have, `llama3_70b fc1`; none where sizes were given."""
+    """Returns the operators whose sizes the points have, `llama3_70b fc1`; empty if sizes were given."""
     named = ((point.config["model"]["name"], point.config.get("operator")) for point in points)
     return list(dict.fromkeys(f"{model} {operator}" for model, operator in named if operator))
 
@@ -176,8 +176,8 @@ _Key = tuple[str | None, str]
 
 
 def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
-    """Returns the `ok` points of kernels by case and m. The points of different backends are compared through
-    `sequential`, which each of them measured in turns with its implementations, so that drift between them cancels."""
+    """Returns an analysis of the `ok` kernel points for each case, by m. Points of different backends are compared
+    through `sequential`, which each measured in turns with its implementations, so that drift between them cancels."""
     cases: dict[KernelCase, dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         if point.workload == "kernel" and point.status == "ok":
@@ -209,8 +209,8 @@ def _analyse_shape(case: KernelCase, m: int, points: list[Point]) -> ShapeAnalys
 
 
 def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
-    """Returns what `ok` points of one shape measured, the repetitions of one backend's points together: the baselines,
-    then the implementations from simple to complex."""
+    """Returns the rows of `ok` points of one shape, repetitions of one backend's points pooled: the baselines, then the
+    implementations from simple to complex."""
     measured, config = _measured(points), points[0].config
     wrong = {_label(point, name) for point in points if point.result for name in point.result.relative_error}
     estimates = _estimates(measured, config["runtime"]["device"])
@@ -249,7 +249,7 @@ def kernel_rows(points: Sequence[Point]) -> list[ImplementationRow]:
 
 
 def _measured(points: Iterable[Point]) -> dict[_Key, list[_Beside]]:
-    """Returns what was measured by backend and name, simplest first."""
+    """Returns the measurements by backend and name, simplest first."""
     place = {backend: number for number, backend in enumerate(SIMPLEST_FIRST)}
     found: dict[_Key, list[_Beside]] = defaultdict(list)
     for point in sorted(
@@ -263,7 +263,7 @@ def _measured(points: Iterable[Point]) -> dict[_Key, list[_Beside]]:
 
 
 def name_in_tables(name: str, config: Mapping[str, Any]) -> str:
-    """Returns an implementation's name, with the CUDA connections where they were given, on which its time may depend
+    """Returns an implementation's name, with the CUDA connections if they were given, since its time may depend on them
     more than on anything else: `ring_conn8`."""
     connections = config["runtime"].get("max_connections")
     return name if connections is None or name in BASELINES else f"{name}_conn{connections}"

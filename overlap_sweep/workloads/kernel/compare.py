@@ -16,7 +16,7 @@ from overlap_sweep.workloads.kernel.result import KernelTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns all that was measured but for the launch-bound, whose times say nothing, and the baselines, which every
+    """Returns all measurements except launch-bound ones, whose times say nothing, and the baselines, which every
     backend measured: they are the `none_us` and `floor_us` of the others. A kernel matches by its sizes, whatever model
     has them."""
     by_backend: dict[str, list[Point]] = defaultdict(list)
@@ -36,7 +36,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns each implementation that the host did not limit, beside the parts that they are made of."""
+    """Returns each implementation that the host did not limit, beside the GEMM and communication that it is made of."""
     point, implementations = result.point, result.measured_as(KernelTimes).implementations
     sequential_us = implementations[SEQUENTIAL].time.median_us
     return {

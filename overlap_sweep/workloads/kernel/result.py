@@ -106,7 +106,7 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """As Hydra composed it: with a reference for its tokens, and with a model also where the sizes were given."""
+        """Returns the config as Hydra composed it: a reference for its tokens, and a model also if sizes were given."""
         known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
         return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
 

@@ -39,7 +39,7 @@ class Check(NamedTuple):
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Returns the fields of `Result` that were measured. Collective."""
+    """Returns the measured fields of the point's `Result`. Collective."""
     module = backends.load_kernels(point["backend"])
     try:
         measured = _measure(point, directory, ranks)
@@ -91,7 +91,7 @@ def _measure(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[st
 
 
 def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
-    """Fresh random tensors for the point. Collective."""
+    """Returns fresh random tensors for the point. Collective."""
     shape, precision = KernelShape.of(point), point["precision"]
     seed, what = point["workload"]["seed"], f"{shape} {precision} {point['repetition']}"
     generator = stream(ranks.device, seed, what, ranks.rank)
@@ -110,7 +110,7 @@ def draw_problem(point: Mapping[str, Any], ranks: Ranks) -> Problem:
 
 
 def _to_fp8(values: Tensor, ranks: Ranks) -> Operand:
-    """By one scale for all ranks, since what is gathered has only one."""
+    """Returns the values in FP8, with one scale for all ranks, since what is gathered has only one."""
     largest = values.abs().max().float()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     scale = largest / LARGEST_FP8
@@ -126,7 +126,7 @@ def _whole(x: Operand, weight: Operand, shape: KernelShape, precision: str, rank
 
 
 def build_all(point: Mapping[str, Any], problem: Problem, ranks: Ranks) -> tuple[dict[str, Call], dict[str, str]]:
-    """Returns the implementations by name, and why others cannot be had, the same ones on all ranks. Collective."""
+    """Returns the implementations by name, and why others are unavailable, the same on all ranks. Collective."""
     module, on_gpu = backends.load_kernels(point["backend"]), ranks.device.type == "cuda"
     most_sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count if on_gpu else math.inf
     built, left_out = {}, {}
@@ -149,8 +149,8 @@ def variant(call: Call, problem: Problem) -> Variant:
 
 
 def check(call: Call, problem: Problem, ranks: Ranks) -> Check:
-    """Against float32, on two inputs that follow each other, so that what reads the last call's buffer instead of
-    waiting for this one's is found. Collective."""
+    """Returns the error against float32, on two consecutive inputs, so that reading the last call's buffer instead of
+    waiting for this one's is detected. Collective."""
     errors, independent = [], False
     for index in range(2):
         at = index % len(problem.inputs)
@@ -171,7 +171,7 @@ def check(call: Call, problem: Problem, ranks: Ranks) -> Check:
 
 
 def _expected(problem: Problem, at: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """In float32: this rank's product, and its output."""
+    """Returns, in float32, this rank's product and its output."""
     shape, weight = problem.shape, _values(problem.weight)
     rows = problem.whole[at] if shape.gathers else problem.inputs[at]
     product = _values(rows) @ weight.t()

@@ -1,4 +1,4 @@
-"""Kernels for people and programs: which implementation to use at which m, what that comes from, and its chart."""
+"""Kernels for people and programs: which implementation to use at which m, the measurements, and its chart."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ LEGEND = (
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns what to use of each kernel, an answer for each case; None where no kernel is among the points."""
+    """Returns the section on kernels, with an answer for each case; None without such points."""
     points = sources.points("kernel")
     if not points:
         return None
@@ -182,7 +182,7 @@ def section(sources: Sources) -> Section | None:
 def _point_rows(
     points: Iterable[Point], shapes: Iterable[ShapeAnalysis], root: Path
 ) -> Iterator[PointRow[ImplementationRow]]:
-    """Yields one for each implementation of a point that is ok, as it was measured there; else one for the point."""
+    """Yields one row for each implementation of an `ok` point, as measured there; else one for the point."""
     answers = {point.directory: shape.chosen for shape in shapes for point in shape.points}
     for point in points:
         if point.status != "ok":
@@ -219,7 +219,7 @@ def _answer(analysis: KernelAnalysis) -> Answer:
 
 
 def cautions(analysis: KernelAnalysis) -> list[str]:
-    """Returns what to know before believing the answers, and what was left out: a sentence each."""
+    """Returns what to know before believing the answers, and what was left out, a sentence each."""
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for shape in analysis.shapes:
         for row in shape.rows:
@@ -239,9 +239,9 @@ def cautions(analysis: KernelAnalysis) -> list[str]:
 
 
 def kernel_lines(analysis: KernelAnalysis) -> charts.Lines:
-    """Returns time over bound against m: a line for the best of each backend that can be used, and one for
-    `sequential`. Times, and TFLOP/s too, change so much with m that lines would lie on each other; the distance to
-    the bound compares across m."""
+    """Returns time over bound against m: a line for the best usable implementation of each backend, and one for
+    `sequential`. Times, and TFLOP/s too, change so much with m that lines would overlap; the distance to the bound
+    compares across m."""
     points: dict[str, list[charts.LinePoint]] = defaultdict(list)
     for shape in analysis.shapes:
         best: dict[str, ImplementationRow] = {}

@@ -46,7 +46,7 @@ _RECORDED_SINCE_EVER = {"operator": "fc1", "phase": "all", "method": "bulk", "ph
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the backend, and record the configuration that each variant stands for in it, as its file is now."""
+    """Returns the point with the backend and the configuration of each variant in it, as its file is now."""
     backend = backends.chosen(point)
     chosen = {**_RECORDED_SINCE_EVER, **point, "backend": backend}
     configs = configurations(chosen) if backend in backends.LAYERS else {}
@@ -115,8 +115,8 @@ def tolerance(point: Mapping[str, Any]) -> float:
 
 
 def names(point: Mapping[str, Any]) -> list[str]:
-    """Returns the variants that are measured, in order: `floor` always last, `none` as well unless the user's own list
-    leaves it out. UserError where two options say different things of what overlaps."""
+    """Returns the variants to measure, in order: `floor` always last, `none` as well unless the user's own list leaves
+    it out. UserError if two options contradict each other on what overlaps."""
     layer = point["layer"]
     asked = [name for name in ("variants", "tp_comm_overlap_cfg", "ub_overlap_rs_dgrad") if layer[name]]
     if layer["comm_overlap"] and len(asked) > 1:
@@ -138,7 +138,7 @@ def names(point: Mapping[str, Any]) -> list[str]:
 
 
 def configurations(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """Returns the configuration of every variant that overlaps. UserError for a name or a file that is none."""
+    """Returns the configuration of every variant that overlaps. UserError for an invalid name or file."""
     overlapped = [name for name in names(point) if name not in NOT_OVERLAPPED]
     written = {settings_file(name): name for name in overlapped}
     for name in overlapped:

@@ -19,8 +19,8 @@ from overlap_sweep.workloads.layer.section import labels
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns the whole time of every variant, by the name that it has in another sweep, too; a tuner's have the names
-    that reports use. Without the launch-bound, whose times say nothing."""
+    """Returns the whole time of every variant, named alike in all sweeps; a tuner's have the names that reports use.
+    Without launch-bound ones, whose times say nothing."""
     layers: dict[tuple[Key, str], list[tuple[str, Mapping[str, Timing]]]] = defaultdict(list)
     for point in points:
         if point.workload == "layer" and point.status == "ok":
@@ -43,7 +43,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns each variant that the host did not limit, but the floor."""
+    """Returns each variant that the host did not limit, except the floor."""
     variants = result.measured_as(LayerTimes).variants
     none_us = variants[NONE].times[WHOLE].median_us if NONE in variants else None
     return {

@@ -84,7 +84,7 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
 
 
 def attention_backend(result: Result | None) -> str | None:
-    """Who computed attention in a layer's point; None where none was, or nothing measured."""
+    """Returns the attention backend of a layer's point; None if there was no attention, or nothing measured."""
     measured = result.measured if result else None
     return measured.attention_backend if isinstance(measured, LayerTimes) else None
 

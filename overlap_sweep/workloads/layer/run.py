@@ -28,7 +28,7 @@ LEARNING_RATE = 1e-4
 
 
 def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Returns the fields of `Result` that were measured. Collective."""
+    """Returns the measured fields of the point's `Result`. Collective."""
     refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
     names = [name for name in workload.names(point) if name not in refused]
     # `none` is what the others are checked against, also where the user did not ask for its time.

@@ -53,16 +53,16 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether it is faster or slower beyond the noise."""
+        """Returns whether it is faster or slower beyond the noise."""
         return self.interval.excludes(1.0)
 
     @property
     def faster(self) -> bool:
-        """Beyond the noise."""
+        """Returns whether it is faster beyond the noise."""
         return self.interval.high < 1
 
     def in_words(self, than: str = "", with_interval: bool = True) -> str:
-        """`9.5% faster than none (9.4 to 9.7%)`; `than` is such as ` than none`."""
+        """Returns `9.5% faster than none (9.4 to 9.7%)`; `than` is such as ` than none`."""
         if not self.differs:
             return f"no different{than.replace(' than ', ' from ')}"
         by, *ends = (abs(1 - ratio) for ratio in (self.ratio, self.interval.low, self.interval.high))
@@ -97,7 +97,7 @@ class VariantRow:
         return self.to_reference.interval
 
     def median_us(self, pass_name: str) -> float | None:
-        """None of the optimizer where there is none."""
+        """Returns the median time of a pass; None for the optimizer if there is none."""
         timing = self.measured.times.get(pass_name)
         return timing.median_us if timing else None
 
@@ -111,7 +111,7 @@ class LayerAnalysis:
 
     @property
     def reference(self) -> str:
-        """The variant that ratios are to."""
+        """Returns the variant that ratios refer to."""
         return self.rows[0].reference
 
     @property
@@ -120,7 +120,7 @@ class LayerAnalysis:
 
     @property
     def contenders(self) -> list[VariantRow]:
-        """What can be used instead of the reference, by ratio: the floor computes nothing meaningful, and a
+        """Returns the usable alternatives to the reference, by ratio: the floor computes nothing meaningful, and a
         launch-bound variant's time says nothing about the device."""
         if any(row.launch_bound for row in self.rows if row.name == self.reference):
             return []
@@ -129,12 +129,12 @@ class LayerAnalysis:
 
     @property
     def winner(self) -> VariantRow | None:
-        """The fastest of those that are faster than the reference beyond the noise."""
+        """Returns the fastest variant that beats the reference beyond the noise, or None."""
         return next((row for row in self.contenders if row.to_reference.faster), None)
 
     @property
     def verdict(self) -> str:
-        """One line: how the fastest compares with the reference."""
+        """Returns how the fastest compares with the reference, in one line."""
         best = self.winner or next(iter(self.contenders), None)
         if best is None:
             return f"no verdict: nothing was measured that {self.reference} could be compared with"
@@ -142,20 +142,19 @@ class LayerAnalysis:
 
     @property
     def cautions(self) -> list[str]:
-        """What to know before believing the ratios."""
+        """Returns what to know before believing the ratios."""
         bound = ", ".join(row.label for row in self.rows if row.launch_bound)
         return [f"Launch-bound, their times say nothing about the device: {bound}."] if bound else []
 
 
 def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
-    """Returns the measured variants of a tuner's layer under the names that reports use, and those of others under
-    their own."""
+    """Returns the measured variants by label: a tuner's under the names that reports use, others under their own."""
     names = {label: name for label, name in trial.variants.items() if name in measured}
     return names | {name: name for name in measured if name not in names.values()}
 
 
 def analyse_layer(point: Point) -> LayerAnalysis:
-    """Compare the variants of an `ok` layer point."""
+    """Compares the variants of an `ok` layer point."""
     variants = point.measured_as(LayerTimes).variants
     reference = NONE if NONE in variants else next(iter(variants))
     # A tuner's configuration may be the reference under another label.
@@ -180,8 +179,8 @@ def analyse_layer(point: Point) -> LayerAnalysis:
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Comparison]:
-    """Each first variant with its second: their i-th samples were taken side by side. `tried` is how many the best is
-    looked for among."""
+    """Compares each first variant with its second, whose i-th samples were taken side by side. `tried` is the number of
+    candidates among which the best is sought."""
     between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
     ratios = []
     for one, other in pairs:
@@ -238,8 +237,8 @@ COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns how the variants of each layer compare, an answer for each but those that a tuner measured for operators,
-    which are told with them; None where no layer is among the points."""
+    """Returns the section on layers, an answer for each but those that a tuner measured for operators, which are
+    reported with them; None without such points."""
     points = sources.points("layer")
     if not points:
         return None
@@ -297,7 +296,7 @@ def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRo
 
 
 def legend(layer: LayerAnalysis) -> str:
-    """Returns what the ratios of its table are."""
+    """Returns what the ratios of the layer's table refer to."""
     return (
         f"ratio: to {layer.reference} in the same round, median of {layer.rounds} rounds, with its {CONFIDENCE:.0%} "
         "interval; below 1 is faster"
@@ -305,7 +304,7 @@ def legend(layer: LayerAnalysis) -> str:
 
 
 def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
-    """Returns what tuning_report.json says of a layer."""
+    """Returns the layer's entry in tuning_report.json."""
     row, rows = PointRow[VariantRow](point, root, None), layer.rows if layer else []
     return {
         **{column.name: column.value(row) for column in OF_POINT if column.name},
@@ -320,7 +319,7 @@ def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, A
 
 
 def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Rows:
-    """Returns the variants from fast to slow; `best` is the one to mark."""
+    """Returns the variants from fast to slow, with `best` marked."""
     return charts.Rows(
         title=title,
         subtitle=legend(layer),
@@ -345,20 +344,20 @@ def layer_bars(title: str, layer: LayerAnalysis, best: str | None) -> charts.Row
 
 
 def _fastest_timeline(title: str, layer: LayerAnalysis) -> charts.Gantt | None:
-    """Returns the timeline of the fastest variant below that of the reference; None where it was not traced."""
+    """Returns the timeline of the fastest variant below the reference's; None if it was not traced."""
     best, none = layer.winner or next(iter(layer.contenders), None), layer.reference
     shown = layer_timeline(title, layer.point, (none, none), (best.label, best.name)) if best else None
     return shown.chart if shown else None
 
 
 def layer_timeline(title: str, point: Point, none: tuple[str, str], best: tuple[str, str]) -> Timeline | None:
-    """Returns the variant without overlap above the best, each given as what it is called and its name in the point;
-    None where the latter has no trace."""
+    """Returns the variant without overlap above the best, each given as its display name and its name in the point;
+    None if the latter has no trace."""
     sides = {name: listed_trace(point, trace_file(RANK, variant)) for name, variant in (none, best)}
     return timeline(title, sides) if sides[best[0]] else None
 
 
 def listed_trace(point: Point, name: str) -> Path | None:
-    """Returns where a trace of the point is, None where it has none of this name."""
+    """Returns the path of a point's trace, or None if it has none of this name."""
     path = point.directory / name
     return path if point.result and name in point.result.traces and path.is_file() else None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the backend, and give knobs left null the meaning that they have in it under their method. Those that it
-    does not have, and that every point is given, are null."""
+    """Returns the point with the backend, and with knobs left null set to its defaults for their method. Knobs that it
+    lacks, and that every point is given, are null."""
     backend = backends.chosen(point)
     own = {name: value for name, value in point.items() if name != "layer"} | {"backend": backend}
     own |= dict.fromkeys(space.absent_knobs(backend, own))
@@ -45,7 +45,7 @@ def refusal(point: Mapping[str, Any]) -> str | None:
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """The operator's slots that are not configured are not overlapped, by its own switches."""
+    """Returns the operator's configuration; slots not configured are not overlapped, by its own switches."""
     return {"": OverlapConfig(space.settings(point), switches={})}
 
 
@@ -64,7 +64,7 @@ def _words(point: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 
 def _sample(result: Result) -> Sample:
-    """The passes that the point is about, beside the same without overlap."""
+    """Returns the sample of the passes under test, beside the same without overlap."""
     times = [result.measured.times[name] for name in space.passes(result.point)]
     point_us, none_us = (
         tuple(map(sum, zip(*(getattr(of_pass, name).samples_us for of_pass in times), strict=True)))

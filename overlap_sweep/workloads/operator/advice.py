@@ -1,5 +1,5 @@
-"""What is said of a case in sentences: for each TP size what to train with, how much faster it is, on what, and how
-sure that is; which TP size to use; and what to know before believing it.
+"""The advice on a case in sentences: for each TP size what to train with, how much faster it is, on what, and how sure
+that is; which TP size to use; and what to know before believing it.
 
 Measurements with backend=symm_mem speak to those who train with PyTorch's async TP, which is a switch for the whole
 model and reads no file: switch it on, or not.
@@ -44,12 +44,12 @@ def file_name(tp_size: int) -> str:
 
 
 def path_of_file(folder: str, tp_size: int) -> str:
-    """Returns where the YAML is, as seen from where all reports are."""
+    """Returns the path of the YAML, relative to the reports."""
     return f"{folder}/{file_name(tp_size)}" if folder else file_name(tp_size)
 
 
 def cards(case: CaseAnalysis) -> list[Card]:
-    """Returns one for each TP size from 2 on."""
+    """Returns a card for each TP size from 2 on."""
     return [_card(case, tp_size) for tp_size in sorted({*case.plans, *case.outcomes})]
 
 
@@ -93,7 +93,7 @@ def _headline(case: CaseAnalysis, tp_size: int) -> str:
 
 
 def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns why the file is not the best of each operator measured alone."""
+    """Returns why the file differs from the best of each operator measured alone."""
     plan = case.plans.get(tp_size)
     if plan is None or case.config(tp_size) == plan.config:
         return plan.overruled if plan else []
@@ -101,12 +101,12 @@ def _differences(case: CaseAnalysis, tp_size: int) -> list[str]:
 
 
 def finals(passes: Sequence[tuple[PassChoice, Candidate]]) -> list[Candidate]:
-    """Returns what the switches leave of each choice."""
+    """Returns the candidate that the switches leave of each choice."""
     return [final for _, final in passes]
 
 
 def operators_in_sum(case: CaseAnalysis, tp_size: int) -> str:
-    """Returns what the settings are worth over all passes of which an overlap was tried."""
+    """Returns the gain of the settings over all passes for which an overlap was tried."""
     passes = case.passes(tp_size)
     choices = [choice for choice, _ in passes]
     none_us, floor_us = sum(choice.none.time_us for choice in choices), sum(choice.floor_us for choice in choices)
@@ -155,14 +155,14 @@ def recommendation(choice: PassChoice, case: CaseAnalysis, overlap_threshold: fl
 
 
 def scaling_sentence(case: CaseAnalysis) -> str:
-    """Returns which TP size to use; empty where nothing was measured."""
+    """Returns which TP size to use; empty if nothing was measured."""
     scaling = case.scaling
     advice = f"Use TP={scaling.optimal_tp_size}" if scaling.optimal_tp_size else "TP size undecided"
     return f"{advice}. {scaling.reason}" if scaling.results else ""
 
 
 def cautions(case: CaseAnalysis) -> list[str]:
-    """Returns what to know before believing the numbers, a sentence each; none where all is well."""
+    """Returns what to know before believing the numbers, a sentence each; empty if all is well."""
     lines = []
     if case.plans and case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case))
@@ -187,7 +187,7 @@ def cautions(case: CaseAnalysis) -> list[str]:
 
 
 def transfer_warning(case: CaseAnalysis) -> str:
-    """Returns what measurements without userbuffers say to those who train with Megatron-LM."""
+    """Returns how far measurements without userbuffers apply to those who train with Megatron-LM."""
     return (
         f"Measured with backend={case.case.backend}, not with Transformer Engine's userbuffers: a hint where to look, "
         "not a measurement of what Megatron-LM will do."
@@ -195,8 +195,8 @@ def transfer_warning(case: CaseAnalysis) -> str:
 
 
 def async_tp_advice(case: CaseAnalysis, tp_size: int) -> str:
-    """Returns whether to switch async TP on at this TP size, by the whole layer, or where none was measured by the
-    operators; empty where neither was."""
+    """Returns whether to switch async TP on at this TP size, by the whole layer, or if none was measured by the
+    operators; empty if neither was."""
     outcome = case.outcomes.get(tp_size)
     trial = outcome.trial if outcome else None
     row = trial.rows.get(DEFAULT) if trial else None

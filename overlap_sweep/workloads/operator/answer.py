@@ -1,4 +1,4 @@
-"""The answers for operators: what each slot is to be given at each TP size, which TP size pays, and how baselines
+"""The answers for operators: the setting of each slot at each TP size, which TP size pays, and how baselines
 drifted."""
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ ROUNDING = 1e-9
 
 
 def config_id(tp_size: int, operator: str, phase: str, setting: Mapping[str, Any] | None) -> str:
-    """Returns a setting's name, with every knob that is not as its method has it by default:
-    `tp2_fc1_fprop_ring_agg0`."""
+    """Returns a setting's name, with every knob that is not at its method's default: `tp2_fc1_fprop_ring_agg0`."""
     return f"tp{tp_size}_{operator}_{phase}_{space.brief_name(setting)}"
 
 
 @dataclass(frozen=True)
 class SlotAnswer:
-    """What one slot is to be given."""
+    """The setting for one slot."""
 
     case: CaseAnalysis
     slot: str
@@ -58,7 +57,7 @@ class SlotAnswer:
 
     @property
     def setting(self) -> space.Setting | None:
-        """The best for its pass; None: no overlap."""
+        """Returns the best setting for its pass; None: no overlap."""
         return self.choice.chosen.settings.get(self.slot)
 
     @property
@@ -94,23 +93,22 @@ class CaseAnalysis:
         return sorted({*self.plans, *self.proofs})
 
     def passes(self, tp_size: int) -> list[tuple[PassChoice, Candidate]]:
-        """Returns the choices for passes of which an overlap was tried, with what Megatron-Core's switches leave of
-        each."""
+        """Returns the choices for passes with an overlap tried, each with what Megatron-Core's switches leave of it."""
         plan = self.plans.get(tp_size)
         pairs = zip(plan.choices, plan.finals, strict=True) if plan else ()
         return [(choice, final) for choice, final in pairs if choice.tried_slots]
 
     def tried(self, tp_size: int) -> list[PassChoice]:
-        """Returns the choices for passes of which an overlap was tried."""
+        """Returns the choices for passes with an overlap tried."""
         return [choice for choice, _ in self.passes(tp_size)]
 
     def config(self, tp_size: int) -> OverlapConfig:
-        """Returns what to train with: what was proven, or where the best of each slot was refuted what is left, or else
-        the best of each slot, one by one."""
+        """Returns the configuration to train with: the proven one, or if the best of each slot was refuted what is
+        left, or else the best of each slot, one by one."""
         return self.decided(tp_size) or self.plans[tp_size].config
 
     def decided(self, tp_size: int) -> OverlapConfig | None:
-        """Returns what the whole layer said; None where it said nothing."""
+        """Returns the configuration that the whole layer decided on; None if it decided nothing."""
         outcome = self.outcomes.get(tp_size)
         return outcome.config if isinstance(outcome, Proof) else outcome.instead if outcome else None
 
@@ -130,7 +128,7 @@ class CaseAnalysis:
         return unmeasured_slots(self.config(tp_size), tried)
 
     def slots(self, tp_size: int) -> list[SlotAnswer]:
-        """Returns the slots of which an overlap was tried at this TP size."""
+        """Returns the answers for the slots with an overlap tried at this TP size."""
         answers = (
             SlotAnswer(self, space.slot(choice.operator, phase), choice, final)
             for choice, final in self.passes(tp_size)
@@ -152,7 +150,7 @@ class OperatorAnalysis:
 
 
 def analyse_operators(sources: Sources) -> OperatorAnalysis:
-    """Returns what is best for each slot of each case, and what was proven of it."""
+    """Returns the best setting for each slot of each case, and what was proven of it."""
     points, config = sources.reading.points, sources.config
     traces = read_traces(sources.points("operator"))
     grouped = group_cases(points, "operator")
@@ -180,7 +178,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
 
 
 def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
-    """Returns by TP size what to report of this case."""
+    """Returns by TP size the outcome to report for this case."""
     by_size = defaultdict(list)
     for one in found:
         if one.case == case:
@@ -193,7 +191,7 @@ def _standing(found: Sequence[Outcome], case: Case) -> dict[int, Outcome]:
 
 @dataclass(frozen=True)
 class OperatorScaling:
-    """One operator's times over the TP sizes (in microseconds), and what follows from them."""
+    """One operator's times over the TP sizes (in microseconds), and the conclusions."""
 
     optimal_tp_size: int | None
     """The largest that scales; None without a TP=1 baseline."""
@@ -257,14 +255,14 @@ def scale_case(choices: Sequence[PassChoice], tolerance: float) -> Scaling:
 
 
 def _tp1_us(choices: Sequence[PassChoice]) -> float | None:
-    """Returns forward and backward of the unsharded operator: the median over the TP sizes that it was measured beside;
-    None unless both were."""
+    """Returns forward plus backward time of the unsharded operator: the median over the TP sizes that it was measured
+    beside; None unless both were."""
     passes = {name: [c.tp1_us for c in choices if c.pass_name == name and c.tp1_us] for name in space.PASSES}
     return sum(map(statistics.median, passes.values())) if all(passes.values()) else None
 
 
 def baseline_drift(points: Iterable[Point]) -> dict[str, float]:
-    """Returns by TP size, operator and pass how much the time without overlap changed: its median over the later half
+    """Returns by TP size, operator and pass how much the time without overlap drifted: its median over the later half
     of a case's points over that of the earlier half, minus 1."""
     none_us: dict[str, list[float]] = defaultdict(list)
     for point in sorted(points, key=lambda point: (point.result and point.result.started) or ""):

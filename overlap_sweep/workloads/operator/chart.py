@@ -37,8 +37,8 @@ WORST, BEST = -0.5, 1.05
 
 
 def hidden_bars(case: CaseAnalysis) -> dict[int, Rows]:
-    """Returns by TP size how much of its communication each pass hides under what was chosen for it, without the passes
-    of which no overlap was tried."""
+    """Returns by TP size how much of its communication each pass hides under its chosen setting, without the passes for
+    which no overlap was tried."""
     default_name = named(DEFAULT, case.case.backend)
     return {
         tp_size: Rows(
@@ -99,13 +99,13 @@ def pass_timelines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, T
 
 
 def _shown(choice: PassChoice) -> Candidate | None:
-    """The chosen one, or where that is no overlap the fastest."""
+    """Returns the chosen candidate, or if that is no overlap the fastest overlap."""
     overlaps = [candidate for candidate in choice.candidates if candidate.settings]
     return min(overlaps, key=lambda one: (one is not choice.chosen, one.time_us), default=None)
 
 
 def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> Path | None:
-    """Of the first point that measured the candidate and has one."""
+    """Returns the trace of the first point that measured the candidate and has one, or None."""
     wanted = frozen(candidate.settings)
     for point in points:
         own = frozen(of_pass(point.result.settings, pass_name)) if point.result else None
@@ -115,7 +115,7 @@ def _trace_of(candidate: Candidate, points: Sequence[Point], pass_name: str) -> 
 
 
 def _none_trace(points: Sequence[Point]) -> Path | None:
-    """The first one that was recorded beside a point, or else that of a point without overlap."""
+    """Returns the first trace without overlap recorded beside a point, or else that of a point without overlap."""
     beside = [listed_trace(point, trace_file(RANK, "none")) for point in points]
     plain = [listed_trace(p, trace_file(RANK)) for p in points if p.result and not p.result.settings]
     return next(filter(None, [*beside, *plain]), None)
@@ -137,13 +137,13 @@ def num_sm_lines(case: CaseAnalysis, tp_size: int) -> list[tuple[PassChoice, Lin
 
 
 def arm_name(candidate: Candidate) -> str:
-    """What the candidate is besides its num_sm."""
+    """Returns the candidate's name without its num_sm."""
     plain = {slot: {k: v for k, v in s.items() if k != "num_sm"} for slot, s in candidate.settings.items()}
     return space.settings_name(plain)
 
 
 def num_sm_of(candidate: Candidate) -> int | None:
-    """The one of all its slots; None where they differ or have none."""
+    """Returns the num_sm that all its slots share; None if they differ or have none."""
     given = {space.without_idle_knobs(setting).get("num_sm") for setting in candidate.settings.values()}
     return next(iter(given)) if len(given) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Choose: for every operator, TP size and pass of a case the setting of its slots, `none` included.
+"""Chooses, for every operator, TP size and pass of a case, the setting of its slots, `none` included.
 
 A pass is the unit, since dgrad and wgrad can only be timed together: the backward candidates are pairs of settings.
 
@@ -41,7 +41,7 @@ PassKey = tuple[Any, ...]
 
 @dataclass
 class Failures:
-    """Of one pass."""
+    """The failures of one pass."""
 
     wrong: set[Frozen] = field(default_factory=set)
     """Arms, without their sizes, of which some setting computed wrong numbers."""
@@ -55,7 +55,7 @@ class Failures:
 
 
 def wrong_passes(result: Result) -> set[str]:
-    """The passes with wrong tensors, of a point that failed for its numbers; else none."""
+    """Returns the passes with wrong tensors if the point failed for wrong numbers; else an empty set."""
     if result.status != "failed" or not result.relative_error:
         return set()
     allowed = space.tolerance(result.point)
@@ -80,13 +80,13 @@ def pass_key(point: Point, pass_name: str) -> PassKey:
 
 
 def of_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
-    """The slots of one pass."""
+    """Returns the slots of one pass."""
     return {slot: s for slot, s in settings.items() if space.PASS_OF_PHASE[slot.partition("_")[2]] == pass_name}
 
 
 def failures_by_pass(points: Iterable[Point]) -> Mapping[PassKey, Failures]:
-    """By pass. Of a point that overlaps both passes and failed, only wrong tensors of a single pass tell whose fault it
-    was: a search measures the others again alone."""
+    """Returns the failures by pass. If a point that overlaps both passes failed, only wrong tensors of a single pass
+    show which is at fault: a search measures the others again alone."""
     found: dict[PassKey, Failures] = defaultdict(Failures)
     for point in points:
         if point.workload != "operator" or not point.result or point.status == "skipped":
@@ -120,7 +120,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the slots of one pass may be given, and what that costs."""
+    """A setting for the slots of one pass, and its time."""
 
     settings: Mapping[str, Setting]
     """By slot; a slot that is left out is not overlapped, and none at all is `none`."""
@@ -136,7 +136,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """`none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
+        """Returns `none`, `ring_agg0`, or of several slots `dgrad bulk_sm4 + wgrad bulk_sm2`."""
         return space.settings_name(self.settings)
 
 
@@ -165,12 +165,12 @@ class PassChoice:
 
     @property
     def tried_slots(self) -> frozenset[str]:
-        """The slots for which an overlap was tried, also where every try failed; of the others nothing is known."""
+        """Returns the slots with an overlap tried, even if every try failed; the others are unknown."""
         return self.attempted.union(slot for candidate in self.candidates for slot in candidate.settings)
 
     @property
     def default_wins(self) -> bool:
-        """Whether the library's default is faster, beyond the noise, than anything that was tried."""
+        """Returns whether the library's default is faster, beyond the noise, than anything that was tried."""
         if self.default is None:
             return False
         fastest = min(self.candidates, key=lambda candidate: candidate.time_us).estimate
@@ -178,16 +178,16 @@ class PassChoice:
 
     @property
     def speedup(self) -> float:
-        """Returns the speedup of what was chosen over no overlap."""
+        """Returns the speedup of the chosen setting over no overlap."""
         return self.none.time_us / self.chosen.time_us
 
     @property
     def hidden_fraction(self) -> float:
-        """Returns the hidden fraction of what was chosen."""
+        """Returns the hidden fraction of the chosen setting."""
         return self.hidden_at(self.chosen.time_us)
 
     def hidden_at(self, time_us: float) -> float:
-        """Returns the hidden fraction of a pass that takes so long; NaN where there is nothing to hide."""
+        """Returns the hidden fraction of a pass that takes `time_us`; NaN if there is nothing to hide."""
         return hidden_fraction(time_us, self.none.time_us, self.floor_us)
 
     @property
@@ -196,14 +196,14 @@ class PassChoice:
 
 
 def labels(choices: Sequence[PassChoice]) -> list[str]:
-    """`fc1` where both its passes are among the choices, else `fc1 fwd`."""
+    """Returns `fc1` for operators with both passes among the choices, else `fc1 fwd`."""
     passes = Counter(choice.operator for choice in choices)
     both = len(space.PASSES)
     return list(dict.fromkeys(c.operator if passes[c.operator] == both else c.label for c in choices))
 
 
 def default_sum_us(choices: Sequence[PassChoice]) -> float | None:
-    """All their passes under the library's default; None unless it was measured for each."""
+    """Returns the sum of the passes' times under the library's default; None unless all were measured."""
     times = [choice.default.time_us for choice in choices if choice.default]
     return sum(times) if times and len(times) == len(choices) else None
 
@@ -214,8 +214,8 @@ def choose_all(
     objective: str,
     failed: Mapping[PassKey, Failures] = MappingProxyType({}),
 ) -> list[PassChoice]:
-    """One choice per TP size, operator and pass of one case. Launch-bound points have no say, nor has what `failed`
-    tells not to trust."""
+    """Returns one choice per TP size, operator and pass of one case. Launch-bound points are ignored, as are settings
+    that `failed` distrusts."""
     failures: dict[tuple[int, str, str], Failures] = {}
     observed: dict[tuple[int, str, str], list[Observation]] = defaultdict(list)
     device_kind = "cpu"
@@ -242,8 +242,8 @@ def choose(
     objective: str = "time",
     failures: Failures | None = None,
 ) -> PassChoice:
-    """The best setting of one pass, by `time` or by `overlap_ratio`. What `failures` distrust was left out of the
-    observations already."""
+    """Returns the best setting of one pass, by `time` or by `overlap_ratio`. The observations are already without what
+    `failures` distrust."""
     failures = failures or Failures()
     none = pooled_none([observation.times.none for observation in observations])
     by_setting = _by_setting(observations)
@@ -277,7 +277,7 @@ def _observe(point: Point, pass_name: str, traces: TraceReading) -> Observation:
 
 
 def _by_setting(observations: Iterable[Observation]) -> dict[Any, list[Observation]]:
-    """One list per effective setting, however often it was measured; that of `none` under an empty key, always."""
+    """Returns the observations by effective setting; those of `none` under an empty key, always present."""
     by_setting: dict[Any, list[Observation]] = defaultdict(list)
     for observation in observations:
         by_setting[frozen(observation.settings)].append(observation)
@@ -300,7 +300,7 @@ def _scatter(
 def _candidates(
     by_setting: Mapping[Any, Sequence[Observation]], none: Estimate, between: verdict.Scatter
 ) -> list[Candidate]:
-    """One per effective setting; `none` from the baselines."""
+    """Returns one candidate per effective setting; `none` from the baselines."""
     candidates = []
     for key, same in by_setting.items():
         ratios = [observation.overlap_ratio for observation in same if observation.overlap_ratio is not None]
@@ -319,7 +319,7 @@ def _candidates(
 
 
 def _complexity(candidate: Candidate) -> tuple[Any, ...]:
-    """Sorts simpler before more complex and smaller before larger: who wins a tie."""
+    """Returns a sort key, simpler and smaller settings first, that decides ties."""
     keys = [
         (space.METHODS.index(setting["method"]), *(int(setting.get(knob) or 0) for knob in space.KNOBS))
         for _, setting in sorted(candidate.settings.items())
@@ -328,7 +328,7 @@ def _complexity(candidate: Candidate) -> tuple[Any, ...]:
 
 
 def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """`candidates` are sorted by complexity, `none` first."""
+    """Returns the fastest candidate, and why. `candidates` are sorted by complexity, `none` first."""
     none, *overlaps = candidates
     if not overlaps:
         return none, "no overlap was measured"
@@ -346,7 +346,7 @@ def _fastest(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def _most_overlapped(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """The reference's rule: the highest overlap ratio. `none` has no say, whatever its time."""
+    """Returns the candidate with the highest overlap ratio, the reference's rule, ignoring `none`, and why."""
     overlaps = [candidate for candidate in candidates if candidate.settings]
     if not overlaps:
         return candidates[0], "no overlap was measured"

@@ -22,7 +22,7 @@ from overlap_sweep.workloads.operator.result import OperatorTimes
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns all that was measured of passes, and what tuners proved."""
+    """Returns all measured passes, and what tuners proved."""
     points = [_with_plain_settings(point) for point in points]
     cases = group_cases(points, "operator")
     choices = _choices(points, cases)
@@ -34,7 +34,7 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the time of all passes that the point is about; nothing where the host limited it."""
+    """Returns the total time of the passes under test; empty if the host limited it."""
     if result.launch_bound:
         return {}
     names = space.passes(result.point)
@@ -52,8 +52,8 @@ COMPARED = Comparing(measured, samples, matched=("operator", "phase", "phases", 
 
 
 def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
-    """Without the SMs of a ring whose chunks copy engines move, and with the knobs that are always named: equal
-    settings are equal, whichever backend recorded them."""
+    """Returns the setting without the SMs of a ring whose chunks copy engines move, and with the knobs that are always
+    named: equal settings are equal, whichever backend recorded them."""
     operator, _, phase = slot.partition("_")
     method = setting["method"]
     usual = space.USERBUFFERS_DEFAULTS[method]
@@ -72,7 +72,7 @@ def _with_plain_settings(point: Point) -> Point:
 
 
 def _choices(points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]) -> dict[Key, PassChoice]:
-    """Returns the choices of the passes that some point is about: the others were only timed beside it."""
+    """Returns the choices of the passes that some point tests: others were only timed beside it."""
     failed = failures_by_pass(points)
     found = {}
     for case, of_case in cases.items():

@@ -21,7 +21,7 @@ from overlap_sweep.workloads.operator.proof import Outcome, Proof, Trial, Unprov
 
 
 def exhibits(case: CaseAnalysis) -> list[Exhibit]:
-    """Returns all of a case, in the order of the page."""
+    """Returns all exhibits of a case, in the order of the page."""
     return [_hidden(case), *_proofs(case), _num_sm(case), *_scaling(case), _all_timelines(case)]
 
 
@@ -82,7 +82,7 @@ def _drawn(name: str, form: Form, *, small: bool = False) -> Exhibit:
 
 
 def _timelines(case: CaseAnalysis) -> Iterator[Exhibit]:
-    """Yields those of whole layers, then of each operator, and which no trace shows."""
+    """Yields the timelines of whole layers, then of each operator, and which no trace shows."""
     for tp_size, proof in case.proofs.items():
         if shown := _layer_timeline(proof):
             yield _folded(f"TP={tp_size}, the whole layer", f"tp{tp_size}_layer", {"all": shown})
@@ -154,7 +154,7 @@ def _together(trial: Trial) -> Exhibit:
 
 
 def tuning(sources: Sources, strays: Sequence[Unproven]) -> list[Exhibit]:
-    """Returns how long each sweep of a tuner took, and what it left out; nothing where none ran."""
+    """Returns how long each sweep of a tuner took, and what it left out; empty if none ran."""
     tuners, notes = sources.records.tuners, []
     for directory, record in tuners.items():
         where = f"{directory.relative_to(sources.reading.root).as_posix()}, " if len(tuners) > 1 else ""

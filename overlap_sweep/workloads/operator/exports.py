@@ -53,7 +53,7 @@ _BRIDGE_FIELDS: dict[str, dict[str, Any]] = {
 
 
 def megatron_yaml(config: OverlapConfig, head: Sequence[str]) -> str:
-    """The file for Megatron-LM's --tp-comm-overlap-cfg: `head` and the switches to set in comments, then the slots.
+    """Returns the file for Megatron-LM's --tp-comm-overlap-cfg: `head` and switches to set in comments, then the slots.
 
     `overlap_cfg.read` makes the same configuration of it.
     """
@@ -83,7 +83,7 @@ def _how_to_set(name: str, on: bool) -> str:
 
 
 def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str) -> str:
-    """A Python module for Megatron-Bridge that defines `name`, with how to use it in comments.
+    """Returns a Python module for Megatron-Bridge that defines `name`, with how to use it in comments.
 
     Megatron-Bridge drops the slots that are None and hands the others to initialize_ub with every field of their
     class. So a knob that the configuration leaves open is written out wherever the class has another default than
@@ -107,7 +107,7 @@ def megatron_bridge_preset(config: OverlapConfig, head: Sequence[str], name: str
 
 
 def _bridge_use(config: OverlapConfig, name: str) -> list[str]:
-    """Statements that apply the preset; each is one line that begins with two blanks.
+    """Returns statements that apply the preset; each is one line that begins with two blanks.
 
     CommOverlapConfig turns the overlap on and off and takes the slots; the other switches are fields of the model's
     configuration, and it leaves those alone.
@@ -144,7 +144,7 @@ def _bridge_setting(slot: str, setting: Mapping[str, Any]) -> str:
 
 
 def _bridge_losses(config: OverlapConfig) -> list[str]:
-    """What of the settings Megatron-Bridge's classes have no field for and Transformer Engine does not do anyway."""
+    """Returns lines on the knobs that Megatron-Bridge's classes lack and that are not Transformer Engine's defaults."""
     lost = []
     for slot, setting in config.slots.items():
         method = _method(slot, setting)
@@ -163,7 +163,7 @@ def _bridge_losses(config: OverlapConfig) -> list[str]:
 
 
 def ub_cfgs_json(config: OverlapConfig) -> str:
-    """The slots for Transformer Engine's `initialize_ub(ub_cfgs=json.load(file))`; its layers have the switches.
+    """Returns the slots for Transformer Engine's `initialize_ub(ub_cfgs=json.load(file))`; layers have the switches.
 
     null where the answer is not to overlap: initialize_ub is not to be called then, since an empty map gives every slot
     the library's default.
@@ -173,12 +173,12 @@ def ub_cfgs_json(config: OverlapConfig) -> str:
 
 
 def _all_switches(config: OverlapConfig) -> dict[str, bool]:
-    """Those of a single operator's settings, which name none, are at their defaults."""
+    """Returns all switches; a single operator's settings name none, which are then at their defaults."""
     return {**SWITCH_DEFAULTS, **config.switches}
 
 
 def _method(slot: str, setting: Mapping[str, Any]) -> str:
-    """The method that initialize_ub takes: the slot's own where the setting names none."""
+    """Returns the method that initialize_ub takes: the slot's own if the setting names none."""
     operator, phase = slot.split("_")
     if phase != "fprop" and space.OPERATORS[operator] == "column":
         usual = "bulk"
@@ -188,7 +188,7 @@ def _method(slot: str, setting: Mapping[str, Any]) -> str:
 
 
 def _defaults(slot: str, method: str) -> dict[str, Any]:
-    """What initialize_ub does about the knobs that a slot of this method leaves open, as far as it is one value.
+    """Returns initialize_ub's defaults for knobs that a slot of this method leaves open, as far as each is one value.
 
     It depends on the slot's own method, not on the one asked for, but for a dgrad that scatters its output.
     """

@@ -35,7 +35,7 @@ LAYERS_HERE = f"what was measured, for layers with backend={ASYNC_TP_BACKEND} (l
 
 
 def training_files(case: CaseAnalysis, tp_size: int, command: str) -> dict[str, str]:
-    """Returns by name the text of each; first the YAML for Megatron-LM, or what has its place."""
+    """Returns the text of each file by name; first the YAML for Megatron-LM, or its substitute."""
     config, name = case.config(tp_size), f"tp_comm_overlap_tp{tp_size}"
     lines = [*_origin(case, tp_size, command), *_gain(case, tp_size), *_unmeasured(case, tp_size)]
 
@@ -88,7 +88,6 @@ def _gain(case: CaseAnalysis, tp_size: int) -> list[str]:
 
 
 def _unmeasured(case: CaseAnalysis, tp_size: int) -> list[str]:
-    """Returns the slots that no point of an operator overlapped, with what becomes of them; empty where there are
-    none."""
+    """Returns the slots that no point of an operator overlapped, with what becomes of them; empty if there are none."""
     slots = ", ".join(f"{one.slot} ({one.runs})" for one in case.unmeasured(tp_size))
     return ["", f"Slots that were not measured by themselves: {slots}."] if slots else []

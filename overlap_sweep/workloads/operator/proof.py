@@ -32,7 +32,7 @@ NO_OVERLAP = OverlapConfig({}, {**SWITCH_DEFAULTS, "tp_comm_overlap": False})
 
 @dataclass(frozen=True)
 class Trial:
-    """One of them, whatever became of it."""
+    """One trial, whatever its outcome."""
 
     tp_size: int
     name: str
@@ -50,12 +50,12 @@ class Trial:
 
     @property
     def rows(self) -> dict[str, VariantRow]:
-        """By label, in the order of measuring."""
+        """Returns the rows by label, in the order of measuring."""
         return {row.name: row for row in self.layer.rows} if self.layer else {}
 
     @property
     def configs(self) -> dict[str, OverlapConfig]:
-        """By label, how each variant that was measured overlaps; without the floor."""
+        """Returns by label how each measured variant overlaps; without the floor."""
         return {
             label: OverlapConfig(times.settings, {**SWITCH_DEFAULTS, **times.switches})
             if self.names[label] != NONE
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def why_not_ok(self) -> str:
-        """In words; of a trial without `layer`."""
+        """Returns in words why a trial has no `layer`."""
         if not self.point or not self.point.result:
             return f"the layer {self.name} left no results"
         what = {"skipped": "was skipped", "timeout": "timed out"}.get(self.point.status, "failed")
@@ -74,12 +74,12 @@ class Trial:
 
     @property
     def started(self) -> str:
-        """UTC, ISO 8601; empty where it is not known."""
+        """Returns the start time, UTC, ISO 8601; empty if unknown."""
         return (self.point and self.point.result and self.point.result.started) or ""
 
 
 def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point]) -> Trial:
-    """`directory` is tuner.json's; `points` are all layers by their run directory."""
+    """Returns the trial. `directory` is tuner.json's; `points` are all layers by their run directory."""
     point = points.get(directory / trial.point)
     found = Trial(trial.tp_size, trial.point, point)
     if not point or not point.result or point.status != "ok":
@@ -99,7 +99,7 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
 
 
 def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
-    """Files are long, and people know them by their labels."""
+    """Returns the sentence with labels in place of file names, which are long and unfamiliar."""
     for label, name in sorted(variants.items(), key=lambda item: -len(item[1])):
         if name.startswith("file:"):
             sentence = sentence.replace(name, label)
@@ -108,7 +108,7 @@ def _with_labels(sentence: str, variants: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Proof:
-    """The whole layer, tuned, against all else that one could take."""
+    """The whole layer, tuned, against all alternatives."""
 
     tp_size: int
     directory: Path
@@ -126,22 +126,22 @@ class Proof:
 
     @property
     def decisive(self) -> Comparison:
-        """The tuned one's whole time over the best other's."""
+        """Returns the tuned variant's whole time over the best other's."""
         return self.against[self.best_other]
 
     @property
     def recommended(self) -> str:
-        """A label: `tuned` where it is faster than the best of the others beyond the noise, else that other."""
+        """Returns a label: `tuned` if it is faster than the best of the others beyond the noise, else that other."""
         return TUNED if self.decisive.faster else self.best_other
 
     @property
     def config(self) -> OverlapConfig:
-        """The recommended one."""
+        """Returns the recommended configuration."""
         return self.trial.configs[self.recommended]
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """Returns the verdict in a sentence."""
         backend = self.case.backend
         compared = self.decisive.in_words(f" than {spoken(self.best_other, backend)}")
         return f"tuned is {compared}: {advised(self.recommended, backend)}."
@@ -149,7 +149,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Unproven:
-    """A TP size that a tuner measured operators of, or meant to prove, and could not."""
+    """A TP size for which a tuner measured operators or planned a proof, without proving anything."""
 
     tp_size: int
     directory: Path
@@ -168,7 +168,7 @@ class Unproven:
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """Returns the verdict in a sentence."""
         return f"not proven on the whole layer: {self.reason}{f': {self.advice}' if self.advice else ''}."
 
 
@@ -176,12 +176,12 @@ Outcome = Proof | Unproven
 
 
 def spoken(label: str, backend: str) -> str:
-    """A variant's name in a sentence."""
+    """Returns a variant's name for use in a sentence."""
     return "the default" if named(label, backend) == DEFAULT else named(label, backend)
 
 
 def advised(label: str, backend: str) -> str:
-    """Returns what to do where this variant is the best."""
+    """Returns what to do if this variant is the best."""
     if backend == ASYNC_TP_BACKEND:
         switched = {DEFAULT: "switch async TP on", NONE: "leave async TP off"}
         return switched.get(label, "no switch of PyTorch's gives that")
@@ -191,7 +191,7 @@ def advised(label: str, backend: str) -> str:
 def outcomes(
     tuners: Mapping[Path, TunerRecord], points: Sequence[Point], cases: Mapping[Case, Sequence[Point]]
 ) -> list[Outcome]:
-    """Of every TP size that a tuner measured, in every case: what it proved, or why it proved nothing.
+    """Returns, for every TP size that a tuner measured in every case, what it proved, or why it proved nothing.
 
     `tuners` by the sweep's directory; `points` are all; `cases` the operators' that may be compared.
     """
@@ -222,13 +222,13 @@ def outcomes(
 
 
 def standing(found: Sequence[Outcome]) -> Outcome:
-    """Of several outcomes of one case and TP size the latest proof, or where there is none, the latest attempt."""
+    """Returns the latest proof among the outcomes of one case and TP size, or else the latest attempt."""
     return max(found, key=lambda one: (isinstance(one, Proof), one.trial.started if one.trial else ""))
 
 
 def _case_of(trial: Trial, cases: Mapping[Case, Sequence[Point]], own: Sequence[tuple[Case, int]]) -> Case | None:
-    """The operators' case that is the layer's. A layer that never ran does not know all of its own: it is the only case
-    of its sweep with its model, if there is but one."""
+    """Returns the operators' case that is the layer's. A layer that never ran does not know all of its own: it is the
+    only case of its sweep with its model, if there is but one."""
     point = trial.point
     if point and (point.case in cases or trial.layer):
         return point.case if point.case in cases else None
@@ -261,7 +261,7 @@ def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Tri
 
 
 def _best_of(labels: Sequence[str], trial: Trial) -> str:
-    """The fastest, or the first of those that the noise cannot tell from it: none before the default, presets last."""
+    """Returns the fastest, or the first within the noise of it: none before the default, presets last."""
     fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
     order = sorted(labels, key=lambda label: (label != NONE, label != DEFAULT))
     to_others = _compare(trial, fastest, order)
@@ -276,7 +276,7 @@ def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> d
 
 
 def _why_no_proof(record: TunerRecord, case: Case | None, tp_size: int) -> str:
-    """What the tuner said of this TP size, or of its operators."""
+    """Returns the tuner's reason for this TP size, or for its operators."""
     of_size = f"{case.model} TP={tp_size} " if case else f"TP={tp_size} "
     said = [why.rstrip(".") for what, why in record.dropped.items() if f"{what} ".startswith(of_size)]
     return "; ".join(dict.fromkeys(said)) or "the tuner ran no layer at this TP size"

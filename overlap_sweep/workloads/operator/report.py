@@ -1,4 +1,4 @@
-"""What tuning_report.json says of operators, by its keys. Times are in microseconds; what is unknown or undefined is
+"""The operators' part of tuning_report.json, by its keys. Times are in microseconds; what is unknown or undefined is
 None."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from overlap_sweep.workloads.operator.switches import FLAGS
 def report(
     analysis: OperatorAnalysis, sources: Sources, rows: Sequence[Row], decided: Listing[SlotAnswer]
 ) -> dict[str, Any]:
-    """Returns what was found. `configurations` are the `rows` of the points, and `best` those of the answers, both with
+    """Returns the findings. `configurations` are the `rows` of the points, and `best` those of the answers, both with
     `overlap_method` for `method`.
 
     Entries of the lists name their case; `tp_scaling` on top is the only case's, and None where there are several.
@@ -98,7 +98,7 @@ def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
-    """Returns what was proven, and what was measured for it; where it could not be judged, `reason` says why."""
+    """Returns what was proven, and what was measured for it; if it could not be judged, `reason` says why."""
     found = {
         **_trial(outcome.trial, root),
         "case": outcome.case.name if outcome.case else None,
@@ -121,7 +121,7 @@ def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
 
 
 def _trial(trial: Trial | None, root: Path) -> dict[str, Any]:
-    """Returns what is said of every whole layer; its variants by label."""
+    """Returns the report of a whole layer, its variants by label."""
     if not trial or not trial.point:
         return {"point": trial.name if trial else None, "variants": {}}
     said = layers.report(trial.point, trial.layer, root)

@@ -46,7 +46,7 @@ class PassTimes(msgspec.Struct):
 
 
 def distinct(defaults: Iterable[DefaultTiming]) -> list[DefaultTiming]:
-    """Each measurement of the default once, in time order, however many points carry it."""
+    """Returns each measurement of the default once, in time order, however many points carry it."""
     found = {(default.measured, *default.default.samples_us): default for default in defaults}
     return [found[key] for key in sorted(found)]
 
@@ -85,7 +85,7 @@ class OperatorTimes(Measured, kw_only=True, tag="operator"):
                 raise ValueError(f"{slot} is no slot of {operator}")
 
     def compared(self, result: Result) -> Speedup | None:
-        """In the passes that the point is about."""
+        """Returns the speedup from the passes under test."""
         touched = space.passes(result.point)
         whole_us = {name: self.times[name].none.median_us for name in space.PASSES}
         overlapped_us = (self.times[name].point.median_us if name in touched else us for name, us in whole_us.items())

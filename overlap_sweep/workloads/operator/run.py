@@ -1,5 +1,5 @@
-"""What the workers run: one operator as the point says, beside what stands ready for it from point to point: weights,
-inputs, and the variants that no setting changes."""
+"""What the workers run: one operator as the point says, beside what is kept from point to point: weights, inputs, and
+the variants that no setting changes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_sm_count(point: Mapping[str, Any], ranks: Ranks) -> None:
 
 
 def _default_overlap(point: Mapping[str, Any], bench: Bench) -> DefaultOverlap:
-    """Returns the library's default, measured again when its last measurement has become too old."""
+    """Returns the library's default, measured again if its last measurement is too old."""
     if backends.load(point["backend"]).has_default(point):
         # One answer for all ranks, whose clocks differ.
         (age_s,) = bench.ranks.slowest([time.monotonic() - bench.default.measured_s])
@@ -160,7 +160,7 @@ class Bench:
         return sum(us * (relative_times[name] if name in touched else 1.0) for name, us in self.none_us.items())
 
     def is_among_best(self, point: Mapping[str, Any], relative_times: Mapping[str, float], margin: float) -> bool:
-        """Whether any pass that the point is about is the fastest so far, or within `margin` of it."""
+        """Returns whether any pass under test is the fastest so far, or within `margin` of it. Updates the best."""
         among = False
         for name in space.passes(point):
             best = self.best.get(name, 1.0)
@@ -170,12 +170,12 @@ class Bench:
 
 
 def bench_for(point: Mapping[str, Any], ranks: Ranks) -> Bench:
-    """The operator's bench, set up at its first point. Collective."""
+    """Returns the operator's bench, set up at its first point. Collective."""
     return _bench(_key(point), ranks)
 
 
 def _key(point: Mapping[str, Any]) -> str:
-    """Everything of the point but how it overlaps and how it is measured."""
+    """Returns a key of the point, without how it overlaps and how it is measured."""
     names = ("model", "operator", "tp_size", "backend", "precision", "runtime")
     kept = {name: point[name] for name in names}
     workload = {name: point["workload"][name] for name in ("tokens", "seed", "warmup", "repeats")}
@@ -208,7 +208,7 @@ def _shape(point: Mapping[str, Any]) -> LinearShape:
 def draw_parameters(
     shapes: Mapping[str, tuple[int, ...]], shape: LinearShape, precision: str, ranks: Ranks, seed: int
 ) -> dict[str, Tensor]:
-    """Random leaves. What every rank holds whole, a norm's parameters and a row-parallel bias, is equal on all."""
+    """Returns random leaves. A norm's parameters and a row-parallel bias, whole on every rank, are equal on all."""
     own, common = stream(ranks.device, seed, "parameters", ranks.rank), stream(ranks.device, seed, "parameters")
     dtype = DTYPES.get(precision, torch.bfloat16)
     drawn: dict[str, Tensor] = {}
@@ -224,7 +224,7 @@ def draw_parameters(
 
 
 def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: dict[Any, Any]) -> Variant:
-    """Rotate through enough inputs that none of them waits in the L2 cache for its next turn."""
+    """Returns a variant that rotates through enough inputs that none is still in the L2 cache at its next turn."""
     weight = linear.parameters["weight"]
     shapes = linear.input_shape, linear.output_shape
     if shapes not in known_inputs:
@@ -262,6 +262,6 @@ def _tp1(key: str, ranks: Ranks) -> dict[str, Timing]:
 
 
 def tp1_times(point: Mapping[str, Any], ranks: Ranks) -> dict[str, Timing]:
-    """By pass, the whole operator on rank 0 while the others wait: measured once per worker group, few times, since
-    it depends on no setting. Collective."""
+    """Returns by pass the times of the whole operator on rank 0 while the others wait: measured once per worker group,
+    few times, since it depends on no setting. Collective."""
     return _tp1(_key(point), ranks)

@@ -1,4 +1,4 @@
-"""Operators for people and programs: every measured point, the best setting of each slot, and what that comes from."""
+"""Operators for people and programs: every measured point, and the best setting of each slot with its reasons."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """What a point that is ok measured of one phase: the times of its pass, since dgrad and wgrad can only be timed
+    """What an `ok` point measured of one phase: the times of its pass, since dgrad and wgrad can only be timed
     together."""
 
     point: Point
@@ -75,12 +75,12 @@ class PhaseTimes:
 
     @property
     def medians_us(self) -> tuple[float, float, float]:
-        """Of the point, without overlap, and of the GEMMs alone."""
+        """Returns the median times of the point, without overlap, and of the GEMMs alone."""
         return self.times.point.median_us, self.times.none.median_us, self.times.floor.median_us
 
     @property
     def default_us(self) -> float | None:
-        """Scaled from the none that was measured beside the default to the one beside this point."""
+        """Returns the default's time, scaled from the `none` beside the default to the one beside this point."""
         default = self.times.default
         return default.default.median_us * self.times.none.median_us / default.none.median_us if default else None
 
@@ -90,13 +90,13 @@ class PhaseTimes:
 
     @property
     def relative_error(self) -> float | None:
-        """The largest of any tensor; infinite where one is no number."""
+        """Returns the largest error of any tensor; infinite if one is not a number."""
         errors = self.point.result.relative_error.values() if self.point.result else ()
         return max((math.inf if error is None else error for error in errors), default=None)
 
     @property
     def why_not_profiled(self) -> str | None:
-        """Returns why there are no metrics, in words; None where there are."""
+        """Returns why there are no metrics, or None if there are."""
         if self.trace.metrics:
             return None
         if own_traces(self.point):
@@ -128,7 +128,7 @@ def _kind(knob: str) -> Kind:
 
 
 def _given(row: PhaseRow) -> Mapping[str, Any]:
-    """Returns the setting of the phase, as it was measured or asked for; its method is `none` without overlap."""
+    """Returns the setting of the phase, as measured or asked for; its method is `none` without overlap."""
     if row.measured and row.point.result:
         slot = space.slot(row.point.config["operator"], row.part)
         return row.point.result.settings.get(slot) or {"method": NONE}
@@ -285,7 +285,7 @@ ANSWERS = Table(
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns what to give each slot, an answer for each case; None where no operator is among the points."""
+    """Returns the section on operators, with an answer for each case; None without such points."""
     points = sources.points("operator")
     if not points:
         return None
@@ -315,7 +315,7 @@ def section(sources: Sources) -> Section | None:
 
 
 def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) -> list[PhaseRow]:
-    """Returns one row for each phase that a point overlaps, or where it overlaps none was asked for."""
+    """Returns one row for each phase that a point overlaps, or was asked for if it overlaps none."""
     chosen: dict[tuple[Any, ...], Frozen] = {
         (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
         for case in analysis.cases
@@ -338,7 +338,7 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
 
 
 def _phases(point: Point) -> list[str]:
-    """Returns the phases that the point overlaps; of `none`, every phase that it was asked for."""
+    """Returns the phases that the point overlaps; for `none`, every phase that it was asked for."""
     assert point.result
     if point.result.settings:
         return [phase for phase in space.PHASES if space.slot(point.config["operator"], phase) in point.result.settings]
@@ -347,7 +347,7 @@ def _phases(point: Point) -> list[str]:
 
 
 def _place(row: PhaseRow) -> tuple[Any, ...]:
-    """Sorts from simple to complex, as people look for it; the device is not known of points that died."""
+    """Returns a sort key from simple to complex; the device is not known of points that died."""
     config, phases = row.point.config, (*space.PHASES, "all")
     knobs = [int(config.get(knob) or 0) for knob in space.KNOBS]
     operator, method = list(space.OPERATORS).index(config["operator"]), space.METHODS.index(config["method"])

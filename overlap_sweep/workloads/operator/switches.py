@@ -1,4 +1,4 @@
-"""Which of Megatron-Core's switches to set, so that what was chosen is what runs.
+"""Which of Megatron-Core's switches to set, so that the chosen settings are what runs.
 
 A slot that is left out of the YAML is not `none`: it gets Transformer Engine's default overlap. `initialize_ub` knows
 no method that turns a slot off; only the switches do, and most of them hold for several slots at once, so the choices
@@ -50,7 +50,7 @@ class SwitchAdvice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to give Megatron-Core at one TP size."""
+    """The configuration for Megatron-Core at one TP size."""
 
     choices: list[PassChoice]
     """As chosen one by one, whatever the switches allow."""
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def config(self) -> OverlapConfig:
-        """The finals' slots, and all switches with the advice applied."""
+        """Returns the finals' slots, and all switches with the advice applied."""
         return OverlapConfig(
             _slots_of(self.finals), {**DEFAULTS, **{advice.name: advice.value for advice in self.switches}}
         )
@@ -74,7 +74,7 @@ def _slots_of(finals: Sequence[Candidate]) -> dict[str, space.Setting]:
 
 
 def plan(choices: Sequence[PassChoice], unmeasured: str = "off") -> Plan:
-    """Settle the choices of one case and TP size under the switches that lose least.
+    """Settles the choices of one case and TP size under the switches that lose least.
 
     Ties go to the combination that overrules fewest choices, then by `unmeasured`, `AnalysisConfig`'s: `off` leaves
     fewest slots on of which nothing is known, and changes fewest switches; `default` touches fewest operators of
@@ -101,7 +101,7 @@ def _combinations() -> Iterator[Switches]:
 def _settled(
     choices: Sequence[PassChoice], unmeasured: str
 ) -> Iterator[tuple[tuple[float, ...], Switches, list[Candidate]]]:
-    """Every combination of switches that leaves each choice a measured candidate: its rank, of which the least is the
+    """Yields every combination of switches that leaves each choice a measured candidate: its rank, the least being the
     best, the switches, and the candidates."""
     tried = frozenset[str]().union(*(choice.tried_slots for choice in choices))
     default = methods_allowed(DEFAULTS)
@@ -154,7 +154,7 @@ def _advice(switches: Switches, finals: Sequence[Candidate], choices: Sequence[P
 
 
 def unmeasured_slots(config: OverlapConfig, tried: Collection[str]) -> list[UnmeasuredSlot]:
-    """Returns what becomes of the slots that are not among the tried."""
+    """Returns what becomes of the slots that are not in `tried`."""
     on = methods_allowed(config.switches)
     return [
         UnmeasuredSlot(slot, "off" if not on[slot] else "as set" if slot in config.slots else "default")

@@ -1,5 +1,5 @@
-"""Training steps of a language model by one of several tensor-parallel stacks, under equal settings: what a point of it
-is, and which points cannot be trained."""
+"""Training steps of a language model by one of several tensor-parallel stacks, under equal settings: how a point is
+completed, and which points cannot be trained."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIBRARIES = {
 
 
 def complete(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the point with the model's whole config, steps and precision, without whatever this has no use for."""
+    """Returns the point with the model's whole config, steps and precision, without options that are not used."""
     device, impl = point["runtime"]["device"], point["impl"] or DEFAULT_IMPL
     if point["backend"] != "auto":
         raise UserError(f"backend={point['backend']}: who trains is said by impl; leave backend out.")
@@ -83,21 +83,21 @@ def complete(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlap_configs(point: Mapping[str, Any]) -> dict[str, OverlapConfig]:
-    """Returns Megatron-Core's, where a file was given; Transformer Engine's defaults are in none."""
+    """Returns Megatron-Core's configuration, if a file was given; Transformer Engine's defaults are in none."""
     given = point.get("overlap_cfg")
     return {"": OverlapConfig(given["slots"], given["switches"])} if given else {}
 
 
 def refusal(point: Mapping[str, Any]) -> str | None:
-    """Returns why the completed point cannot be trained, or not by its implementation; or None."""
+    """Returns why the completed point cannot be trained, or not by its implementation, or None."""
     of_impl = _megatron_refusals if point["impl"] == "megatron" else _hugging_face_refusals
     of_all = chain(_model_refusals(point), of_impl(point))
     return next((reason for wrong, reason in of_all if wrong), None)
 
 
 def _model_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Yields what would be wrong, and how it is told; likewise the next two. What comes later may rely on what came
-    before."""
+    """Yields pairs of a condition that would be wrong and its message; likewise the next two. Later ones may rely on
+    earlier ones."""
     model, tp_size, training = point["language_model"], point["tp_size"], point["tp_training"]
     heads, kv_heads, length = model["num_attention_heads"], model["num_key_value_heads"], training["seq_length"]
     for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
@@ -131,8 +131,7 @@ def _hugging_face_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]
 
 
 def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Yields, too, where Megatron-Core would compute something else than the others, or cannot overlap as it is told
-    to."""
+    """Yields also where Megatron-Core would compute something else than the others, or cannot overlap as configured."""
     model, training, tp_size = point["language_model"], point["tp_training"], point["tp_size"]
     reason = "impl=megatron needs Megatron-Core, which is not installed; pip install 'overlap-sweep[gpu]'"
     yield find_spec("megatron") is None or find_spec("megatron.core") is None, reason
@@ -171,7 +170,7 @@ def _megatron_refusals(point: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
 
 
 def overlaps(point: Mapping[str, Any]) -> bool:
-    """Returns whether the tensor-parallel communication of the point is overlapped by userbuffers."""
+    """Returns whether userbuffers overlap the point's tensor-parallel communication."""
     training, given = point["tp_training"], point.get("overlap_cfg")
     # With one rank the point has no sequence_parallel.
     asked = training["tp_comm_overlap"] and training["sequence_parallel"] and point["runtime"]["device"] == "cuda"
@@ -190,8 +189,8 @@ def _cost(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _workers(point: Mapping[str, Any], directory: Path) -> Workers:
-    """Stacks patch what others run, and are compared by the memory that they take: none shares a process with
-    another."""
+    """Returns the point's workers. Stacks patch what others run, and their memory is compared: none shares a process
+    with another."""
     # With eight queues, NCCL's kernels wait for a GEMM that has taken all SMs: a ring exchange took 22 % longer.
     return Workers(max_connections=1 if point["impl"] == "megatron" else 8, company=point["impl"])
 

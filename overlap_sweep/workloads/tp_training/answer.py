@@ -43,7 +43,7 @@ class TpTrainingCase(NamedTuple):
 
     @classmethod
     def of(cls, point: Point) -> TpTrainingCase:
-        """Returns that of a point that is ok."""
+        """Returns the case of an `ok` point."""
         config, options = point.config, point.config["tp_training"]
         return cls(
             model=config["model"]["name"],
@@ -74,18 +74,18 @@ class GridAnswer:
 
     @property
     def comparable(self) -> list[TpTrainingRow]:
-        """Those that compute what they should; the first is the answer."""
+        """Returns the implementations that compute what they should; the first is the answer."""
         return [row for row in self.rows if row.may_win]
 
     @property
     def best(self) -> TpTrainingRow | None:
-        """None where none computes what it should."""
+        """Returns the fastest implementation; None if none computes what it should."""
         return next(iter(self.comparable), None)
 
     @property
     def ties(self) -> list[TpTrainingRow]:
-        """The best, and what is not slower than it beyond the noise: any of them might have come out best by chance, so
-        that all pairs count."""
+        """Returns the best, and what is not slower than it beyond the noise: any of them might have come out best by
+        chance, so that all pairs count."""
         rows = self.comparable
         pairs = max(len(rows) * (len(rows) - 1) // 2, 1)
         return [row for row in rows if row is rows[0] or not row.step.differs_from(rows[0].step, pairs)]
@@ -93,7 +93,7 @@ class GridAnswer:
 
 @dataclass(frozen=True)
 class TpTrainingAnalysis:
-    """One case."""
+    """The analysis of one case."""
 
     case: TpTrainingCase
     answers: list[GridAnswer]
@@ -111,14 +111,14 @@ class TpTrainingAnalysis:
 
     @property
     def best(self) -> TpTrainingRow | None:
-        """Returns the best of all by what one GPU does; None where none computes what it should."""
+        """Returns the best of all by throughput per GPU; None if none computes what it should."""
         return max((row for row in self.rows if row.may_win), key=lambda row: row.tokens_per_s_per_gpu, default=None)
 
 
 def analyse_tp_training(
     points: Iterable[Point], communication: Mapping[Path, StepCommunication]
 ) -> list[TpTrainingAnalysis]:
-    """Returns the `ok` points by case; `communication` by run directory."""
+    """Returns an analysis of the `ok` points for each case; `communication` by run directory."""
     cases: dict[TpTrainingCase, list[Point]] = defaultdict(list)
     for point in points:
         if point.workload == "tp_training" and point.status == "ok":
@@ -152,9 +152,9 @@ def tolerance_of(precision: str) -> dict[str, float]:
 
 
 def _losses(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
-    """Returns by run directory how losses compare, of those that others were given the same data as. Implementations
-    are held against each other; where there is one only, its settings are. Each is held against the median of all, so
-    that one that is wrong among three or more tells itself; of two each is held against the other."""
+    """Returns by run directory how losses compare, for runs given the same data as others. Implementations are compared
+    with each other; if there is only one, its settings are. Each is compared with the median of all, so that one that
+    is wrong among three or more shows; of two each is compared with the other."""
     of_sizes: dict[int, list[TpTrainingRow]] = defaultdict(list)
     for row in rows:
         of_sizes[row.grid.dp_size].append(row)
@@ -176,7 +176,7 @@ def _losses(rows: Iterable[TpTrainingRow]) -> dict[Path, Losses]:
 def _compared(
     own: Sequence[TpTrainingStep], others: Sequence[Sequence[Sequence[TpTrainingStep]]], tolerance: Mapping[str, float]
 ) -> Losses:
-    """`others`: by implementation, the steps of each of its runs."""
+    """Returns how the losses of `own` compare. `others`: by implementation, the steps of each of its runs."""
     largest, deviates = 0.0, ""
     for number, step in enumerate(own):
         for name, most in tolerance.items():
@@ -191,7 +191,7 @@ def _compared(
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    """Returns the median of those that are numbers; None where most are not."""
+    """Returns the median of the values that are not None; None if most are."""
     of_all = list(values)
     known = [value for value in of_all if value is not None]
     return statistics.median(known) if 2 * len(known) >= len(of_all) else None
@@ -208,7 +208,7 @@ def _number(value: float | None) -> str:
 
 
 def in_words(analysis: TpTrainingAnalysis) -> list[str]:
-    """Returns the answers, a sentence each: of each grid, of all, and whether losses agree."""
+    """Returns the answers, a sentence each: for each grid, for all, and whether losses agree."""
     lines = [_grid_in_words(answer) for answer in analysis.answers]
     if analysis.best and len(lines) > 1:
         lines.append(f"most tokens/s per GPU: {analysis.best.name}, {analysis.best.tokens_per_s_per_gpu:,.0f}")
@@ -230,8 +230,8 @@ def _grid_in_words(answer: GridAnswer) -> str:
 
 
 def _over(slower: TpTrainingRow, faster: TpTrainingRow) -> str:
-    """Returns how many times as long a step of the slower takes, and between what that lies by the noise of both: a
-    factor to both sides, as a ratio is positive, however large the noise. A single timed step has no noise."""
+    """Returns the ratio of the slower's step time to the faster's, and its interval by the noise of both: a factor to
+    both sides, as a ratio is positive, however large the noise. A single timed step has no noise."""
     ratio = slower.time_us / faster.time_us
     factor = 1 + gap_noise_us(slower.step.relative_to(slower.time_us), faster.step.relative_to(faster.time_us))
     return f"{ratio:.2f}x" if math.isnan(factor) else f"{ratio:.2f}x [{ratio / factor:.2f}, {ratio * factor:.2f}]"

@@ -104,7 +104,7 @@ class AutoTp(Implementation):
         return torch.where(scalar < 0, torch.inf, scalar)
 
     def _clip(self) -> Tensor:
-        """Clips by the norm over all ranks, each parameter counted once, and returns that."""
+        """Clips by the norm over all ranks, each parameter counted once, and returns the norm."""
         gradients = {name: p.grad for name, p in self._engine.module.named_parameters() if p.grad is not None}
         cut = [gradient for name, gradient in gradients.items() if name in self._cut]
         whole = [gradient for name, gradient in gradients.items() if name not in self._cut]
@@ -120,7 +120,7 @@ class AutoTp(Implementation):
 
 
 def _deepspeed(device: torch.device) -> Any:
-    """Returns the module, which decides when it is first imported what it computes on."""
+    """Imports and returns the module, which decides on first import what it computes on."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
@@ -156,7 +156,7 @@ def _forget_state() -> None:
 
 
 def _build_model(point: Mapping[str, Any], of: Architecture, ranks: Ranks, groups: Groups) -> Any:
-    """Returns it whole but for its vocabulary, on the host: memory that is never written to is never taken there, and
+    """Returns the model, whole but for its vocabulary, on the host: memory never written to is never taken there, and
     AutoTP moves only its parts to the device. The weights are drawn when it is cut."""
     training = point["tp_training"]
     model = hugging_face.build_on_meta(point)
@@ -172,7 +172,7 @@ def _build_model(point: Mapping[str, Any], of: Architecture, ranks: Ranks, group
 
 
 def _config(training: Mapping[str, Any], of: Architecture, groups: Groups) -> dict[str, Any]:
-    """Returns DeepSpeed's. What is left out is its default."""
+    """Returns DeepSpeed's config. What is left out is at its default."""
     dtype = parameter_dtype(training)
     # Without ZeRO we clip float32's gradients.
     own_clipping = training["zero_stage"] == 0 and dtype == torch.float32
@@ -209,7 +209,7 @@ def _partition(of: Architecture) -> dict[str, Any]:
 
 
 def _cut_dimensions(model: nn.Module, of: Architecture, vocab_parallel: bool) -> dict[str, int]:
-    """Returns the dimension along which each parameter is cut that is, by its name."""
+    """Returns by name the dimension along which each cut parameter is cut."""
     cut = {}
     for name, _ in model.named_parameters():
         module, _, kind = name.rpartition(".")
@@ -243,7 +243,7 @@ def _draw_weights(point: Mapping[str, Any], ranks: Ranks, groups: Groups, engine
 
 
 def _own_masters(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields parameter and float32 weight, of DeepSpeed's optimizer without ZeRO in bfloat16."""
+    """Yields parameter and float32 weight of DeepSpeed's optimizer without ZeRO in bfloat16."""
     if hasattr(optimizer, "loss_scale_config"):
         for halves, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
             yield from zip(halves, masters, strict=True)

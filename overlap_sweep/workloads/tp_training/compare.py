@@ -20,14 +20,14 @@ DEFAULTS = "defaults"
 
 
 def measured(points: Sequence[Point], records: Records) -> Comparable:
-    """Returns the steps of all stacks; also of those that compute something else than the others, which their own
-    report tells: here is their time."""
+    """Returns the step times of all stacks; also of those that compute something else than the others, which their own
+    report shows."""
     analyses = analyse_tp_training(points, {})
     return Comparable([_time(analysis.case, row) for analysis in analyses for row in analysis.rows])
 
 
 def samples(result: Result) -> dict[str, Sample]:
-    """Returns the step, whoever limits it."""
+    """Returns the sample of the step, also if the host limits it."""
     point = result.point
     options = setting_of(point).removeprefix(point["impl"])
     sample = Sample((result.measured_as(TpTrainingRun).timing,), None, STEP, point["workload"]["tokens"])
@@ -44,7 +44,7 @@ COMPARED = Comparing(
 
 
 def _time(case: TpTrainingCase, row: TpTrainingRow) -> KeyedTime:
-    """The implementation is the backend, so that two sweeps of one each are compared with each other."""
+    """Returns the step time, with the implementation as backend, so that two sweeps of one each are compared."""
     micro_batches = f" x {case.gradient_accumulation_steps}" if case.gradient_accumulation_steps > 1 else ""
     options = row.setting.removeprefix(row.impl).strip()
     key = Key(

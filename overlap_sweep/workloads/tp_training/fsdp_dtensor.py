@@ -53,7 +53,7 @@ class FsdpDtensor(Implementation):
     def __init__(
         self, point: Mapping[str, Any], ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
     ) -> None:
-        """`compile_options`: inductor's, where layers are compiled."""
+        """Builds the model. `compile_options`: inductor's, if layers are compiled."""
         self._training = training = point["tp_training"]
         self._device, self._tp_size = ranks.device, groups.tp_size
         self._vocab_size = point["language_model"]["vocab_size"]
@@ -105,7 +105,7 @@ class FsdpDtensor(Implementation):
         return norm
 
     def _clip(self) -> Tensor:
-        """Clips local tensors, with one collective, and returns the norm: of DTensors each would reduce its own."""
+        """Clips local tensors, with one collective, and returns the norm: DTensors would take one each."""
         cut: list[Tensor] = []
         whole: list[Tensor] = []
         for parameter in self._parameters:
@@ -114,7 +114,7 @@ class FsdpDtensor(Implementation):
         return hugging_face.clip(cut, whole, self._training["max_grad_norm"], self._tp_size)
 
     def close(self) -> None:
-        """Forgets what was compiled, which would decide whether another point's layers are."""
+        """Forgets compiled code, which would decide whether another point's layers are compiled."""
         if self._training["compile"]:
             torch._dynamo.reset()
 
@@ -186,21 +186,21 @@ def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: Any, s
 
 
 def _arrived(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor:
-    """A layer that torch.compile made loses the gradient of a tensor that a collective is still writing, and says
-    nothing (torch 2.13); so does waiting for it. A copy of it has both."""
+    """Returns a copy of a tensor that a collective is still writing: a layer that torch.compile made loses its
+    gradient, silently (torch 2.13); so does waiting for it."""
     return embedded.clone() if isinstance(embedded, AsyncCollectiveTensor) else embedded
 
 
 def _replicate(module: nn.Module, groups: Groups, gradient: Placement) -> None:
-    """Gives every rank the whole weight, computing with plain tensors. `gradient`: what each rank's is of the weight's,
-    which FSDP2 makes whole when it reduces it."""
+    """Gives every rank the whole weight, computing with plain tensors. `gradient`: the placement of each rank's
+    gradient, which FSDP2 makes whole when it reduces it."""
     distribute_module(module, groups.mesh["tp"])
     module.__class__ = _local(type(module), gradient)  # type: ignore[arg-type]
 
 
 @cache
 def _local(kind: type[nn.Module], gradient: Placement) -> type[nn.Module]:
-    """Returns one class for all layers, or torch.compile would compile each."""
+    """Returns a subclass with local weights, one for all layers, or torch.compile would compile each."""
 
     def local(self: nn.Module) -> Tensor:
         weight = self._parameters["weight"]
@@ -214,7 +214,7 @@ def _local(kind: type[nn.Module], gradient: Placement) -> type[nn.Module]:
 def _compute_as_asked(
     layers: Sequence[nn.Module], training: Mapping[str, Any], compile_options: dict[str, Any] | None
 ) -> None:
-    """Compile and checkpoint what FSDP2's hooks are around. Checkpointing is around what is compiled: inside of it, as
+    """Compiles and checkpoints inside of FSDP2's hooks. Checkpointing is around what is compiled: inside of it, as
     Hugging Face has it, torch 2.13 fails with DTensors ("expected all tensors_saved_with_vc_check to be Tensors")."""
     for layer in layers:
         if training["compile"]:
@@ -251,7 +251,7 @@ def _fill(model: nn.Module, draw: Callable[[str, Sequence[int]], Tensor], groups
 
 
 class AsyncTp(FsdpDtensor):
-    """An Implementation. Refused where nothing could be fused."""
+    """An Implementation. Refused if nothing could be fused."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
         # Inductor's pass is skipped without it.
@@ -285,8 +285,8 @@ class AsyncTp(FsdpDtensor):
 
 
 def without_undone_views(graph: fx.Graph) -> None:
-    """Inductor's pass that removes a view that undoes the view before it: the fusions find a GEMM only next to the
-    collective, and inductor leaves such a pair where several GEMMs have the same input."""
+    """Runs as inductor's pass that removes a view that undoes the one before it: the fusions find a GEMM only next to
+    the collective, and inductor leaves such a pair where several GEMMs have the same input."""
     reshape = torch.ops.aten.reshape.default
     for node in graph.nodes:
         if node.target is not reshape or node.args[0].target is not reshape:
@@ -298,14 +298,14 @@ def without_undone_views(graph: fx.Graph) -> None:
 
 
 class Collectives:
-    """Those of the compiled graphs. All layers share one forward and one backward graph, unless they must differ."""
+    """Collectives of the compiled graphs. All layers share one forward and one backward graph, unless they differ."""
 
     def __init__(self) -> None:
         self._found: Counter[str] = Counter()
         self._graphs = 0
 
     def count(self, graph: fx.Graph) -> None:
-        """Inductor's pass over each graph, after the fusions, that counts collectives."""
+        """Counts collectives, as inductor's pass over each graph after the fusions."""
         self._graphs += 1
         for node in graph.nodes:
             name = getattr(node.target, "_opname", "")

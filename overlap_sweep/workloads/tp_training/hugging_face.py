@@ -36,8 +36,8 @@ def build_on_meta(point: Mapping[str, Any]) -> nn.Module:
 
 
 def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
-    """Returns the model in float32 on the current default device, as AutoModelForCausalLM makes it; its parameters hold
-    nothing of use yet. `language_model` is the point's."""
+    """Returns the model in float32 on the current default device, as AutoModelForCausalLM makes it; its parameters are
+    uninitialised. `language_model` is the point's."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**language_model)
@@ -47,7 +47,7 @@ def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
 
 
 def _attention_name(attn_impl: str) -> str:
-    """Returns what Hugging Face knows the attention of `tp_training.attn_impl` by. flash_attention_2 is its own."""
+    """Returns Hugging Face's name for the attention of `tp_training.attn_impl`. flash_attention_2 is its own."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.models.llama.modeling_llama import eager_attention_forward
@@ -61,8 +61,8 @@ def _attention_name(attn_impl: str) -> str:
 
 
 def _causal(attention: Callable[..., Any], *, masked: bool = False) -> Callable[..., Any]:
-    """Returns `attention` with the mask of the sliding window, or where it is `masked` with a causal one: others are
-    causal where they are given no mask."""
+    """Returns `attention` with the mask of the sliding window, or if `masked` with a causal one: others are causal if
+    they are given no mask."""
 
     def forward(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
@@ -79,7 +79,7 @@ def _causal(attention: Callable[..., Any], *, masked: bool = False) -> Callable[
 
 
 def parameter_dtype(training: Mapping[str, Any]) -> torch.dtype:
-    """Returns that of parameters in computation. Autocast casts them itself."""
+    """Returns the dtype of parameters in computation. Autocast casts them itself."""
     dtype: torch.dtype = torch.float32 if training["autocast"] else getattr(torch, training["dtype"])
     return dtype
 
@@ -97,8 +97,8 @@ def adamw(parameters: Iterable[Tensor], training: Mapping[str, Any], device: tor
 def clip(
     cut: list[Tensor], whole: list[Tensor], limit: float, tp_size: int, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Clips gradients that are cut over the tensor-parallel ranks, and those that these have alike, by their norm over
-    all ranks of the group, and returns that. With one collective. A limit of 0 is none."""
+    """Clips gradients, those cut over the tensor-parallel ranks and those that these have alike, by their norm over all
+    ranks of the group, and returns the norm. Takes one collective. A limit of 0 is none."""
     square: Tensor = get_total_norm(cut) ** 2 + get_total_norm(whole) ** 2 / tp_size
     dist.all_reduce(square, group=group)
     norm = square.sqrt()
@@ -112,13 +112,13 @@ def decoder_layers(model: nn.Module, architecture: Architecture) -> Sequence[nn.
 
 
 def restore_buffers(model: Any, architecture: Architecture, device: torch.device) -> None:
-    """Computes the frequencies of the rotary embedding again: a model from `meta` has lost them."""
+    """Recomputes the frequencies of the rotary embedding: a model from `meta` has lost them."""
     rotary = model.get_submodule(architecture.rotary)
     _replace(model, architecture.rotary, type(rotary)(config=model.config).to(device))
 
 
 def pad_vocabulary(model: Any, architecture: Architecture, rows: int) -> None:
-    """Give embedding and output projection `rows` rows, on `meta`. Their weights are not tied then (`tie_weights`)."""
+    """Gives embedding and output projection `rows` rows, on `meta`. Their weights are not tied then (`tie_weights`)."""
     hidden = model.config.hidden_size
     # Hugging Face's embedding leaves out the gradient of config.pad_token_id; no token here is for padding.
     _replace(model, architecture.embedding, nn.Embedding(rows, hidden, device="meta"))
@@ -126,8 +126,8 @@ def pad_vocabulary(model: Any, architecture: Architecture, rows: int) -> None:
 
 
 def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
-    """Give embedding and output projection this rank's rows of the padded vocabulary, on `meta`. The model's logits are
-    those of these rows then. Not tied (`tie_weights`)."""
+    """Gives embedding and output projection this rank's rows of the padded vocabulary, on `meta`. The model's logits
+    are those of these rows then. Not tied (`tie_weights`)."""
     tp_size = dist.get_world_size(group)
     hidden, rows = model.config.hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
     with torch.device("meta"):
@@ -138,7 +138,7 @@ def share_vocabulary(model: Any, architecture: Architecture, vocab_size: int, gr
 
 
 def tie_weights(model: Any, architecture: Architecture) -> None:
-    """Give embedding and output projection one parameter, if the model's config says so. Plain tensors lose that by
+    """Gives embedding and output projection one parameter, if the model's config says so. Plain tensors lose that by
     `to_empty`, DTensors keep it."""
     if model.config.tie_word_embeddings:
         embedding = model.get_submodule(architecture.embedding)
@@ -151,10 +151,10 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows that a rank does not have are zero there; the sum over the ranks is the embedding."""
+    """An embedding that is zero for rows of other ranks; the sum over the ranks is the embedding."""
 
     def __init__(self, rows: int, hidden: int, group: dist.ProcessGroup) -> None:
-        """`rows`: of this rank."""
+        """Creates the embedding; `rows` are this rank's."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, hidden))
         self._group = group
@@ -169,15 +169,14 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def _sum_gradient(group: dist.ProcessGroup, _output: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """Each rank's logits give a part of the gradient of their input; its other uses have gradients of their own."""
+    """Sums the parts of the input's gradient from each rank's logits; its other uses have their own gradients."""
     own = inputs[0].view_as(inputs[0])
     own.register_hook(partial(summed, group=group))
     return (own,)
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns the sum over the group: of a gradient, where all ranks have a tensor and each uses it for something
-    else."""
+    """Returns the sum over the group: of a gradient, if all ranks have a tensor and each uses it for something else."""
     total = x.contiguous().clone()
     dist.all_reduce(total, group=group)
     return total
@@ -196,7 +195,7 @@ def vocab_parallel_cross_entropy(
 
 
 class _Sum(torch.autograd.Function):
-    """Over the group; its gradient, which all ranks have, is each one's."""
+    """The sum over the group; its gradient, which all ranks have, is each one's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -208,7 +207,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of each token: log(sum(exp(logits))) - logit of its label, with the largest logit taken out of the sum."""
+    """Per token log(sum(exp(logits))) - logit of its label, with the largest logit taken out of the sum."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, group: dist.ProcessGroup | None) -> Tensor:

@@ -72,8 +72,8 @@ _LONGEST_CONTEXT = 131_072
 
 
 def language_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config fields of a point's resolved `model`. What is given there wins over what a config.json says.
-    UserError where it is no language model, or cannot be trained."""
+    """Returns the config fields of a point's resolved `model`, which win over those of a config.json. UserError if it
+    is not a language model, or cannot be trained."""
     fields = read_hf_fields(str(model["name"])) if model["source"] == "hf" else _by_sizes(model)
     if "rope_parameters" not in fields:
         raise UserError(
@@ -122,22 +122,22 @@ def _by_sizes(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers_parameters(fields: Mapping[str, Any]) -> int:
-    """Returns how many parameters the layers' GEMMs multiply with. Norms and biases are left out."""
+    """Returns the number of parameters in the layers' GEMMs. Norms and biases are left out."""
     hidden, heads, kv_heads = (fields[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     attention = hidden * fields["head_dim"] * (2 * heads + 2 * kv_heads)
     return int(fields["num_hidden_layers"] * (attention + 3 * hidden * fields["intermediate_size"]))
 
 
 def parameters(fields: Mapping[str, Any]) -> int:
-    """Returns how many the whole model has, up to norms and biases, which are some millionths of it."""
+    """Returns the number of the whole model's parameters, without norms and biases, some millionths of it."""
     matrices = 1 if fields["tie_word_embeddings"] else 2
     return int(_layers_parameters(fields) + matrices * fields["vocab_size"] * fields["hidden_size"])
 
 
 def flops_per_token(fields: Mapping[str, Any], seq_length: int) -> float:
     """Returns the FLOPs of forward and backward, as PaLM counts them (arXiv:2204.02311, appendix B): 6 for each
-    parameter that a GEMM multiplies with, the output projection's among them and the embedding's not, and 12 x layers x
-    heads x head dimension x sequence for attention, as if it were not causal. Recomputation does not count."""
+    parameter in a GEMM, the output projection's included and the embedding's not, and 12 x layers x heads x head
+    dimension x sequence for attention, as if it were not causal. Recomputation does not count."""
     gemms = 6 * (_layers_parameters(fields) + fields["vocab_size"] * fields["hidden_size"])
     heads = fields["num_attention_heads"] * fields["head_dim"]
     return float(gemms + 12 * fields["num_hidden_layers"] * heads * seq_length)
@@ -168,8 +168,8 @@ load does not hold."""
 
 
 def peak_tflops(gpu: str | None, precision: str) -> float | None:
-    """Returns the peak of a GPU as torch names it, such as `NVIDIA H100 80GB HBM3`, in bf16, fp16 or fp32; None where
-    it is not known."""
+    """Returns the peak of a GPU as torch names it, such as `NVIDIA H100 80GB HBM3`, in bf16, fp16 or fp32; None if
+    unknown."""
     for word, peaks in _PEAK_TFLOPS.items():
         if gpu and re.search(rf"\b{word}\b", gpu):
             return dict(zip(("bf16", "fp16", "fp32"), peaks, strict=True)).get(precision)

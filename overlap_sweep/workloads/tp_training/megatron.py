@@ -32,7 +32,7 @@ _kept_groups: dict[str, dist.ProcessGroup] = {}
 
 
 class Megatron(Implementation):
-    """An Implementation. Refused where userbuffers don't take the overlap configuration. Collective."""
+    """An Implementation. Refused if userbuffers don't take the overlap configuration. Collective."""
 
     def __init__(self, point: Mapping[str, Any], ranks: Ranks, groups: Groups) -> None:
         self._point = point
@@ -105,8 +105,8 @@ class Megatron(Implementation):
 
 @contextmanager
 def _groups_kept() -> Iterator[None]:
-    """Have Megatron-Core use one process group wherever the ranks are the same, and for every point: it makes some
-    twenty each time and never destroys them, and with NCCL each takes memory of the GPU."""
+    """Makes Megatron-Core use one process group for equal ranks, and for every point: it makes some twenty each time
+    and never destroys them, and with NCCL each takes memory of the GPU."""
     make = dist.new_group
 
     def kept(**asked: Any) -> dist.ProcessGroup:
@@ -120,7 +120,7 @@ def _groups_kept() -> Iterator[None]:
 
 
 def _initialize_userbuffers(point: Mapping[str, Any]) -> Callable[[], None]:
-    """Returns what destroys them."""
+    """Initialises userbuffers, and returns a function that destroys them."""
     from overlap_sweep.backends.transformer_engine import userbuffers
 
     training, given = point["tp_training"], point.get("overlap_cfg")
@@ -173,7 +173,7 @@ def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: Mega
 
 
 def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
-    """Returns that of the layers."""
+    """Returns the config of the layers."""
     model, training, precision = point["language_model"], point["tp_training"], point["precision"]
     has = architecture(model["model_type"])
     given = point.get("overlap_cfg")
@@ -217,7 +217,7 @@ def transformer_config(point: Mapping[str, Any]) -> TransformerConfig:
 
 def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: int) -> GPTModel:
     """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers. With labels it returns
-    losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers, where layers use them."""
+    losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers, if layers use them."""
     model, tp_size = point["language_model"], point["tp_size"]
     rows = padded_vocab_size(model["vocab_size"], tp_size)
     built = GPTModel(
@@ -234,7 +234,7 @@ def build_model(point: Mapping[str, Any], config: TransformerConfig, tp_rank: in
 
 
 def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_size: int) -> None:
-    """Masks the padding's logits: to Megatron-Core's cross-entropy it is tokens like all others."""
+    """Masks the padding's logits, which Megatron-Core's cross-entropy would count like all others."""
     real = max(vocab_size - rows * tp_rank, 0)
 
     def masked(_module: nn.Module, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
@@ -258,7 +258,7 @@ def initial_parts(point: Mapping[str, Any], ranks: Ranks, tp_rank: int) -> Itera
         return weight.chunk(tp_size, dim)[tp_rank]
 
     def qkv(layer: str, kind: str, *columns: int) -> Tensor:
-        """Returns of each group of heads with one key its queries, its key, its value."""
+        """Returns, for each group of heads with one key, its queries, its key and its value."""
         grouped = [
             draw(f"{layer}.self_attn.{name}.{kind}", (count * head_dim, *columns)).view(kv_heads, -1, *columns)
             for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))

@@ -125,7 +125,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
 
     @property
     def timing(self) -> Timing:
-        """Returns the times of the timed steps."""
+        """Returns the summarised times of the steps after the warm-up."""
         times_us = [step.step_us for step in self.timed_steps]
         two_or_more = times_us if len(times_us) > 1 else times_us * 2
         q1_us, median_us, q3_us = statistics.quantiles(two_or_more, n=4, method="inclusive")
@@ -141,7 +141,7 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
 
     @classmethod
     def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns it with what null stands for; a precision that was left to the device is unknown."""
+        """Returns the config with nulls resolved; a precision left to the device is unknown."""
         impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
         known = {"impl": impl, "backend": impl, "dp_size": config["dp_size"] or 1, "precision": precision}
         return {**config, **known}

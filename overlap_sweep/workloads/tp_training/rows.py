@@ -1,6 +1,6 @@
-"""What a setting of a tensor-parallel stack measured: its steps, over all points of the same setting and ranks, and how
-much of a step's communication the profiler saw hidden behind computation. And results_{impl}_tp{n}_dp{m}.json of one
-run: its fields are called as in the benchmark scripts that people know."""
+"""The measurements of a tensor-parallel stack's setting: its steps, over all points of the same setting and ranks, and
+how much of a step's communication the profiler saw hidden behind computation. And results_{impl}_tp{n}_dp{m}.json of
+one run, with field names as in well-known benchmark scripts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_SETTING = (
 
 
 class Grid(NamedTuple):
-    """How ranks are cut."""
+    """The grid of ranks."""
 
     tp_size: int
     dp_size: int
@@ -49,7 +49,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class StepCommunication:
-    """Of one step, the median over the profiled steps, in microseconds. What runs twice at a time counts once.
+    """Communication of one step in microseconds, the median over the profiled steps. Concurrent parts count once.
 
     A collective's kernel runs from when its rank arrives until the last one has, so on all ranks but that it is mostly
     waiting. What counts is the rank whose communication takes least in the step.
@@ -63,7 +63,7 @@ class StepCommunication:
 
     @property
     def hidden_fraction(self) -> float:
-        """NaN where nothing communicates."""
+        """Returns the hidden fraction; NaN if nothing communicates."""
         return 1 - self.exposed_us / self.total_us if self.total_us else float("nan")
 
 
@@ -110,7 +110,7 @@ class TpTrainingRow:
 
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
-        """The timed ones."""
+        """Returns the timed steps."""
         return [step for point in self.points for step in point.measured_as(TpTrainingRun).timed_steps]
 
     @property
@@ -119,8 +119,8 @@ class TpTrainingRow:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """The parts of the timed steps; they add up to 1. The slowest rank of each part counts, so where ranks differ
-        the parts may take longer than the step: then they are shares of their sum."""
+        """Returns the shares of the timed steps' parts, which add up to 1. The slowest rank of each part counts, so if
+        ranks differ the parts may take longer than the step: then they are shares of their sum."""
         timed = ("forward_us", "backward_us", "optimizer_us")
         parts_us = [sum(getattr(step, name) for step in self.steps) for name in timed]
         together_us = max(sum(step.step_us for step in self.steps), sum(parts_us))
@@ -130,7 +130,7 @@ class TpTrainingRow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Returns the rate of all ranks together."""
+        """Returns the throughput of all ranks together."""
         return self.run.tokens_per_step / self.time_us * 1e6
 
     @property
@@ -143,7 +143,7 @@ class TpTrainingRow:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilisation, a share; None where the GPU's peak is not known."""
+        """Returns the model FLOP utilisation, a share; None if the GPU's peak is not known."""
         config, result = self.points[0].config, self.points[0].result
         gpu = result.environment.get("gpu") if result else None
         peak = config["tp_training"].get("peak_tflops") or peak_tflops(gpu, config["precision"])
@@ -151,7 +151,7 @@ class TpTrainingRow:
 
     @property
     def memory_peak_gb(self) -> float | None:
-        """Returns the most that any timed step took; None on a CPU."""
+        """Returns the peak memory of any timed step; None on a CPU."""
         return max((step.memory_peak_gb for step in self.steps if step.memory_peak_gb is not None), default=None)
 
     @property
@@ -164,7 +164,7 @@ class TpTrainingRow:
 
     @property
     def deviates(self) -> bool:
-        """Whether it computes something else than the others."""
+        """Returns whether it computes something else than the others."""
         return self.losses is not None and bool(self.losses.deviates)
 
     @property
@@ -173,7 +173,7 @@ class TpTrainingRow:
 
     @property
     def note(self) -> str:
-        """Returns what tells it from rows that are simply slower."""
+        """Returns what distinguishes it from rows that are simply slower."""
         notes = {
             self.place: bool(self.place),
             "deviates": self.deviates,
@@ -185,13 +185,13 @@ class TpTrainingRow:
 
 
 def is_launch_bound(points: Iterable[Point]) -> bool:
-    """Returns whether the host, or a stack that waits for the device, decides how long a step of any of them takes."""
+    """Returns whether the host, or a stack that waits for the device, limits the step time of any of the points."""
     return any(point.result and point.result.launch_bound for point in points)
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Returns `autotp zero_stage=2`: the implementation of a resolved point, and the options that are not at their
-    defaults, as they are given."""
+    """Returns `autotp zero_stage=2`: the implementation of a resolved point, and its options that are not at their
+    defaults."""
     impl, options, schema = config["impl"], config["tp_training"], TpTraining()
     usual = {name: getattr(schema, name) for name in _OF_SETTING}
     usual["compile"] = impl == "async_tp"
@@ -208,7 +208,7 @@ def _word(name: str, value: Any) -> str:
 def rows_of(
     points: Sequence[Point], communication: Mapping[Path, StepCommunication]
 ) -> tuple[list[TpTrainingRow], list[TpTrainingRow]]:
-    """Returns a row for each setting, and one for each point by itself. `points`: of one case, that are ok;
+    """Returns a row for each setting, and one for each point by itself. `points`: the `ok` points of one case;
     `communication`: by run directory."""
     named = _named(points)
     repeated = [([_estimate([point]) for point in of_one], is_launch_bound(of_one)) for of_one in named.values()]
@@ -234,7 +234,7 @@ def _estimate(points: Iterable[Point]) -> Estimate:
 
 
 def _named(points: Iterable[Point]) -> dict[tuple[Grid, str], list[Point]]:
-    """Returns the points by grid and setting. What a setting's words don't tell, such as connections, gets a number."""
+    """Returns the points by grid and setting. Differences that a setting omits, such as connections, get a number."""
     alike: dict[tuple[Grid, str], dict[str, list[Point]]] = defaultdict(dict)
     for point in points:
         grid = Grid(point.config["tp_size"], point.config["dp_size"])
@@ -253,7 +253,7 @@ def _identity(config: Mapping[str, Any]) -> str:
 
 
 def step_communication(reading: TraceReading) -> StepCommunication | None:
-    """Returns that of a point's traces; None without a whole step."""
+    """Returns the communication of a point's traces; None without a whole step."""
     iterations: dict[int, list[TraceRow]] = defaultdict(list)
     for row in reading.rows:
         if row.phase == "all":
@@ -270,12 +270,12 @@ def step_communication(reading: TraceReading) -> StepCommunication | None:
 
 
 def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
-    """Returns the file of a single point's row; `table` has the columns of what was measured."""
+    """Returns the file for a single point's row; `table` has the columns of the measurements."""
     return msgspec.json.format(msgspec.json.encode(results(row, table)), indent=2) + b"\n"
 
 
 def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
-    """Returns the file's content."""
+    """Returns the content of the results file."""
     config, run, steps, result = row.points[0].config, row.run, row.steps, row.points[0].result
     assert result
     options = dict(config["tp_training"])

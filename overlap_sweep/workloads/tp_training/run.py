@@ -47,8 +47,8 @@ LESS_MEMORY = (
 
 @dataclass(frozen=True)
 class Groups:
-    """Of this rank. The tensor-parallel ranks, neighbours, compute the same tokens, the data-parallel ones have the
-    same weights."""
+    """This rank's groups. The tensor-parallel ranks, neighbours, compute the same tokens, the data-parallel ones have
+    the same weights."""
 
     mesh: DeviceMesh
     """[dp, tp]."""
@@ -89,21 +89,21 @@ class Implementation(Protocol):
         ...
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Takes the loss that `forward` returned. Gradients are averaged over micro batches and data-parallel ranks;
-        they are reduced with the last one, unless the stack reduces each."""
+        """Runs backward from the loss that `forward` returned. Gradients are averaged over micro batches and
+        data-parallel ranks; they are reduced with the last one, unless the stack reduces each."""
         ...
 
     def update(self) -> Tensor:
-        """Clip, take the optimizer's step, clear the gradients. Returns the norm of the gradients before, over all
-        parameters and ranks: a scalar on any device; not finite where the step was left out (float16)."""
+        """Clips, takes the optimizer's step, clears the gradients. Returns the norm of the gradients before, over all
+        parameters and ranks: a scalar on any device; not finite if the step was left out (float16)."""
         ...
 
     def facts(self) -> Facts:
-        """Asked once, after the last step."""
+        """Returns the facts; called once, after the last step."""
         return Facts()
 
     def close(self) -> None:
-        """Free what outlives the object: process groups of its own, buffers, state of the library's. Collective."""
+        """Frees what outlives the object: process groups of its own, buffers, state of the library's. Collective."""
         ...
 
 
@@ -123,15 +123,15 @@ _CLASSES = {
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
-    """Returns so many that every tensor-parallel rank has equally many rows, and as many as a GEMM's kernels like."""
+    """Returns the padded size: equally many rows on every tensor-parallel rank, as many as GEMM kernels like."""
     multiple = 8 * tp_size
     return -(-vocab_size // multiple) * multiple
 
 
 def initial_weights(point: Mapping[str, Any], ranks: Ranks) -> Callable[[str, Sequence[int]], Tensor]:
-    """Returns what draws a parameter by its Hugging Face name, such as `model.layers.0.self_attn.q_proj.weight`, and
-    whole shape, of the embedding and output projection with the vocabulary's padding: float32, on the device, the same
-    on all ranks and for whoever asks. Norms are one, biases zero, padding zero, all else normal.
+    """Returns a function that draws a parameter by Hugging Face name, such as `model.layers.0.self_attn.q_proj.weight`,
+    and whole shape, of embedding and output projection with padding: float32, on the device, same on all ranks and for
+    all callers. Norms are one, biases zero, padding zero, all else normal.
 
     One parameter is whole at a time: whoever asks cuts out its part and lets go of the rest.
     """
@@ -206,7 +206,7 @@ def run(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> dict[str, An
 
 
 def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Recording, ProfiledSteps, Facts]:
-    """Trains, then profiles. What is returned holds nothing of the model, which is garbage then. After a failure the
+    """Trains, then profiles. The result holds nothing of the model, which is garbage then. After a failure the
     processes end, so that nothing is closed: other ranks might not be there to do it, too."""
     groups, profiled = groups_of(ranks, point["tp_size"], point["dp_size"]), ProfiledSteps()
     batches = cycle(token_batches(point, ranks, groups.dp_rank))
@@ -228,8 +228,8 @@ def _train(point: Mapping[str, Any], directory: Path, ranks: Ranks) -> tuple[Rec
 
 @contextmanager
 def _memory_given_back(ranks: Ranks) -> Iterator[None]:
-    """Collects garbage, since a model and its hooks refer to each other, and the next point needs the memory. Where
-    there is too little, the error says what would take less."""
+    """Collects garbage, since a model and its hooks refer to each other, and the next point needs the memory. If there
+    is too little, the error says what would take less."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -243,7 +243,7 @@ def _memory_given_back(ranks: Ranks) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Step:
-    """What is known of a step when it is enqueued."""
+    """A step as it was enqueued."""
 
     micro_batches: list[tuple[Mark, Mark, Mark]]
     """Of each where its forward begins, where its backward does, and where that ends."""
@@ -256,11 +256,11 @@ class Step:
 
     @property
     def computed(self) -> Mark:
-        """The end of its last backward."""
+        """Returns the mark at the end of its last backward."""
         return self.micro_batches[-1][-1]
 
     def of_rank(self) -> list[float]:
-        """Returns the values of _OF_RANK on this one. The device must have passed the step's end."""
+        """Returns this rank's values of _OF_RANK. The device must have passed the step's end."""
         times_ns = [
             self.end.after_ns(self.micro_batches[0][0]),
             sum(between.after_ns(begin) for begin, between, _ in self.micro_batches),
@@ -273,7 +273,7 @@ class Step:
 def training_step(
     built: Implementation, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, ranks: Ranks
 ) -> Step:
-    """Enqueues one step on tokens and labels of so many micro batches. Collective."""
+    """Enqueues one step of `micro_batches` pairs of tokens and labels. Collective."""
     marks, losses = [], []
     for left in reversed(range(micro_batches)):
         tokens, labels = next(batches)
@@ -291,7 +291,7 @@ def training_step(
 
 
 class Recording:
-    """Keeps steps until it is told to read them: to read a mark is to wait for the device."""
+    """Keeps steps until `read`, since reading a mark waits for the device."""
 
     def __init__(self, ranks: Ranks, dp: dist.ProcessGroup, training: Mapping[str, Any]) -> None:
         self.steps: list[TpTrainingStep] = []
@@ -306,8 +306,8 @@ class Recording:
         self._forget_peak()
 
     def add(self, step: Step) -> None:
-        """Reads at the end of the warm-up, whose peak of memory counts for nothing, and every `log_interval` steps.
-        Collective."""
+        """Adds a step; reads at the end of the warm-up, whose peak of memory counts for nothing, and every
+        `log_interval` steps. Collective."""
         self._waiting.append(step)
         taken = len(self.steps) + len(self._waiting)
         if taken == self._warmup_steps or taken % self._log_interval == 0:
@@ -316,7 +316,7 @@ class Recording:
             self._forget_peak()
 
     def read(self) -> None:
-        """Reads what waits. Collective."""
+        """Reads the pending steps. Collective."""
         if not self._waiting:
             return
         self._ranks.synchronize()

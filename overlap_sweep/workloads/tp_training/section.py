@@ -1,5 +1,5 @@
-"""Tensor-parallel stacks for people and programs: which is fastest on which ranks, and what that comes from. Columns,
-section, and the charts of a step's parts and of losses."""
+"""Tensor-parallel stacks for people and programs: which is fastest on which ranks, and the measurements behind it.
+Columns, section, and the charts of a step's parts and of losses."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ LEGEND = (
 
 
 def section(sources: Sources) -> Section | None:
-    """Returns an answer for each model and its sizes; None where no stack is among the points."""
+    """Returns the section on stacks, an answer for each model and its sizes; None without such points."""
     points = sources.points("tp_training")
     if not points:
         return None
@@ -218,7 +218,7 @@ def _answer(analysis: TpTrainingAnalysis) -> Answer:
 
 
 def _report(analysis: TpTrainingAnalysis) -> dict[str, Any]:
-    """Returns one case for tuning_report.json, with the fastest on each of its `grids` and all `settings`."""
+    """Returns a case's entry in tuning_report.json, with the fastest on each of its `grids` and all `settings`."""
     settings = zip(COMPARED.records(analysis.rows), analysis.rows, strict=True)
     return {
         **analysis.case._asdict(),
@@ -271,7 +271,7 @@ def stacks_bars(analysis: TpTrainingAnalysis) -> charts.Rows:
 
 
 def loss_lines(analysis: TpTrainingAnalysis) -> charts.Lines:
-    """Returns the losses over the steps, from wide to narrow, since curves that agree lie on each other."""
+    """Returns the losses over the steps, from wide to narrow lines, since curves that agree overlap."""
     rows = sorted(analysis.rows, key=lambda row: not row.deviates)[:MOST_CURVES]
     drawn = f"{len(rows)} of {len(analysis.rows)} settings" if len(rows) < len(analysis.rows) else "all settings"
     return charts.Lines(
